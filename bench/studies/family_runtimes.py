@@ -12,8 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from attnlens_export.runtimes.measure import ALL, RuntimeOptions, find_runtimes
-from attnlens_export.runtimes.result import RuntimeResult
+from attnlens_export.runtimes import ALL, RuntimeOptions, RuntimeResult, find_runtimes
 from attnlens_runtimes import FP32
 from export.test_families import Exported
 from family_cases import EXPORTED

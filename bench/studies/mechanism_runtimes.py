@@ -15,8 +15,7 @@ from typing import Any
 from attnlens_export import ExportOptions, export_bundle
 from attnlens_export.graph.names import HIDDEN_OUTPUT
 from attnlens_export.parity.grid import Case, Padding, small_grid
-from attnlens_export.runtimes.measure import ALL, RuntimeOptions, find_runtimes
-from attnlens_export.runtimes.result import RuntimeResult
+from attnlens_export.runtimes import ALL, RuntimeOptions, RuntimeResult, find_runtimes
 from attnlens_model import EncoderConfig
 from attnlens_runtimes import FP32
 

@@ -1,10 +1,10 @@
-"""From a checkpoint to a verified bundle: trace, simplify, write, compare, describe.
+"""Export of checkpoints to verified bundles, and checks of bundles.
 
     export_bundle(source, output, ExportOptions(...))  -> BundleSummary
     check_bundle(directory, source)                    -> CheckSummary
 
-`ExportOptions.precisions` takes `Fp16()` and `Int8(Gate(...))`. Both functions raise `ExportError`: see
-attnlens_export.errors. Whatever `__all__` does not list may change in any version.
+`ExportOptions.precisions` accepts `Fp16()` and `Int8(Gate(...))`. Both functions raise subclasses of
+`ExportError`, see `attnlens_export.errors`. Names that are not in `__all__` may change in any version.
 """
 
 from attnlens_export.bundle import BundleSummary, ExportOptions, export_bundle
@@ -18,7 +18,7 @@ from attnlens_export.errors import (
     ParityError,
     SourceError,
 )
-from attnlens_export.fp16.precision import Fp16
+from attnlens_export.fp16 import Fp16
 from attnlens_export.int8.precision import Int8
 from attnlens_export.int8.result import Gate
 

@@ -1,25 +1,23 @@
-"""From a checkpoint, or a configuration alone, to a complete bundle directory.
+"""Export of a checkpoint, or of a configuration with random weights, to a bundle.
 
     load -> trace -> write graphs and files -> lint -> parity -> manifest -> faithfulness -> move into place
 
-All of it happens in a hidden directory beside the target, which only a finished bundle replaces: an
-export that is interrupted leaves the target as it was.
+The bundle is written to a hidden directory next to the target and moved when it is complete. An interrupted
+export does not change the target.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from attnlens.bundle import write_manifest
-from attnlens.v1.manifest_pb2 import Manifest
-from attnlens_export.contents import check_graphs, measure_graphs
+from attnlens.bundle import embedding_size, write_manifest
+from attnlens.v1.manifest_pb2 import Activation, Dense, Manifest, Pooling
+from attnlens_export.contents import Verdict, check_graphs, measure_graphs
 from attnlens_export.contributions.write import write_contributions
-from attnlens_export.decisions import describe_decisions, describe_losses
 from attnlens_export.errors import ParityError, SourceError
-from attnlens_export.faithfulness.measure import measure_at_export
-from attnlens_export.faithfulness.result import record
+from attnlens_export.faithfulness.measure import measure_at_export, record
 from attnlens_export.graph.names import ATTENTIONS_PATH, DATA_PATH, EMBEDDINGS_PATH
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.graph.write import (
@@ -36,6 +34,7 @@ from attnlens_export.precision import Fp32Graph, Precision
 from attnlens_export.progress import Progress, no_progress
 from attnlens_export.published.choices import AttentionChoices, RandomBlocksChoice
 from attnlens_export.published.heads import Head, find_head
+from attnlens_export.published.modules import MODULES_FILE
 from attnlens_export.published.pooling import (
     POOLINGS,
     check_pooling_known,
@@ -52,8 +51,8 @@ from attnlens_export.published.side_files import (
 )
 from attnlens_export.report import write_report
 from attnlens_export.staging import staged
-from attnlens_export.verdict import Verdict
 from attnlens_model import (
+    NO_TASK,
     Checkpoint,
     Encoder,
     EncoderConfig,
@@ -61,40 +60,41 @@ from attnlens_model import (
     new_encoder,
 )
 
-_ADD_TOKENIZER = "To send texts, export it again with --tokenizer FILE"
+# Files of bge-m3 with heads for other kinds of retrieval.
+_HEAD_FILES = ("colbert_linear.pt", "sparse_linear.pt")
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What may be chosen about an export.
+    """Options of an export. They override the settings of the checkpoint.
 
     Attributes:
-        name: the model's name; None: the last part of the hub id or of the directory.
-        revision: branch, tag or commit on the hub.
+        name: Model name. If None, the last part of the hub id or directory.
+        revision: Branch, tag or commit on the hub.
         adapter_task: Task whose adapters are merged into the weights, or "none". Required if the checkpoint
             has adapters for tasks.
-        seed: for the weights of a fresh encoder.
-        pooling: One of `pooling.POOLINGS` instead of what the checkpoint says, required if it says nothing;
-            its Dense modules stay.
-        normalize: whether embeddings are scaled to length 1 at the end, instead of what the checkpoint says.
-        skipped_modules: the kinds of the checkpoint's modules to leave out.
-        without_head: whether a classifier, a reranker, a sparse or late-interaction retriever is exported:
-            its encoder alone, with the `pooling` that is chosen.
-        global_tokens: how many global tokens each layer of the kind "longformer" has, instead of what the
-            configuration says.
-        random_blocks: of each layer of the kind "big_bird", instead of what the configuration says:
-            "original", those that it was trained with, or "transformers": what transformers computes.
-        prompts: prompts by name, besides those of the checkpoint or instead of them.
-        default_prompt: the name of the default prompt, instead of the checkpoint's; empty: none.
-        tokenizer: a `tokenizer.json` instead of the checkpoint's.
-        force: whether a bundle that is in the way is replaced.
-        keep_failed: whether a bundle that fails parity is written all the same, marked as failed.
-        parity_tokens: the longest input that is compared; None: what memory allows, see `default_grid`.
-        grid: the parity cases; None: `default_grid`.
-        tracer: what makes the graph of an encoder; None: `trace`.
-        max_embedded_bytes: weights that are larger in sum go to a file of their own.
-        precisions: each adds a graph of the embeddings in it; see `PRECISIONS`.
-        faithfulness: Whether to measure how well explanations rank tokens; see `measure_at_export`.
+        seed: Seed of randomly initialized weights.
+        pooling: One of `pooling.POOLINGS`. Required if the checkpoint does not specify a pooling. Its Dense
+            modules are kept.
+        normalize: Whether embeddings are scaled to length 1.
+        skipped_modules: Types of checkpoint modules to omit.
+        without_head: Whether to export only the encoder of a classifier, a reranker, or a sparse or
+            late-interaction retriever. Requires `pooling`.
+        global_tokens: Number of global tokens of each "longformer" layer.
+        random_blocks: Random blocks of each "big_bird" layer: "original" for those of the training, or
+            "transformers" for those that transformers computes.
+        prompts: Prompts by name, in addition to those of the checkpoint.
+        default_prompt: Name of the default prompt. Empty for none.
+        tokenizer: Path of a `tokenizer.json`.
+        force: Whether to replace an existing bundle.
+        keep_failed: Whether to write a bundle that fails parity. It is marked as failed.
+        parity_tokens: Maximum length of the grid. If None, the memory limits of `default_grid` apply.
+        grid: Parity cases. If None, `default_grid`.
+        tracer: Function that traces an encoder. If None, `trace`.
+        max_embedded_bytes: Maximum size of all weights in a single ONNX file. Larger weights are stored in a
+            separate file.
+        precisions: Lower precisions. Each adds an embeddings graph, see `PRECISIONS`.
+        faithfulness: Whether to measure how well explanations rank tokens, see `measure_at_export`.
     """
 
     name: str | None = None
@@ -122,16 +122,16 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class BundleSummary:
-    """A bundle that was written.
+    """Result of an export.
 
     Attributes:
-        directory: where it is.
-        manifest: its manifest.
-        verdict: every measurement.
-        unused_tensors: the checkpoint's tensors that are no part of the encoder.
-        built_tokenizer: what `tokenizer.json` was built from; empty where it was not built.
-        decisions: lines on how it embeds, its prompts and its longest input, and whose choice that was.
-        warnings: lines on what of the checkpoint it lacks and somebody might count on.
+        directory: Bundle directory.
+        manifest: Manifest of the bundle.
+        verdict: All measurements.
+        unused_tensors: Tensors of the checkpoint that do not belong to the encoder.
+        built_tokenizer: Origin of `tokenizer.json`. Empty if it was copied.
+        decisions: Lines on pooling, prompts and maximum length, and who decided them.
+        warnings: Lines on parts of the checkpoint that the bundle lacks.
     """
 
     directory: Path
@@ -158,7 +158,7 @@ class _Model:
 
     @property
     def embedder(self) -> Path | None:
-        """Where it says how to embed, if it does."""
+        """Directory with the embedding settings. None for a model with a head, or without a checkpoint."""
         return None if self.head else self.directory
 
 
@@ -168,53 +168,102 @@ def export_bundle(
     options: ExportOptions | None = None,
     progress: Progress = no_progress,
 ) -> BundleSummary:
-    """Export a checkpoint, or a fresh encoder from a configuration, as a bundle.
+    """Export a checkpoint, or a randomly initialized encoder, as a bundle.
 
     Args:
-        source: a checkpoint's directory, a hub id, or a configuration.
-        output: the directory to make.
-        options: see `ExportOptions`.
-        progress: called before each step. What it raises ends the export and leaves nothing behind.
+        source: Directory or hub id of a checkpoint, or a configuration for random weights.
+        output: Bundle directory to create.
+        options: Options of the export.
+        progress: Called before each step. An exception that it raises cancels the export and removes all
+            files.
 
     Raises:
-        ModelError: the checkpoint can't be loaded.
-        SourceError: its tokenizer, pooling or name can't become a bundle, it is a classifier or the like (not
-            with `without_head`), or a fresh encoder is too large.
-        OutputError: `output` exists, or can't be written.
-        GraphError: the encoder can't be brought into a portable graph.
-        LintError: a graph is not portable.
-        ParityError: a graph does not compute what the encoder computes (not with `keep_failed`).
-        AccuracyError: no graph in int8 passes the gate.
+        ModelError: The checkpoint can't be loaded.
+        SourceError: The tokenizer, pooling or name is not supported, the checkpoint has a head (unless
+            `without_head` is set), or the encoder does not fit into memory.
+        OutputError: `output` exists or can't be written.
+        GraphError: The encoder can't be converted to a portable graph.
+        LintError: A graph is not portable.
+        ParityError: A graph differs from the encoder (unless `keep_failed` is set).
+        AccuracyError: No graph in int8 passes the gate.
     """
     options = options or ExportOptions()
     with staged(output, force=options.force) as staging:
         model = _load(source, options, progress)
         built = _build(staging, model, options, progress)
-    manifest = built.manifest
     is_chosen = options.pooling is not None or options.normalize is not None
-    decisions = describe_decisions(
-        manifest,
-        model.directory,
-        is_chosen=is_chosen,
-        has_head=model.head is not None,
-        adapter_task=model.adapter_task,
-    )
+    decisions = tuple(_describe_decisions(built.manifest, model, is_chosen=is_chosen))
     warnings = model.warnings
     if model.directory is not None and not (output / "tokenizer.json").is_file():
-        warnings += (f"{model.source} has no tokenizer: the bundle takes token ids only. {_ADD_TOKENIZER}",)
+        remedy = "To send texts, export it again with --tokenizer FILE"
+        warnings += (f"{model.source} has no tokenizer: the bundle accepts only token ids. {remedy}",)
     if built.no_contributions:
         warnings += (_describe_missing_contributions(model.config, built.no_contributions),)
     return BundleSummary(
-        output, manifest, built.verdict, model.unused_tensors, built.tokenizer, decisions, warnings
+        output, built.manifest, built.verdict, model.unused_tensors, built.tokenizer, decisions, warnings
     )
 
 
+def _describe_decisions(manifest: Manifest, model: "_Model", *, is_chosen: bool) -> Iterator[str]:
+    """Yield lines on embeddings, prompts, maximum length and task.
+
+    Args:
+        manifest: Manifest of the bundle.
+        model: The exported model.
+        is_chosen: Whether the options specify pooling or normalization.
+    """
+    if model.embedder is not None and (model.embedder / MODULES_FILE).exists():
+        origin = "changed by the options" if is_chosen else "as in the checkpoint"
+    elif is_chosen:
+        origin = "as in the options"
+    else:
+        origin = "the default of a newly initialized encoder, see --pooling and --normalize"
+    steps = "; ".join(_describe_pooling(manifest))
+    yield f"embeddings: {steps}; {embedding_size(manifest)} components ({origin})"
+    prompts = (
+        f"{name} {text!r}" + (" (default)" if name == manifest.default_prompt_name else "")
+        for name, text in sorted(manifest.prompts.items())
+    )
+    yield f"prompts: {', '.join(prompts) or 'none'}"
+    positions = manifest.architecture.max_position_embeddings
+    if manifest.max_tokens < positions:
+        yield (
+            f"maximum input: {manifest.max_tokens} tokens, the publisher's limit (the encoder supports "
+            f"{positions})"
+        )
+    else:
+        yield f"maximum input: {positions} tokens, the limit of the encoder"
+    if model.adapter_task == NO_TASK:
+        yield "task: none, the adapters of all tasks are omitted as requested"
+    elif model.adapter_task:
+        yield f"task: {model.adapter_task}, whose adapters are merged into the weights as requested"
+
+
+def _describe_pooling(manifest: Manifest) -> Iterator[str]:
+    pooling = manifest.pooling
+    excluded = " except those of a prompt" if pooling.exclude_prompt else ""
+    yield f"{Pooling.Name(pooling.pooling).removeprefix('POOLING_').lower()} over the tokens{excluded}"
+    for layer in pooling.dense:
+        if layer.normalize_input:
+            yield "scaled to length 1"
+        yield _describe_dense(layer)
+    yield "scaled to length 1" if pooling.normalize else "not normalized"
+    if pooling.truncate_dim:
+        yield "truncated"
+
+
+def _describe_dense(layer: Dense) -> str:
+    activation = Activation.Name(layer.activation).removeprefix("ACTIVATION_").lower()
+    bias = "" if layer.bias else ", no bias"
+    return f"dense {layer.in_features} -> {layer.out_features} ({activation}{bias})"
+
+
 def _describe_missing_contributions(config: EncoderConfig, reason: str) -> str:
-    """Return a warning: what does not work, what does instead, and the cause for developers."""
+    """Return a warning with the consequence, an alternative, and the cause for developers."""
     kinds = ", ".join(dict.fromkeys(attention.kind for attention in config.layer_attentions))
     return (
-        "this bundle can't explain embeddings by contributions, the default method of `attnlens explain`: "
-        f"the exporter can't derive them for this encoder (attention: {kinds}). Use another method, such as "
+        "this bundle does not support contributions, the default method of `attnlens explain`, because the "
+        f"exporter can't derive them for this encoder (attention: {kinds}). Use another method, such as "
         "--method leave_one_out. Cause, for the developer of the encoder: "
         f"{reason.removeprefix('no contributions: ')}; see docs/bundle.md, "
         '"A mechanism of your own"'
@@ -225,43 +274,49 @@ def _load(source: str | Path | EncoderConfig, options: ExportOptions, progress: 
     choices = AttentionChoices(options.global_tokens, options.random_blocks)
 
     def chosen(config: EncoderConfig) -> EncoderConfig:
-        progress("Loading the weights", "", 0, 1)  # config.json was found and read
+        progress("Loading the weights", "", 0, 1)  # called after config.json was read
         return choices.applied(config)
 
     if isinstance(source, EncoderConfig):
         progress("Initializing the weights", "", 0, 1)
         source = choices.applied(source)
         name = options.name or f"{source.family}-{source.num_layers}x{source.hidden_size}"
-        model = _Model(_fresh(source, options.seed), source, None, f"config+seed:{options.seed}", name)
+        encoder = _initialize(source, options.seed)
+        model = _Model(encoder, source, None, f"config+seed:{options.seed}", name)
     else:
         checkpoint = load_checkpoint(source, options.revision, chosen, adapter_task=options.adapter_task)
-        model = _of_checkpoint(checkpoint, options)
-    # Control characters, and the halves of characters that stand for bytes of a path that are not UTF-8.
+        model = _from_checkpoint(checkpoint, options)
+    # Rejects control characters, and surrogates, which represent bytes of a path that are not UTF-8.
     for text in (model.name, model.source):
         if not text.isprintable():
-            raise SourceError(f"{text!r} can't be printed: choose another --name and directory of the SOURCE")
+            raise SourceError(
+                f"{text!r} contains characters that can't be printed: rename the directory of the SOURCE and "
+                "choose another --name"
+            )
     return model
 
 
-def _of_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
+def _from_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
     directory = checkpoint.directory
     head = find_head(directory, checkpoint.unused_tensors)
     if head and not options.without_head:
         raise SourceError(
-            f"{head.describe()}. A bundle holds the encoder alone, and nobody trained its token vectors to "
-            "be pooled: export an embedding model, or add --without-head, with the --pooling of your choice, "
-            "for the token vectors and attention weights of this encoder"
+            f"{head.describe()}. A bundle contains only the encoder, whose token vectors were not trained to "
+            "be pooled: export an embedding model, or add --without-head and a --pooling to use the token "
+            "vectors and attention weights of this encoder"
         )
     if head is None:
         check_pooling_known(directory, options.pooling)
     elif options.pooling is None:
         raise SourceError(
-            f"{head.describe()}, so that it does not say how token vectors become an embedding: choose with "
-            f"--pooling {'|'.join(POOLINGS)}; token vectors and attention do not depend on the choice"
+            f"{head.describe()} and does not specify a pooling: specify --pooling {'|'.join(POOLINGS)}. "
+            "Token vectors and attention do not depend on it"
         )
-    warnings = list(describe_losses(directory, has_own_code=checkpoint.has_own_code))
+    warnings = list(_describe_omissions(directory, has_own_code=checkpoint.has_own_code))
     if head:
-        warnings.insert(0, f"{head.describe()}. That is left out; nobody trained it to give embeddings")
+        warnings.insert(
+            0, f"{head.describe()}. The head is omitted; the encoder was not trained to compute embeddings"
+        )
     return _Model(
         checkpoint.encoder,
         checkpoint.config,
@@ -276,22 +331,37 @@ def _of_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
     )
 
 
-def _fresh(config: EncoderConfig, seed: int) -> Encoder:
+def _describe_omissions(source: Path, *, has_own_code: bool) -> Iterator[str]:
+    """Yield a warning for each part of a checkpoint that the bundle lacks."""
+    heads = [name for name in _HEAD_FILES if (source / name).exists()]
+    if heads:
+        yield f"{' and '.join(heads)} are omitted: the bundle computes only dense embeddings"
+    if has_own_code:
+        yield (
+            "the publisher's own code (auto_map in config.json) was not executed: the graphs are those of "
+            "attnlens's encoder with these weights"
+        )
+
+
+def _initialize(config: EncoderConfig, seed: int) -> Encoder:
     try:
         return new_encoder(config, seed)
     except (RuntimeError, MemoryError) as error:
-        raise SourceError(f"no memory for an encoder of this size: {config}") from error
+        raise SourceError(f"not enough memory for an encoder of this size: {config}") from error
 
 
 class _Built(NamedTuple):
-    """What became of the parts of a bundle."""
+    """Result of `_build`.
+
+    Attributes:
+        tokenizer: Origin of `tokenizer.json`. Empty if it was copied.
+        no_contributions: Reason why there is no contribution graph. Empty if there is one.
+    """
 
     manifest: Manifest
     verdict: Verdict
     tokenizer: str
-    """What it was built from."""
     no_contributions: str
-    """Why there is no graph of contributions."""
 
 
 def _build(directory: Path, model: _Model, options: ExportOptions, progress: Progress) -> _Built:
@@ -301,7 +371,7 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
     )
     prompts = read_prompts(model.directory, options.prompts, options.default_prompt)
     max_tokens = read_max_tokens(model.directory, config)
-    # Before tracing, which takes longer: these files may turn out to be broken.
+    # Before tracing, which takes longer: broken files should fail early.
     copy_described(directory, model.directory, is_embedder=model.head is None)
     built_tokenizer = write_tokenizer(directory, model.directory, options.tokenizer, config, max_tokens)
     fp32 = _write_graphs(directory, model, options, progress)
@@ -331,7 +401,7 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
 
 
 def _write_graphs(directory: Path, model: _Model, options: ExportOptions, progress: Progress) -> Fp32Graph:
-    """Trace and write both graphs in fp32; return that of the embeddings."""
+    """Trace the encoder, write both graphs in fp32, and return the embeddings graph."""
     progress("Tracing the encoder", "", 0, 1)
     attentions = (options.tracer or trace)(model.encoder, model.config)
     embeddings = embeddings_graph(attentions)

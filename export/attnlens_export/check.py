@@ -1,8 +1,8 @@
-"""Is a bundle still what its manifest says? Hashes and graphs, manifest, weights, then parity all over again.
+"""Check of an existing bundle: hashes, graphs, manifest and weights, then all measurements again.
 
-Without the checkpoint the reference is rebuilt from the weights inside the ONNX file: that shows that the
-graphs compute what the PyTorch encoder computes with those weights. With the checkpoint its weights are
-compared with those of both graphs bit for bit: the grid reads a fraction of the embedding table only.
+Without the checkpoint, the reference is rebuilt from the weights in the ONNX file. This shows that the graphs
+compute the same as the PyTorch encoder with these weights. With the checkpoint, its weights are also compared
+bit for bit with those of both graphs, because the parity grid uses only a part of the embedding table.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from pathlib import Path
 from attnlens.bundle import read_manifest, verify_files
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.claims import check_claims
-from attnlens_export.contents import check_graphs, measure_graphs
+from attnlens_export.contents import Verdict, check_graphs, measure_graphs
 from attnlens_export.errors import SourceError
 from attnlens_export.graph.names import EMBEDDINGS_PATH, GRAPH_PURPOSES
 from attnlens_export.graph.parameters import compare_weights, rebuild_encoder
@@ -23,26 +23,26 @@ from attnlens_export.precision import Stated
 from attnlens_export.progress import Progress, no_progress
 from attnlens_export.published.choices import with_choices_of
 from attnlens_export.published.side_files import read_task
-from attnlens_export.runtimes.measure import (
+from attnlens_export.runtimes import (
+    Missing,
     RuntimeOptions,
+    RuntimeResult,
     find_runtimes,
     measure_runtime,
 )
-from attnlens_export.runtimes.result import Missing, RuntimeResult
-from attnlens_export.verdict import Verdict
 from attnlens_model import Encoder, EncoderConfig, load_checkpoint, read_config
 
 
 @dataclass(frozen=True)
 class CheckSummary:
-    """A bundle that was checked.
+    """Result of a check.
 
     Attributes:
-        manifest: its manifest; every file has the hash that stands there.
-        verdict: the new measurements, which may have failed.
-        not_stated: the fields that the manifest does not state, which were not compared with the files.
-        runtimes: those in other runtimes, each in its default precision and in fp32, which may have failed.
-        missing: the runtimes that were to be measured if installed, and are not.
+        manifest: Manifest of the bundle. The hashes of all files match.
+        verdict: New measurements, passed or failed.
+        not_stated: Fields that the manifest does not state. They were not compared with the files.
+        runtimes: Results in other runtimes, in the default precision and in fp32, passed or failed.
+        missing: Runtimes that are not installed.
     """
 
     manifest: Manifest
@@ -65,29 +65,29 @@ def check_bundle(
     """Check a bundle.
 
     Args:
-        directory: the bundle.
-        source: the checkpoint to compare with; None: the weights inside the bundle.
-        revision: branch, tag or commit of `source` on the hub.
-        parity_tokens: the longest input that is compared; None: what memory allows, see `default_grid`.
-        grid: the parity cases; None: `default_grid`.
-        runtimes: in which other runtimes the cases run too; None: in none.
-        progress: called before each step.
+        directory: Bundle directory.
+        source: Checkpoint to compare with. If None, the weights inside the bundle.
+        revision: Branch, tag or commit of `source` on the hub.
+        parity_tokens: Maximum length of the grid. If None, the memory limits of `default_grid` apply.
+        grid: Parity cases. If None, `default_grid`.
+        runtimes: Other runtimes in which to run the grid. If None, there are none.
+        progress: Called before each step.
 
     Returns:
-        The measurements; failed parity is reported there, not raised.
+        The measurements. Failed parity does not raise an exception.
 
     Raises:
-        BundleError: a file is missing, altered or not in the manifest, or the manifest says something else
-            than the files.
-        GraphError: a graph is not valid ONNX, or a parameter is not in it, or is not the checkpoint's or the
-            other graph's.
-        LintError: a graph is not portable.
+        BundleError: A file is missing, changed or not listed, or the manifest contradicts the files.
+        GraphError: A graph is not valid ONNX, lacks a parameter, or has other weights than the checkpoint or
+            the other graph.
+        LintError: A graph is not portable.
         ModelError: `source` can't be loaded.
-        SourceError: `source` is an encoder of other sizes.
-        NotInstalledError, UnknownRuntimeError: a runtime was named that is not there.
+        SourceError: `source` has another configuration.
+        NotInstalledError: A requested runtime is not installed.
+        UnknownRuntimeError: A requested runtime does not exist.
     """
-    others = runtimes or RuntimeOptions()
-    installed, missing = find_runtimes(others)
+    options = runtimes or RuntimeOptions()
+    installed, missing = find_runtimes(options)
     progress("Comparing the hashes", "", 0, 1)
     manifest = read_manifest(directory)
     verify_files(directory, manifest)
@@ -95,7 +95,7 @@ def check_bundle(
     check_graphs(directory, config)
     not_stated = check_claims(directory, manifest, config)
     progress("Loading the weights", "", 0, 1)
-    encoder, name = _reference(directory, config, source, revision)
+    encoder, name = _load_reference(directory, config, source, revision)
     for path in GRAPH_PURPOSES:
         compare_weights(directory / path, encoder, name)
     subject = Subject(directory, encoder, config, name, grid or default_grid(config, parity_tokens))
@@ -104,26 +104,29 @@ def check_bundle(
     results = [
         result
         for runtime in installed
-        for result in measure_runtime(subject, runtime, others.timeout_s, partial(progress, runtime.name))
+        for result in measure_runtime(subject, runtime, options.timeout_s, partial(progress, runtime.name))
     ]
     return CheckSummary(manifest, verdict, not_stated, tuple(results), tuple(missing))
 
 
-def _reference(
+def _load_reference(
     directory: Path, config: EncoderConfig, source: str | Path | None, revision: str | None
 ) -> tuple[Encoder, str]:
-    """Return the encoder to compare with, and what to call it."""
+    """Return the reference encoder and the description of its weights."""
     if source is None:
         return rebuild_encoder(directory / EMBEDDINGS_PATH, config), "the weights inside the bundle"
     chosen = partial(with_choices_of, config)
     checkpoint = load_checkpoint(source, revision, chosen, adapter_task=read_task(directory) or None)
     if checkpoint.config != config:
-        raise SourceError(f"{source} is another encoder: {checkpoint.config} instead of {config}")
+        raise SourceError(
+            f"the configuration of {source} is {checkpoint.config}, but that of the bundle is {config}: "
+            "specify the checkpoint that the bundle was exported from"
+        )
     return checkpoint.encoder, f"the checkpoint {checkpoint.source}"
 
 
 def _stated(manifest: Manifest) -> dict[str, Stated]:
-    """Return what the manifest says of each graph, by path."""
+    """Return the manifest's entry and gates of each graph, by path."""
     return {
         graph.path: Stated(graph, tuple(gate for gate in manifest.parity.gates if gate.graph == graph.id))
         for graph in manifest.graphs

@@ -1,7 +1,7 @@
-"""Does the manifest of a bundle say what its files say?
+"""Comparison of a bundle's manifest with its files.
 
-A field that a manifest does not state is skipped: a bundle of an older version of attnlens lacks the fields
-that were added since. What is stated is compared, also where it is 0, false or empty.
+Fields that the manifest does not state are skipped, because bundles of older versions lack newer fields.
+Stated fields are compared even if they are 0, false or empty.
 """
 
 import json
@@ -19,10 +19,10 @@ from attnlens_export.graph.read import external_files
 from attnlens_export.manifest import describe_facts
 from attnlens_model import EncoderConfig
 
-_LEFT_BY_OTHERS = (".DS_Store", "._*", ".git*", ".cache", "Thumbs.db", "desktop.ini")
+# Files of file managers, git and hubs. No tool loads them with a bundle.
+_HARMLESS_FILES = (".DS_Store", "._*", ".git*", ".cache", "Thumbs.db", "desktop.ini")
 
-
-# The fields that follow from the files.
+# Fields that can be derived from the files.
 _DERIVED = (
     "architecture",
     "graphs",
@@ -33,20 +33,20 @@ _DERIVED = (
     "supports_text_pairs",
     "adapter_task",
 )
-# How the first value of an enum ends, which says nothing.
+# Suffix of the default value of an enum.
 _UNSPECIFIED = "_UNSPECIFIED"
-# Those whose keys are names, not fields.
+# Fields whose keys are data, not field names.
 _MAPS = frozenset({"prompts"})
 
 
 def check_claims(directory: Path, manifest: Manifest, config: EncoderConfig) -> tuple[str, ...]:
-    """Compare what the manifest states with what follows from the files.
+    """Compare the manifest with the fields that can be derived from the files.
 
     Returns:
-        The fields that follow from the files and are not stated, such as `pooling.truncate_dim`.
+        Derived fields that the manifest does not state, such as `pooling.truncate_dim`.
 
     Raises:
-        BundleError: they differ, or a file is not listed.
+        BundleError: A field differs, or a file is not listed.
     """
     _check_listed(directory, manifest)
     path = directory / MANIFEST_NAME
@@ -71,33 +71,33 @@ def _check_listed(directory: Path, manifest: Manifest) -> None:
         for path in external_files(directory / graph.path):
             if path not in listed:
                 raise BundleError(
-                    f"{directory / graph.path} has weights in {path}, which has no hash in the manifest: "
-                    "export the bundle again"
+                    f"{directory / graph.path} has weights in {path}, but the manifest has no hash of this "
+                    "file: export the bundle again"
                 )
 
 
 def _is_harmless(path: Path) -> bool:
-    """Whether a file that nobody listed is one that file managers, git and hubs leave, and no tool loads."""
+    """Return whether an unlisted file may be in a bundle."""
     return path == Path("README.md") or any(
-        fnmatchcase(part, pattern) for part in path.parts for pattern in _LEFT_BY_OTHERS
+        fnmatchcase(part, pattern) for part in path.parts for pattern in _HARMLESS_FILES
     )
 
 
 class _ContradictionError(Exception):
-    """The manifest says one thing, the files another."""
+    """A stated field differs from the files."""
 
 
 def _compare(stated: Any, claim: Any, fact: Any, name: str = "") -> Iterator[str]:  # noqa: ANN401 - JSON values
-    """Compare a value and what is below it; yield the names of the fields that are not stated.
+    """Compare a value recursively, and yield the names of fields that are not stated.
 
     Args:
-        stated: as it was written: it tells an absent field from an empty one.
-        claim: the same with every absent field at its default.
-        fact: what the files say; fields that do not follow from the files are absent.
-        name: of the field, such as `graphs.1.opset`.
+        stated: Value in the manifest file, in which missing and empty fields differ.
+        claim: The same value with defaults for missing fields.
+        fact: Value derived from the files. Contains only fields that can be derived.
+        name: Name of the field, such as `graphs.1.opset`.
 
     Raises:
-        _ContradictionError: a field that is stated differs.
+        _ContradictionError: A stated field differs.
     """
     if name in _MAPS:
         for key in claim | fact:
@@ -106,11 +106,13 @@ def _compare(stated: Any, claim: Any, fact: Any, name: str = "") -> Iterator[str
         yield from _compare_fields(stated, claim, fact, name)
     elif isinstance(fact, list):
         if len(claim) != len(fact):
-            raise _ContradictionError(f"{name} has {len(claim)} entries, the files say {len(fact)}")
-        for number, values in enumerate(zip(stated, claim, fact, strict=True)):
-            yield from _compare(*values, f"{name}.{number}")
+            raise _ContradictionError(
+                f"{name} has {len(claim)} entries, but {len(fact)} according to the files"
+            )
+        for index, values in enumerate(zip(stated, claim, fact, strict=True)):
+            yield from _compare(*values, f"{name}.{index}")
     elif claim != fact:
-        raise _ContradictionError(f"{name} is {claim!r}, the files say {fact!r}")
+        raise _ContradictionError(f"{name} is {claim!r}, but {fact!r} according to the files")
 
 
 def _compare_fields(
@@ -118,7 +120,7 @@ def _compare_fields(
 ) -> Iterator[str]:
     for key, value in fact.items():
         field = f"{name}.{key}".lstrip(".")
-        if stated.get(key) is not None:  # null means absent
+        if stated.get(key) is not None:  # null means missing
             yield from _compare(stated[key], claim[key], value, field)
         elif value and not str(value).endswith(_UNSPECIFIED):
             yield field

@@ -1,37 +1,108 @@
-"""What a bundle holds: which graphs and files, what each graph must be, and how each is measured."""
+"""Contents of a bundle: its files and graphs, the requirements of each graph, and all measurements.
+
+`check_graphs` validates the graphs. `measure_graphs` compares them with the PyTorch encoder.
+"""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import onnx
 
 from attnlens.bundle import MANIFEST_NAME
 from attnlens.v1 import manifest_pb2
-from attnlens.v1.manifest_pb2 import Graph, GraphPurpose
-from attnlens_export.contributions.measure import measure_contributions
+from attnlens.v1.manifest_pb2 import Graph, GraphPurpose, Parity
+from attnlens_export.contributions.measure import ContributionsResult, measure_contributions
 from attnlens_export.errors import GraphError
-from attnlens_export.fp16.precision import Fp16
+from attnlens_export.fp16 import Fp16
 from attnlens_export.graph.lint import check_graph
 from attnlens_export.graph.names import CONTRIBUTIONS_PATH, GRAPH_PURPOSES, graph_id
 from attnlens_export.graph.parameters import compare_tables
 from attnlens_export.graph.read import check_valid, read_structure
 from attnlens_export.int8.precision import Int8
-from attnlens_export.parity.long_context import measure_long_context
-from attnlens_export.parity.measure import Subject, measure_parity
+from attnlens_export.parity.long_context import LongContext, measure_long_context
+from attnlens_export.parity.measure import ParityResult, Subject, measure_parity
 from attnlens_export.precision import Precision, Stated
 from attnlens_export.progress import Progress
 from attnlens_export.published.pooling import read_embedding_size
-from attnlens_export.repeats import measure_repeats
-from attnlens_export.verdict import Verdict
+from attnlens_export.repeats import RepeatsResult, measure_repeats
+from attnlens_export.results import CheckResult, GraphResult
 from attnlens_model import EncoderConfig
 
 PRECISIONS: dict[str, Precision] = {precision.name: precision for precision in (Fp16(), Int8())}
-"""The lower precisions by the names that `--precision` takes, with their default options."""
+"""Lower precisions with default options, by the value of `--precision`."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All measurements of a bundle.
+
+    Attributes:
+        parity: Graphs in fp32.
+        precisions: Graphs in lower precisions, in the order of the manifest.
+        contributions: Contribution graph. None if the bundle has none.
+        long_context: Errors on inputs longer than those of the parity grid. None if not measured.
+        repeats: Repeated runs of every graph. None if not measured.
+    """
+
+    parity: ParityResult
+    precisions: tuple[GraphResult, ...] = ()
+    contributions: ContributionsResult | None = None
+    long_context: LongContext | None = None
+    repeats: RepeatsResult | None = None
+
+    @property
+    def further(self) -> tuple[GraphResult, ...]:
+        """The results of all graphs that `parity` does not include, in the order of the manifest."""
+        return self.precisions if self.contributions is None else (self.contributions, *self.precisions)
+
+    @property
+    def results(self) -> tuple[CheckResult, ...]:
+        """All results."""
+        others = (self.long_context, self.repeats)
+        return self.parity, *self.further, *(result for result in others if result is not None)
+
+    @property
+    def passed(self) -> bool:
+        """Whether all checks passed."""
+        return all(result.passed for result in self.results)
+
+    def failures(self) -> list[str]:
+        """Return one line per failed figure, by check."""
+        return [line for result in self.results for line in result.failures()]
+
+    def describe_failure(self) -> str:
+        """Return one line with the first failure and the number of others."""
+        first, *others = self.failures() or ["nothing was measured"]
+        return f"parity failed: {first}" + (f" (and {len(others)} more)" if others else "")
+
+    def to_message(self) -> Parity:
+        """Return the entry of the manifest."""
+        return Parity(
+            passed=self.passed,
+            num_cases=len(self.parity.cases),
+            gates=[gate for result in self.results for gate in result.gates()],
+            figures=[figure for result in self.results for figure in result.manifest_figures()],
+            long_context=self.long_context.to_message() if self.long_context else None,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all measurements as JSON values. Non-finite numbers become None."""
+        return {
+            **self.parity.to_json(),
+            "passed": self.passed,
+            "failures": self.failures(),
+            "long_context": self.long_context.to_json() if self.long_context else None,
+            "repeats": self.repeats.to_json() if self.repeats else None,
+            **dict.fromkeys((ContributionsResult.name, *PRECISIONS)),
+            **{result.name: result.to_json() for result in self.further},
+        }
 
 
 def bundle_files(directory: Path) -> list[Path]:
-    """Return every file of a bundle but the manifest itself, which can't hold its own hash."""
+    """Return all files of a bundle except the manifest, which can't contain its own hash."""
     manifest = directory / MANIFEST_NAME
     return [path for path in sorted(directory.rglob("*")) if path.is_file() and path != manifest]
 
@@ -42,26 +113,28 @@ def precisions_of(directory: Path) -> list[Precision]:
 
 
 def graphs_of(directory: Path) -> Iterator[Graph]:
-    """Yield id, path, purpose and precision of each graph: those in fp32, then those in lower precisions."""
-    for path, purpose in GRAPH_PURPOSES.items():
-        fp32 = manifest_pb2.Precision.PRECISION_FP32
-        yield Graph(id=graph_id(path), path=path, purpose=purpose, precision=fp32)
+    """Yield id, path, purpose and precision of each graph, those in fp32 first."""
+    fp32 = manifest_pb2.Precision.PRECISION_FP32
+    purposes = dict(GRAPH_PURPOSES)
     if (directory / CONTRIBUTIONS_PATH).is_file():
-        purpose, fp32 = GraphPurpose.GRAPH_PURPOSE_CONTRIBUTIONS, manifest_pb2.Precision.PRECISION_FP32
-        yield Graph(id=graph_id(CONTRIBUTIONS_PATH), path=CONTRIBUTIONS_PATH, purpose=purpose, precision=fp32)
+        purposes[CONTRIBUTIONS_PATH] = GraphPurpose.GRAPH_PURPOSE_CONTRIBUTIONS
+    for path, purpose in purposes.items():
+        yield Graph(id=graph_id(path), path=path, purpose=purpose, precision=fp32)
     for precision in precisions_of(directory):
-        purpose = GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS
         yield Graph(
-            id=graph_id(precision.path), path=precision.path, purpose=purpose, precision=precision.number
+            id=graph_id(precision.path),
+            path=precision.path,
+            purpose=GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS,
+            precision=precision.number,
         )
 
 
 def check_graphs(directory: Path, config: EncoderConfig) -> None:
-    """Check the graphs of a bundle with ONNX's own checker and with ours.
+    """Validate the graphs of a bundle with ONNX's checker and with `graph.lint`.
 
     Raises:
-        GraphError: ONNX refuses one.
-        LintError: one is not what a bundle promises.
+        GraphError: A graph is not valid ONNX.
+        LintError: A graph is not portable.
     """
     precisions = {precision.path: precision for precision in precisions_of(directory)}
     embedding_size = read_embedding_size(directory, config.vector_size)
@@ -86,30 +159,30 @@ def check_graphs(directory: Path, config: EncoderConfig) -> None:
 def measure_graphs(
     subject: Subject, stated: Mapping[str, Stated], progress: Progress, *, beyond_grid: bool = True
 ) -> Verdict:
-    """Measure every graph of a bundle.
+    """Measure all graphs of a bundle.
 
     Args:
-        subject: the bundle and its reference.
-        stated: of each graph in a lower precision, by path, what the manifest says or will say.
-        progress: called before each step.
-        beyond_grid: Whether inputs longer than those of the grid are compared, see `parity.long_context`.
+        subject: Bundle and reference.
+        stated: Properties of each lower-precision graph, by path.
+        progress: Called before each step.
+        beyond_grid: Whether to compare inputs longer than those of the grid, see `parity.long_context`.
 
     Raises:
         GraphError: A table of positions in a graph differs from the encoder's.
     """
+    directory = subject.directory
     for path in GRAPH_PURPOSES:
-        compare_tables(subject.directory / path, subject.encoder)
+        compare_tables(directory / path, subject.encoder)
     parity = measure_parity(subject, list(GRAPH_PURPOSES), partial(progress, "Parity"))
     long_context = (
         measure_long_context(subject, parity, partial(progress, "Long inputs")) if beyond_grid else None
     )
-    results = [
-        precision.measure(subject, stated[precision.path], progress)
-        for precision in precisions_of(subject.directory)
+    precisions = [
+        precision.measure(subject, stated[precision.path], progress) for precision in precisions_of(directory)
     ]
     contributions = None
-    if (subject.directory / CONTRIBUTIONS_PATH).is_file():
+    if (directory / CONTRIBUTIONS_PATH).is_file():
         contributions = measure_contributions(subject, partial(progress, "Contributions"))
-    paths = [graph.path for graph in graphs_of(subject.directory)]
-    repeats = measure_repeats(subject.directory, paths, subject.config, partial(progress, "Repeated runs"))
-    return Verdict(parity, tuple(results), contributions, long_context, repeats)
+    paths = [graph.path for graph in graphs_of(directory)]
+    repeats = measure_repeats(directory, paths, subject.config, partial(progress, "Repeated runs"))
+    return Verdict(parity, tuple(precisions), contributions, long_context, repeats)

@@ -1,37 +1,37 @@
-"""The errors of the exporter.
+"""Exceptions of the exporter.
 
 ExportError
-├── SourceError   the checkpoint's own files (tokenizer, pooling, config) can't become a bundle
-├── OutputError   the target directory can't be written or may not be replaced
-├── GraphError    the traced graph can't be brought into the portable form
-├── LintError     a graph is not what a bundle promises; the message lists every finding
-├── ParityError   a graph does not compute what the PyTorch encoder computes
+├── SourceError   the tokenizer, pooling or configuration of a checkpoint is not supported
+├── OutputError   the target directory can't be written or must not be replaced
+├── GraphError    a graph is invalid or can't be converted
+├── LintError     a graph is not portable; the message lists all findings
+├── ParityError   a graph differs from the PyTorch encoder
 ├── AccuracyError no graph in int8 passes the gate
-└── EngineError   an engine can't be measured as it was asked for
+└── EngineError   an engine can't open any graph, or does not support a precision
 """
 
 
 class ExportError(Exception):
-    """An export or a check failed. The message names the value at fault and what to do."""
+    """An export or a check failed. The message contains the cause and the remedy."""
 
 
 class SourceError(ExportError):
-    """The checkpoint's tokenizer, pooling or configuration can't become a bundle."""
+    """The tokenizer, pooling or configuration of a checkpoint is not supported."""
 
 
 class OutputError(ExportError):
-    """The target directory can't be written, or may not be replaced."""
+    """The target directory can't be written or must not be replaced."""
 
 
 class GraphError(ExportError):
-    """A traced graph can't be brought into the portable form."""
+    """A graph is invalid or can't be converted."""
 
 
 class LintError(ExportError):
-    """A graph is not what a bundle promises.
+    """A graph is not portable.
 
     Attributes:
-        findings: one line for each deviation.
+        findings: One line per deviation.
     """
 
     def __init__(self, path: str, findings: list[str]) -> None:
@@ -40,12 +40,12 @@ class LintError(ExportError):
 
 
 class AccuracyError(ExportError):
-    """No graph in int8 passes the gate; the message tells the best that was found."""
+    """No graph in int8 passes the gate. The message contains the best measured accuracy."""
 
 
 class EngineError(ExportError):
-    """An engine opens no graph of the bundle, or a precision was named that is not there."""
+    """An engine can't open any graph of the bundle, or does not support a requested precision."""
 
 
 class ParityError(ExportError):
-    """A graph does not compute what the PyTorch encoder computes; the message names the worst place."""
+    """A graph differs from the PyTorch encoder. The message contains the worst failure."""

@@ -8,11 +8,11 @@ from typing import Any
 from attnlens_export.errors import SourceError
 
 
-def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
-    """Parse a JSON file.
+def read_json(path: Path) -> Any:  # noqa: ANN401 - JSON values
+    """Read a JSON file.
 
     Raises:
-        SourceError: it can't be read or parsed.
+        SourceError: The file can't be read or is not valid JSON.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -21,27 +21,27 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Parse a JSON file that holds an object; an absent file is an empty object.
+    """Read a JSON object from a file. Returns an empty object if the file does not exist.
 
     Raises:
-        SourceError: it can't be parsed or holds something else.
+        SourceError: The file can't be read, is not valid JSON, or does not contain an object.
     """
     if not path.exists():
         return {}
     content = read_json(path)
     if not isinstance(content, dict):
-        raise SourceError(f"{path} holds a {type(content).__name__} where an object is expected")
+        raise SourceError(f"{path} contains a {type(content).__name__} instead of an object")
     return content
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write indented JSON, making the directory if need be."""
+    """Write indented JSON. Creates the directory if it does not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def finite(value: Any) -> Any:  # noqa: ANN401 - JSON values
-    """Return JSON values with None for each NaN or infinity, which JSON lacks."""
+    """Return JSON values with None instead of NaN and infinity, which JSON does not support."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

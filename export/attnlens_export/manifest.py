@@ -1,4 +1,4 @@
-"""What `manifest.json` says of a bundle."""
+"""Creation of `manifest.json`, which describes a bundle."""
 
 import importlib.metadata
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from attnlens.v1.manifest_pb2 import (
     ValueInfo,
 )
 from attnlens.v1.tensor_pb2 import DataType
-from attnlens_export.contents import bundle_files, graphs_of
+from attnlens_export.contents import Verdict, bundle_files, graphs_of
 from attnlens_export.graph.lint import axes_of
 from attnlens_export.graph.names import (
     BASELINE,
@@ -38,7 +38,6 @@ from attnlens_export.published.pooling import read_pooling
 from attnlens_export.published.prompts import read_prompts
 from attnlens_export.published.side_files import read_max_tokens, read_task
 from attnlens_export.tokenizer.pairs import takes_pairs
-from attnlens_export.verdict import Verdict
 from attnlens_model import AttentionConfig, AttentionOutput, EncoderConfig
 
 TOOLS = ("attnlens", "numpy", "onnx", "onnxruntime", "onnxscript", "torch")
@@ -47,7 +46,6 @@ _DATA_TYPES: dict[int, DataType.ValueType] = {
     onnx.TensorProto.FLOAT: DataType.DATA_TYPE_FLOAT32,
     onnx.TensorProto.INT64: DataType.DATA_TYPE_INT64,
 }
-
 
 _CONTRIBUTION_ROLES = {
     EMBEDDING_OUTPUT: OutputRole.OUTPUT_ROLE_EMBEDDING,
@@ -59,13 +57,13 @@ _CONTRIBUTION_ROLES = {
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a bundle's weights came from, as the manifest states it.
+    """Origin of the weights of a bundle.
 
     Attributes:
-        name: the model's name.
-        source: a hub id, a directory's name, or `config+seed:N` for a fresh encoder.
-        revision: the commit on the hub; empty: not known.
-        license: of the weights; empty: not stated.
+        name: Model name.
+        source: Hub id, name of a directory, or `config+seed:N` for a randomly initialized encoder.
+        revision: Commit on the hub. Empty if unknown.
+        license: License of the weights. Empty if unknown.
     """
 
     name: str
@@ -75,7 +73,7 @@ class Origin:
 
 
 def describe_bundle(directory: Path, config: EncoderConfig, origin: Origin, verdict: Verdict) -> Manifest:
-    """Return the manifest of a bundle that is complete but for it."""
+    """Return the manifest of a bundle. All other files must exist."""
     manifest = describe_facts(directory, config)
     manifest.format_version = FORMAT_VERSION
     manifest.model_name, manifest.source = origin.name, origin.source
@@ -90,7 +88,7 @@ def describe_bundle(directory: Path, config: EncoderConfig, origin: Origin, verd
 
 
 def describe_facts(directory: Path, config: EncoderConfig) -> Manifest:
-    """Return the part of a manifest that follows from the files: `check` compares it with what is stated."""
+    """Return the manifest fields that can be derived from the files, which `claims` compares."""
     prompts = read_prompts(directory)
     return Manifest(
         architecture=_describe_architecture(config),
@@ -105,7 +103,7 @@ def describe_facts(directory: Path, config: EncoderConfig) -> Manifest:
 
 
 def tool_versions() -> dict[str, str]:
-    """Return the versions of the tools that shape a bundle, of those that are installed."""
+    """Return the versions of the installed packages that determine the content of a bundle."""
     versions = {}
     for name in TOOLS:
         try:
@@ -116,7 +114,7 @@ def tool_versions() -> dict[str, str]:
 
 
 def _describe_architecture(config: EncoderConfig) -> Architecture:
-    """Return the encoder's sizes as the manifest holds them."""
+    """Return the sizes of the encoder."""
     return Architecture(
         family=config.family,
         hidden_size=config.vector_size,
@@ -180,8 +178,8 @@ def _describe_output(
 
 
 def _layout(name: str) -> OutputLayout.ValueType:
-    is_row = name == TOKEN_CONTRIBUTIONS
-    return OutputLayout.OUTPUT_LAYOUT_PER_TOKEN if is_row else OutputLayout.OUTPUT_LAYOUT_PER_TEXT
+    is_per_token = name == TOKEN_CONTRIBUTIONS
+    return OutputLayout.OUTPUT_LAYOUT_PER_TOKEN if is_per_token else OutputLayout.OUTPUT_LAYOUT_PER_TEXT
 
 
 def _describe_value(value: onnx.ValueInfoProto) -> ValueInfo:

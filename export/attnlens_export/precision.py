@@ -1,34 +1,35 @@
-"""What a lower precision has to provide: a bundle may hold the graph of the embeddings in it, too.
+"""Lower precisions: a bundle may contain further graphs that compute embeddings in fp16 or int8.
 
-A further precision is one folder with a `Precision`, and one line in `contents.PRECISIONS`.
+To add a precision, implement `Precision` and add an instance to `contents.PRECISIONS`.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from attnlens.v1 import manifest_pb2
-from attnlens.v1.manifest_pb2 import Gate, Graph, ParityFigure
+from attnlens.v1.manifest_pb2 import Gate, Graph
 from attnlens_export.errors import GraphError
 from attnlens_export.graph.trace import TracedGraph
 from attnlens_export.graph.write import Place, write_embedded
 from attnlens_export.parity.measure import Subject
 from attnlens_export.progress import Progress
+from attnlens_export.results import GraphResult
 from attnlens_model import EncoderConfig
 
 
 @dataclass(frozen=True)
 class Fp32Graph:
-    """What a graph in a lower precision is made from.
+    """The embeddings graph in fp32, from which other graphs are derived.
 
     Attributes:
-        directory: the bundle, complete but for graphs in lower precisions, report and manifest.
-        config: the encoder's.
-        embeddings: the graph in `onnx/model.onnx`.
-        places: of its weights.
-        max_bytes: the largest sum of the weights of a graph that is a single file.
+        directory: Bundle directory. Contains everything but graphs in lower precisions, report and manifest.
+        config: Configuration of the encoder.
+        embeddings: Graph of `onnx/model.onnx`.
+        places: Locations of its weights.
+        max_bytes: Maximum size of all weights in a single ONNX file.
     """
 
     directory: Path
@@ -40,89 +41,26 @@ class Fp32Graph:
 
 @dataclass(frozen=True)
 class Stated:
-    """What a manifest says, or will say, of a graph in a lower precision.
+    """Properties of a lower-precision graph that the manifest states and that do not follow from its file.
 
     Attributes:
-        graph: its entry, as far as it does not follow from its file.
-        gates: what it has to meet.
+        graph: Manifest entry with these properties.
+        gates: Limits of the graph.
     """
 
     graph: Graph
     gates: tuple[Gate, ...] = ()
 
 
-@dataclass(frozen=True)
-class Table:
-    """What was measured, as the report and the terminal show it.
-
-    Attributes:
-        caption: what was measured on what.
-        headings: of the columns; none where remarks say it all.
-        rows: a cell for each heading.
-        remarks: further lines.
-    """
-
-    caption: str
-    headings: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
-    remarks: tuple[str, ...] = ()
-
-
-class GraphResult(ABC):
-    """What was measured of a graph besides the two that compute what the encoder does in fp32.
-
-    Attributes:
-        name: of what it is: a precision, or `contributions`.
-        path: of the graph in the bundle.
-    """
-
-    name: ClassVar[str]
-    path: ClassVar[str]
-
-    @property
-    def title(self) -> str:
-        """The heading above it in the report."""
-        return f"In {self.name}"
-
-    @property
-    def passed(self) -> bool:
-        """Whether every gate held."""
-        return not self.failures()
-
-    @abstractmethod
-    def failures(self) -> list[str]:
-        """Return a line for each gate that did not hold, the worst first."""
-
-    @abstractmethod
-    def figures(self) -> list[ParityFigure]:
-        """Return its figures among those of the manifest's parity; none where `describe` states them."""
-
-    @abstractmethod
-    def gates(self) -> list[Gate]:
-        """Return each gate with what was found."""
-
-    @abstractmethod
-    def describe(self, graph: Graph) -> None:
-        """Put into the manifest's entry of the graph what does not follow from its file."""
-
-    @abstractmethod
-    def as_json(self) -> dict[str, Any]:
-        """Return every measurement as JSON values; a NaN or an infinity becomes None."""
-
-    @abstractmethod
-    def table(self) -> Table:
-        """Return what people are shown."""
-
-
 class Precision(ABC):
-    """A lower precision. An instance holds its options.
+    """A lower precision. An instance contains its options.
 
     Attributes:
-        name: what `--precision` calls it.
-        path: of its graph in the bundle.
-        number: what the manifest calls it.
-        operators: what the graph may hold besides the operators of fp32.
-        element_types: what its weights may be in besides fp32, as in `onnx.TensorProto`.
+        name: Value of the option `--precision`.
+        path: Path of the graph in the bundle.
+        number: Precision in the manifest.
+        operators: Operators that the graph may contain in addition to those of fp32.
+        element_types: Types of weights other than fp32, as in `onnx.TensorProto`.
     """
 
     name: ClassVar[str]
@@ -133,28 +71,28 @@ class Precision(ABC):
 
     @abstractmethod
     def write(self, source: Fp32Graph, progress: Progress) -> Stated:
-        """Write the graph, and the files that `measure` needs, into the bundle.
+        """Write the graph, and all files that `measure` needs, into the bundle.
 
         Returns:
-            What `measure` has to know.
+            The argument `stated` of `measure`.
 
         Raises:
-            GraphError: the graph can't be made.
-            SourceError: the bundle lacks what it is made with.
-            AccuracyError: no graph passes the gate.
+            GraphError: The graph can't be converted.
+            SourceError: The bundle lacks a file that the conversion needs.
+            AccuracyError: No graph passes the gate.
         """
 
     def save(self, source: Fp32Graph, graph: TracedGraph) -> None:
-        """Write the graph, always as a single file.
+        """Write the graph as a single file.
 
         Raises:
-            GraphError: it would be too large for one.
+            GraphError: The weights are too large for a single file.
         """
         size_bytes = sum(array.nbytes for array in graph.weights.values())
         if size_bytes > source.max_bytes:
             raise GraphError(
-                f"{Path(self.path).name} would hold {size_bytes} bytes of weights, one file at most "
-                f"{source.max_bytes}: export without --precision {self.name}"
+                f"the weights of {Path(self.path).name} have {size_bytes} bytes, but a single file can "
+                f"contain {source.max_bytes}: export without --precision {self.name}"
             )
         write_embedded(source.directory / self.path, graph.proto, graph.weights)
 
@@ -163,10 +101,10 @@ class Precision(ABC):
         """Measure the graph of a bundle.
 
         Args:
-            subject: the bundle and its reference.
-            stated: what `write` returned, or the bundle's manifest says.
-            progress: called before each step.
+            subject: Bundle and reference.
+            stated: Result of `write`, or the entry of the bundle's manifest.
+            progress: Called before each step.
 
         Raises:
-            BundleError, GraphError: the files contradict what is stated, or one another.
+            BundleError, GraphError: The files contradict the manifest or each other.
         """

@@ -1,13 +1,16 @@
-"""What an export or a check says of its progress."""
+"""Progress callbacks of exports and checks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 Progress = Callable[[str, str, int, int], None]
-"""Called before each step with the stage, the detail (such as an input shape; may be empty), the number of
-steps of the stage that are done, and that of all its steps."""
+"""Called before each step with the stage, a detail such as an input shape (may be empty), the number of
+completed steps of the stage, and the total."""
 
 StageProgress = Callable[[str, int, int], None]
-"""The same within one stage: detail, done, total."""
+"""`Progress` within one stage: detail, number of completed steps, total."""
+
+T = TypeVar("T")
 
 
 def no_progress(_stage: str, _detail: str, _done: int, _total: int) -> None:
@@ -16,3 +19,18 @@ def no_progress(_stage: str, _detail: str, _done: int, _total: int) -> None:
 
 def no_stage_progress(_detail: str, _done: int, _total: int) -> None:
     """Report nothing."""
+
+
+def report_each(
+    items: Sequence[T] | Mapping[T, object], progress: StageProgress, detail: str | None = None
+) -> Iterator[T]:
+    """Yield the items and report each before it is processed.
+
+    Args:
+        items: Cases, paths or other steps of the stage.
+        progress: Called before each item.
+        detail: Constant detail. If None, the item itself.
+    """
+    for index, item in enumerate(items):
+        progress(str(item) if detail is None else detail, index, len(items))
+        yield item

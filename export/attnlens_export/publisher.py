@@ -22,8 +22,8 @@ from attnlens_export.errors import SourceError
 from attnlens_export.graph.names import HIDDEN_OUTPUT
 from attnlens_export.int8.texts import read_kinds
 from attnlens_export.json_files import finite
-from attnlens_export.parity.compare import max_abs_difference
-from attnlens_export.parity.result import ParityResult
+from attnlens_export.parity.measure import ParityResult
+from attnlens_export.parity.reference import max_abs_difference
 from attnlens_export.progress import StageProgress
 from attnlens_export.published.pooling import read_pooling
 

@@ -1,4 +1,4 @@
-"""A directory that appears complete or not at all."""
+"""Atomic creation of a directory: it appears complete or not at all."""
 
 import os
 import secrets
@@ -15,26 +15,26 @@ from attnlens_export.exchange import exchange
 
 @dataclass(frozen=True)
 class TargetKind:
-    """What a directory is to become, and so what it may replace.
+    """Kind of a target directory. Only a directory of the same kind may be replaced.
 
     Attributes:
-        noun: what to call it.
-        recognize: raises BundleError for a directory of another kind.
+        noun: Name for messages.
+        recognize: Function that raises BundleError for a directory of another kind.
     """
 
     noun: str
     recognize: Callable[[Path], object]
 
 
-# A file of that name is not enough: web applications have one too.
+# Reads the manifest, because web applications have a manifest.json, too.
 BUNDLE = TargetKind("bundle", read_manifest)
 
 
 def check_target(output: Path, *, force: bool, kind: TargetKind = BUNDLE) -> None:
-    """Refuse a target that must not be replaced.
+    """Validate that a target may be created or replaced.
 
     Raises:
-        OutputError: it exists and is not empty, unless it is of the same kind and `force` is set.
+        OutputError: The target is not empty, and is of another kind or `force` is not set.
     """
     if not os.path.lexists(output) or (output.is_dir() and not any(output.iterdir())):
         return
@@ -42,7 +42,7 @@ def check_target(output: Path, *, force: bool, kind: TargetKind = BUNDLE) -> Non
         kind.recognize(output)
     except BundleError as error:
         raise OutputError(
-            f"{output} exists and is no {kind.noun}: choose another directory, or remove it yourself"
+            f"{output} exists and is not a {kind.noun}: choose another directory, or remove it yourself"
         ) from error
     if not force:
         raise OutputError(f"{output} exists: choose another directory, or replace it with --force")
@@ -50,17 +50,17 @@ def check_target(output: Path, *, force: bool, kind: TargetKind = BUNDLE) -> Non
 
 @contextmanager
 def staged(output: Path, *, force: bool, kind: TargetKind = BUNDLE) -> Iterator[Path]:
-    """Yield an empty directory beside `output` that replaces it on a normal exit and vanishes on any other.
+    """Yield an empty directory that replaces `output` on success and is removed on an exception.
 
     Raises:
-        OutputError: the directory can't be made or written, or `output` may not be replaced (see
+        OutputError: The directory can't be created or written, or `output` must not be replaced (see
             `check_target`).
     """
-    # Where a link leads; the link itself stays. Unlike Path.resolve, a loop of links is no error here.
+    # Replaces the target of a symbolic link. Unlike Path.resolve, realpath accepts a loop of links.
     output = Path(os.path.realpath(output))
     _check_name(output)
     check_target(output, force=force, kind=kind)
-    # Hidden, and on the same file system, so that the move is one rename.
+    # On the same file system, so that a rename suffices.
     staging = _sibling(output, "partial")
     missing_parents = [parent for parent in output.parents if not os.path.lexists(parent)]
     try:
@@ -68,7 +68,7 @@ def staged(output: Path, *, force: bool, kind: TargetKind = BUNDLE) -> Iterator[
             output.parent.mkdir(parents=True, exist_ok=True)
             staging.mkdir()
         except OSError as error:
-            raise OutputError(f"{output} can't be made: {error.strerror}") from error
+            raise OutputError(f"{output} can't be created: {error.strerror}") from error
         try:
             yield staging
         except OSError as error:
@@ -79,7 +79,7 @@ def staged(output: Path, *, force: bool, kind: TargetKind = BUNDLE) -> Iterator[
     finally:
         shutil.rmtree(staging, ignore_errors=True)
         with suppress(OSError):
-            # Ends at the first that is not empty: all of them stay where the bundle was made.
+            # Stops at the first directory that is not empty. After a success, this is the first one.
             for parent in missing_parents:
                 parent.rmdir()
 
@@ -88,52 +88,59 @@ def _check_name(output: Path) -> None:
     try:
         str(output).encode()
     except UnicodeEncodeError as error:
-        raise OutputError(f"{str(output)!r} is not UTF-8: ONNX can't open files there") from error
+        raise OutputError(
+            f"{str(output)!r} is not UTF-8, and ONNX can't open such paths: choose another directory"
+        ) from error
 
 
 def _was_writing(staging: Path, error: OSError) -> bool:
-    """Tell whether a failure is one of the output; a full disk names no file, a failed copy two."""
+    """Return whether an error was caused by writing to `staging`.
+
+    The error of a full disk has no file name, the error of a failed copy has two.
+    """
     written = error.filename if error.filename2 is None else error.filename2
     return written is None or Path(os.fsdecode(written)).is_relative_to(staging)
 
 
 def _replace(staging: Path, output: Path, *, force: bool, kind: TargetKind) -> None:
-    """Move `staging` to `output`; what was there is at `staging` afterwards, or gone."""
-    # Again: the work took a while.
+    """Move `staging` to `output`. Afterwards, a previous directory is at `staging` or removed."""
+    # The target may have changed since the first check.
     check_target(output, force=force, kind=kind)
     try:
         if not (output.is_dir() and any(output.iterdir())):
             staging.rename(output)
         elif exchange(staging, output):
-            _take_back_unless(kind, staging, output)
+            _undo_unless_recognized(kind, staging, output)
         else:
             _replace_in_two_steps(staging, output)
     except OSError as error:
         raise OutputError(f"the {kind.noun} can't be moved to {output}: {error.strerror}") from error
 
 
-def _take_back_unless(kind: TargetKind, staging: Path, output: Path) -> None:
-    """Undo an exchange that took away something else than was looked at.
+def _undo_unless_recognized(kind: TargetKind, staging: Path, output: Path) -> None:
+    """Undo an exchange if the target was replaced by something else after the check.
 
     Raises:
-        OutputError: it did.
+        OutputError: The exchange was undone.
     """
     try:
         kind.recognize(staging)
     except BundleError as error:
         exchange(staging, output)
-        raise OutputError(f"{output} has just become something that is no {kind.noun}: see to it") from error
+        raise OutputError(
+            f"another process replaced {output} by something that is not a {kind.noun}: check its content"
+        ) from error
 
 
 def _replace_in_two_steps(staging: Path, output: Path) -> None:
-    """Move `output` aside, then `staging` there: for a moment there is nothing."""
+    """Rename `output`, then `staging`. Between the two steps, there is no `output`."""
     aside = _sibling(output, "replaced")
     try:
         output.rename(aside)
         staging.rename(output)
     finally:
-        # However the second move failed, Ctrl-C included: the old one comes back, unless another process
-        # has put a new one there.
+        # If the second rename failed or was interrupted, restore the old directory, unless another process
+        # has created a new one.
         if aside.exists() and not output.exists():
             aside.rename(output)
         shutil.rmtree(aside, ignore_errors=True)

@@ -293,7 +293,7 @@ def test_a_wrong_weight_fails_parity_by_name_and_leaves_nothing(
     assert "onnx/model" in message
     assert any(f"at {case}: " in message for case in small_grid(40))
     assert "attentions.1[" in message or "last_hidden_state[" in message
-    assert "PyTorch has" in message
+    assert "PyTorch returns" in message
     assert list(output.parent.iterdir()) == []
 
 
@@ -381,6 +381,6 @@ def test_the_warning_of_a_bundle_without_contributions_is_for_users(
 ) -> None:
     monkeypatch.setattr(bundle, "write_contributions", lambda *_: "no contributions: Add 'add_3' adds 'x'")
     [warning] = export_bundle(tiny_config, output, quick).warnings
-    assert warning.startswith("this bundle can't explain embeddings by contributions, the default method of")
+    assert warning.startswith("this bundle does not support contributions, the default method of")
     assert "(attention: softmax). Use another method, such as --method leave_one_out" in warning
     assert "developer of the encoder: Add 'add_3' adds 'x'; see docs/bundle.md" in warning

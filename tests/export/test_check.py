@@ -178,18 +178,21 @@ def change_manifest(directory: Path, change: Callable[[Manifest], object]) -> No
 FALSE_CLAIMS: dict[str, tuple[Callable[[Manifest], object], str]] = {
     "heads": (
         lambda manifest: setattr(manifest.architecture, "num_heads", 7),
-        "architecture.num_heads is 7, the files say 4",
+        "architecture.num_heads is 7, but 4 according to the files",
     ),
     "pooling": (
         lambda manifest: setattr(manifest.pooling, "normalize", True),
-        "pooling.normalize is True, the files say False",
+        "pooling.normalize is True, but False according to the files",
     ),
-    "limit": (lambda manifest: setattr(manifest, "max_tokens", 41), "max_tokens is 41, the files say 40"),
+    "limit": (
+        lambda manifest: setattr(manifest, "max_tokens", 41),
+        "max_tokens is 41, but 40 according to the files",
+    ),
     "output": (
         lambda manifest: setattr(manifest.graphs[1].outputs[2].value, "name", "attentions.7"),
-        "graphs.1.outputs.2.value.name is 'attentions.7', the files say 'attentions.1'",
+        "graphs.1.outputs.2.value.name is 'attentions.7', but 'attentions.1' according to the files",
     ),
-    "graph": (lambda manifest: manifest.graphs.pop(), "graphs has 2 entries, the files say 3"),
+    "graph": (lambda manifest: manifest.graphs.pop(), "graphs has 2 entries, but 3 according to the files"),
     "file": (lambda manifest: manifest.files.pop(), "sentence_bert_config.json is not in the manifest"),
 }
 
@@ -245,7 +248,7 @@ def test_weights_in_a_file_without_a_hash_are_refused(copied: Path) -> None:
     manifest.files.remove(unlisted)
     write_manifest(copied, manifest)
     check_graphs(copied, read_config(copied / "config.json"))  # nothing else is wrong with it
-    message = r"model_attentions\.onnx has weights in .*\.DS_Store, which has no hash in the manifest"
+    message = r"model_attentions\.onnx has weights in .*\.DS_Store, but the manifest has no hash of this file"
     with pytest.raises(BundleError, match=message):
         check_bundle(copied, grid=GRID)
 
@@ -292,5 +295,5 @@ def test_a_weight_that_no_input_reads_must_be_the_checkpoints_too(
 
 
 def test_a_checkpoint_of_another_size_is_refused(tiny_bundle: Path, minilm_dir: Path) -> None:
-    with pytest.raises(SourceError, match="is another encoder"):
+    with pytest.raises(SourceError, match="but that of the bundle is"):
         check_bundle(tiny_bundle, minilm_dir)

@@ -83,9 +83,9 @@ def test_a_manifest_that_leaves_out_what_is_empty_passes(copied: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("normalize", False, "pooling.normalize is False, the files say True"),
-        ("truncate_dim", 0, "pooling.truncate_dim is 0, the files say 8"),
-        ("dense", [{"path": "2_Dense"}], "pooling.dense has 1 entries, the files say 0"),
+        ("normalize", False, "pooling.normalize is False, but True according to the files"),
+        ("truncate_dim", 0, "pooling.truncate_dim is 0, but 8 according to the files"),
+        ("dense", [{"path": "2_Dense"}], "pooling.dense has 1 entries, but 0 according to the files"),
     ],
 )
 def test_what_is_stated_is_compared_also_where_it_is_empty(
@@ -103,5 +103,5 @@ def test_a_prompt_that_is_not_stated_is_not_skipped(copied: Path) -> None:
     settings = read(copied / "config_sentence_transformers.json")
     write(copied / "config_sentence_transformers.json", settings | {"prompts": {"query": "query: "}})
     sign(copied)
-    with pytest.raises(BundleError, match=r"prompts\.query is None, the files say 'query: '"):
+    with pytest.raises(BundleError, match=r"prompts\.query is None, but 'query: ' according to the files"):
         check_bundle(copied, grid=GRID)

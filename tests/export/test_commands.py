@@ -50,9 +50,7 @@ def test_prompts_and_pooling_of_the_command_line_end_up_in_the_manifest(
     )
     assert result.exit_code == 0, result.output
     assert "prompts: maths 'a=b ', query 'query: ' (default)\n" in result.stdout
-    assert (
-        "embeddings: weighted_mean over the tokens; not normalized; 48 components (as asked" in result.stdout
-    )
+    assert "embeddings: weighted_mean over the tokens; not normalized; 48 components (as in" in result.stdout
     manifest = read_manifest(output)
     assert dict(manifest.prompts) == {"query": "query: ", "maths": "a=b "}
     assert manifest.default_prompt_name == "query"
@@ -90,7 +88,7 @@ def test_export_of_a_configuration_then_check(config_file: Path, output: Path) -
         "embeddings: mean over the tokens; not normalized; 48 components (the default of a newly initialized "
         "encoder, see --pooling and --normalize)\n"
         "prompts: none\n"
-        "longest input: 40 tokens, all that the encoder takes\n"
+        "maximum input: 40 tokens, the limit of the encoder\n"
     ) in result.stdout
     assert "warning" not in result.stderr
     assert result.stdout.count("passed") == 3
@@ -131,9 +129,9 @@ def test_export_of_a_checkpoint(published: Path, output: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "mine, 1 layers, 3 heads, 96 wide, up to 20 tokens" in result.stdout
     assert (
-        "embeddings: cls over the tokens; not normalized; 96 components (changed from what the checkpoint "
-        "says)\nprompts: none\n"
-        "longest input: 20 tokens, the publisher's limit (the encoder takes 34)\n"
+        "embeddings: cls over the tokens; not normalized; 96 components (changed by the "
+        "options)\nprompts: none\n"
+        "maximum input: 20 tokens, the publisher's limit (the encoder supports 34)\n"
     ) in result.stdout
     assert "left out, as the encoder's outputs do not need them: pooler (2 tensors)\n" in result.stdout
     assert not read_manifest(output).pooling.normalize
@@ -239,8 +237,8 @@ def test_check_of_what_is_no_bundle_exits_1(tmp_path: Path) -> None:
 
 def test_check_names_the_failure(published: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_export(published, "--output", output).exit_code == 0
-    monkeypatch.setattr("attnlens_export.parity.result.TOLERANCE", 1e-9)
-    monkeypatch.setattr("attnlens_export.parity.result.REFERENCE_ERROR_RATIO", 1e-3)
+    monkeypatch.setattr("attnlens_export.parity.reference.TOLERANCE", 1e-9)
+    monkeypatch.setattr("attnlens_export.parity.reference.REFERENCE_ERROR_RATIO", 1e-3)
     result = run_check(output, "--source", published)
     assert result.exit_code == 1
     assert "against the checkpoint source" in result.stdout
@@ -293,7 +291,7 @@ def test_an_encoder_that_no_memory_holds_is_refused(
     )
     result = run_export("--config", path, "--output", output)
     assert result.exit_code == 1
-    assert "no memory for an encoder of this size" in result.stderr
+    assert "not enough memory for an encoder of this size" in result.stderr
 
 
 def test_a_revision_of_a_directory_is_refused(minilm_dir: Path, output: Path) -> None:

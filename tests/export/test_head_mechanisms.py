@@ -14,8 +14,7 @@ from attnlens_export.graph.names import layer_outputs, output_names
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.graph.write import write_embedded
 from attnlens_export.parity.grid import Case, Padding
-from attnlens_export.parity.reference import run_fp32
-from attnlens_export.parity.ties import make_clear_inputs
+from attnlens_export.parity.reference import make_clear_inputs, run_fp32
 from attnlens_model import Encoder, EncoderConfig, new_encoder
 from configs import small_config
 from mechanisms import mechanism_config

@@ -122,7 +122,7 @@ def test_what_came_between_the_look_and_the_exchange_comes_back(
         return exchange(first, second)
 
     monkeypatch.setattr(staging, "exchange", somebody_is_faster)
-    with pytest.raises(OutputError, match="has just become something that is no bundle"):
+    with pytest.raises(OutputError, match=r"another process replaced .* by something that is not a bundle"):
         write_bundle(output, "new")
     assert (output / "thesis.tex").read_text("utf-8") == "mine"
     assert list(output.parent.iterdir()) == [output]

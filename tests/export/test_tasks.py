@@ -43,7 +43,7 @@ def test_a_bundle_says_its_task_everywhere_and_is_checked_against_it(source: Pat
     bundle = tmp_path / "bundle"
     task = TASKS[1]
     summary = export_bundle(source, bundle, ExportOptions(adapter_task=task, pooling="mean", grid=GRID))
-    assert f"task: {task}, whose adapters are merged into the weights, as asked for" in summary.decisions
+    assert f"task: {task}, whose adapters are merged into the weights as requested" in summary.decisions
     manifest = read_manifest(bundle)
     assert (manifest.adapter_task, dict(manifest.prompts), manifest.default_prompt_name) == (
         task,
@@ -58,7 +58,8 @@ def test_a_bundle_says_its_task_everywhere_and_is_checked_against_it(source: Pat
     # Another task's weights are not those inside.
     write(bundle / "config.json", read(bundle / "config.json") | {"attnlens_adapter_task": TASKS[0]})
     sign(bundle)
-    with pytest.raises(BundleError, match=f"adapter_task is '{task}', the files say '{TASKS[0]}'"):
+    message = f"adapter_task is '{task}', but '{TASKS[0]}' according to the files"
+    with pytest.raises(BundleError, match=message):
         check_bundle(bundle, source, grid=GRID)
 
 
@@ -75,7 +76,7 @@ def test_the_command_takes_a_task_or_none_and_names_those_that_there_are(
     assert f"has adapters for the tasks {', '.join(TASKS)}: choose one of them (--adapter-task)" in shown
     code, shown = run(str(source), "--adapter-task", "none")
     assert code == 0, shown
-    assert "task: none; the adapters of all tasks are left out, as asked for" in shown
+    assert "task: none, the adapters of all tasks are omitted as requested" in shown
     assert read_manifest(tmp_path / "bundle").adapter_task == "none"
     result = CliRunner().invoke(
         check, [str(tmp_path / "bundle"), "--source", str(source), "--parity-tokens", "8"]

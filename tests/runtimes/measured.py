@@ -13,8 +13,7 @@ from attnlens_export.graph.names import ATTENTIONS_PATH, EMBEDDINGS_PATH
 from attnlens_export.graph.parameters import rebuild_encoder
 from attnlens_export.parity.grid import Case, small_grid
 from attnlens_export.parity.measure import Subject
-from attnlens_export.runtimes.measure import RuntimeOptions, find_runtimes, measure_runtime
-from attnlens_export.runtimes.result import RuntimeResult
+from attnlens_export.runtimes import RuntimeOptions, RuntimeResult, find_runtimes, measure_runtime
 from attnlens_model import read_config
 from attnlens_runtimes import Installed
 

@@ -16,9 +16,9 @@ from tokenizers import Tokenizer
 
 from attnlens_export.graph.names import ATTENTIONS_PATH, EMBEDDINGS_PATH
 from attnlens_export.graph.read import read_structure
-from attnlens_export.parity.compare import difference
 from attnlens_export.parity.grid import Case, Padding, small_grid
-from attnlens_export.parity.measure import Graph
+from attnlens_export.parity.reference import difference
+from attnlens_export.sessions import Graph
 from attnlens_model.attention.parts.masks import MASKED_SCORE
 from attnlens_runtimes import FP32, GraphProcess
 from attnlens_runtimes.runtime import Feed
@@ -140,7 +140,7 @@ def test_the_optimizer_of_onnx_runtime_changes_minilm_by_rounding_only(
     ("behaviour", "failure"),
     [
         ("is far off", "the cosine of a token's vector with PyTorch's is 0.99"),
-        ("gives NaN for padding", "an output has a NaN or an infinity"),
+        ("gives NaN for padding", "an output contains NaN or infinity"),
         ("attends to padding", "a masked token has the attention weight 1.00e-04 instead of 0"),
     ],
 )

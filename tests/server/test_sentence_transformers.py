@@ -203,15 +203,18 @@ def test_the_tokens_of_a_prompt_count_and_ids_have_none(client: Client) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"default_prompt_name": "query"}, "default_prompt_name is 'query', the files say 'passage'"),
-        ({"prompts": {"query": "q"}}, r"prompts\.query is 'q', the files say 'Given"),
+        (
+            {"default_prompt_name": "query"},
+            "default_prompt_name is 'query', but 'passage' according to the files",
+        ),
+        ({"prompts": {"query": "q"}}, r"prompts\.query is 'q', but 'Given"),
         (
             {"pooling": {"pooling": "POOLING_WEIGHTED_MEAN", "normalize": False}},
-            r"pooling\.normalize is False, the files say True",
+            r"pooling\.normalize is False, but True according to the files",
         ),
         (
             {"pooling": {"pooling": "POOLING_WEIGHTED_MEAN", "normalize": True, "dense": []}},
-            r"pooling\.dense has 0 entries, the files say \d",
+            r"pooling\.dense has 0 entries, but \d according to the files",
         ),
     ],
 )

@@ -1,14 +1,16 @@
-"""Do contributions add up? Measured on the grid of parity, with random directions.
+"""Check of the contribution graph: contributions must add up. Measured on the parity grid.
 
-Every text of a batch is another case: the mean and the maximum of token vectors, towards a random direction
-and towards itself, all components of the embedding and half of them.
+Each text of a batch tests another combination: mean or maximum pooling, a random direction or the text's own
+embedding, all embedding components or half of them.
 
-B batch, T tokens, D hidden size, E components of an embedding, L layers, H heads.
+Shapes: B texts in a batch, T tokens, D hidden size, E embedding size, L layers, H heads.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +20,8 @@ from torch import Tensor, nn
 from attnlens.dense import DenseLayer, open_layers
 from attnlens.explanations import pool_weighted
 from attnlens.pooling import Pooling, finish
+from attnlens.v1.manifest_pb2 import GateKind, OutputRole
 from attnlens_export.contributions.heads import limit_to_sweep
-from attnlens_export.contributions.result import Completeness, ContributionsResult, HeadGates
 from attnlens_export.graph.names import (
     BASELINE,
     CONTRIBUTIONS_PATH,
@@ -37,64 +39,260 @@ from attnlens_export.graph.names import (
     contribution_inputs,
 )
 from attnlens_export.graph.read import read_structure
-from attnlens_export.parity.compare import max_abs_difference
+from attnlens_export.json_files import finite
 from attnlens_export.parity.grid import Case, Inputs, Padding, make_inputs
-from attnlens_export.parity.measure import Graph, Subject
-from attnlens_export.parity.reference import Tensors, run_float64, run_fp32
-from attnlens_export.parity.result import allowed_error
-from attnlens_export.parity.ties import make_clear_inputs
+from attnlens_export.parity.measure import (
+    GridMeasurements,
+    Subject,
+    draw_inputs,
+    measure_grid,
+    shortest_text,
+)
+from attnlens_export.parity.reference import (
+    Tensors,
+    allowed_error,
+    max_abs_difference,
+    run_float64,
+    run_fp32,
+)
 from attnlens_export.progress import StageProgress
 from attnlens_export.published.pooling import read_pooling
+from attnlens_export.results import Figure, FigureSet, GraphResult, Table, max_or_nan
+from attnlens_export.sessions import Graph
 from attnlens_model import Encoder, EncoderConfig
 
+LIMIT = 1e-5
 SEED = 20_261_122
 HEADS_TOKENS = 16
+
+Float64Array = npt.NDArray[np.float64]
 Feed = dict[str, npt.NDArray[np.generic]]
 Run = Callable[[Feed], Tensors]
 
 
+@dataclass(frozen=True)
+class Completeness(FigureSet):
+    """Measurements on one input shape, maximum over texts.
+
+    Attributes:
+        case: Input shape.
+        incompleteness: |sum of scores + baseline - d · p / |p|| / |d|.
+        max_batch_difference: Maximum difference between a score of the shortest text in the batch and of the
+            same text alone, divided by |d|.
+        embedding_error: |p - q| / |q|, where q is computed from the token vectors of the embeddings graph.
+        padding_score: Maximum score of padding, which must be 0.
+        is_finite: Whether all outputs are finite.
+    """
+
+    case: str
+    incompleteness: float
+    max_batch_difference: float
+    embedding_error: float
+    padding_score: float
+    is_finite: bool
+
+    def figures(self) -> list[Figure]:
+        """Return every measurement with its limit."""
+        role = OutputRole.OUTPUT_ROLE_TOKEN_CONTRIBUTIONS
+        where = f"{CONTRIBUTIONS_PATH} at {self.case}"
+        limit = f"(limit {LIMIT:g})"
+        return [
+            Figure(
+                CONTRIBUTIONS_PATH,
+                self.incompleteness,
+                LIMIT,
+                f"{where}: scores and baseline differ from d . p by {self.incompleteness:.2e} |d| |p| "
+                f"{limit}",
+                GateKind.GATE_KIND_MAX_INCOMPLETENESS,
+                role,
+            ),
+            Figure(
+                CONTRIBUTIONS_PATH,
+                self.max_batch_difference,
+                LIMIT,
+                f"{where}: a score of a text differs by {self.max_batch_difference:.2e} |d| between the "
+                f"batch and the text alone {limit}",
+                GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE,
+                role,
+            ),
+            Figure(
+                CONTRIBUTIONS_PATH,
+                float(not self.is_finite),
+                0.0,
+                f"{where}: an output contains NaN or infinity",
+            ),
+            Figure(
+                CONTRIBUTIONS_PATH,
+                self.embedding_error,
+                LIMIT,
+                f"{where}: the embedding differs from that of the embeddings graph by "
+                f"{self.embedding_error:.2e} |p| {limit}",
+            ),
+            Figure(
+                CONTRIBUTIONS_PATH,
+                self.padding_score,
+                0.0,
+                f"{where}: padding has the score {self.padding_score:.2e} instead of 0",
+            ),
+        ]
+
+
+@dataclass(frozen=True)
+class HeadGates(FigureSet):
+    """Measurements with head gates other than 1, on one text.
+
+    Attributes:
+        case: Input shape.
+        slope_error: For each layer, the sum of scores and baseline is computed twice: with all gates at 1,
+            and with random gates in the sweep alone, half of them 0. The change must equal the contributions
+            of the heads. Maximum difference, divided by |d|.
+        ablated_incompleteness: `Completeness.incompleteness` with random heads of all layers removed.
+        ablated_error: max |ONNX - PyTorch fp32| of the embedding, scaled to length 1, with the same heads
+            removed.
+        ablated_limit: Limit on `ablated_error`.
+    """
+
+    case: str
+    slope_error: float
+    ablated_incompleteness: float
+    ablated_error: float
+    ablated_limit: float
+
+    def figures(self) -> list[Figure]:
+        """Return every measurement with its limit."""
+        where = f"{CONTRIBUTIONS_PATH} at {self.case}"
+        return [
+            Figure(
+                CONTRIBUTIONS_PATH,
+                self.slope_error,
+                LIMIT,
+                f"{where}: head contributions differ from the effect of closed heads by "
+                f"{self.slope_error:.2e} |d| (limit {LIMIT:g})",
+                GateKind.GATE_KIND_MAX_INCOMPLETENESS,
+                OutputRole.OUTPUT_ROLE_HEAD_CONTRIBUTIONS,
+            ),
+            Figure(
+                CONTRIBUTIONS_PATH,
+                self.ablated_error,
+                self.ablated_limit,
+                f"{where} with some heads removed: the embedding differs from PyTorch by "
+                f"{self.ablated_error:.2e} |p| (limit {self.ablated_limit:.2e})",
+                GateKind.GATE_KIND_MAX_ABS_ERROR,
+                OutputRole.OUTPUT_ROLE_EMBEDDING,
+            ),
+            Figure(
+                CONTRIBUTIONS_PATH,
+                self.ablated_incompleteness,
+                LIMIT,
+                f"{where} with some heads removed: scores and baseline differ from d . p by "
+                f"{self.ablated_incompleteness:.2e} |d| |p| (limit {LIMIT:g})",
+            ),
+        ]
+
+
+@dataclass(frozen=True)
+class ContributionsResult(GraphResult):
+    """All measurements of the contribution graph.
+
+    Attributes:
+        cases: Measurements of each input shape.
+        heads: Measurements with gates other than 1. None if not measured.
+    """
+
+    name: ClassVar[str] = "contributions"
+    path: ClassVar[str] = CONTRIBUTIONS_PATH
+    title: ClassVar[str] = "Contributions of tokens"
+
+    cases: tuple[Completeness, ...]
+    heads: HeadGates | None = None
+
+    def figures(self) -> list[Figure]:
+        """Return the figures of all cases, then those with other gates."""
+        sets: list[FigureSet] = [*self.cases, *([self.heads] if self.heads else [])]
+        return [figure for figures in sets for figure in figures.figures()]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the limit and every measurement."""
+        heads = None if self.heads is None else finite(asdict(self.heads))
+        return {"limit": LIMIT, "cases": [finite(asdict(case)) for case in self.cases], "heads": heads}
+
+    def table(self) -> Table:
+        """Return the maximum of each measurement as a remark."""
+        caption = (
+            f"{len(self.cases)} input shapes. The scores of the tokens and the baseline are computed "
+            "independently and must add up to the product of the direction and the embedding"
+        )
+        incompleteness = max_or_nan(case.incompleteness for case in self.cases)
+        batch_difference = max_or_nan(case.max_batch_difference for case in self.cases)
+        remark = (
+            f"contributions: scores and baseline add up within {incompleteness:.1e} |d| |p|; alone and in a "
+            f"batch they differ by {batch_difference:.1e} |d| (limit of both {LIMIT:g})"
+        )
+        if self.heads is None:
+            return Table(caption, remarks=(remark,))
+        of_heads = (
+            f"heads: contributions equal the effect of closed heads within {self.heads.slope_error:.1e} |d| "
+            f"(limit {LIMIT:g}); with some heads removed, the embedding is within "
+            f"{self.heads.ablated_error:.1e} |p| of PyTorch's"
+        )
+        return Table(caption, remarks=(remark, of_heads))
+
+
 def measure_contributions(subject: Subject, progress: StageProgress) -> ContributionsResult:
-    """Run every case whose attention maps fit into memory, and one text with other gates of heads than 1.
+    """Measure all cases whose attention fits into memory, and one text with head gates other than 1.
 
     Args:
-        subject: the bundle; its encoder helps to draw texts without near ties, and runs without some heads.
-        progress: called before each case.
+        subject: Bundle and reference.
+        progress: Called before each case.
 
     Returns:
-        The measurements. Nothing is raised for a graph that fails: see `ContributionsResult.failures`.
+        The measurements. A graph that fails does not raise an exception: see `ContributionsResult.failures`.
     """
     directory, config = subject.directory, subject.config
+    subject = replace(subject, cases=[case for case in subject.cases if case.with_attentions])
     dense = open_layers(directory, read_pooling(directory, config.vector_size).dense, config.vector_size)
-    cases = [case for case in subject.cases if case.with_attentions]
-    inputs = {case: make_clear_inputs(case, config, subject.encoder) for case in cases}
-    # One graph after the other: two sessions would hold the weights twice.
+    inputs = draw_inputs(subject)
+    # One graph after the other, because two sessions would hold the weights twice.
     graph = Graph(directory, EMBEDDINGS_PATH)
-    hidden = {case: graph.run(inputs[case])[HIDDEN_OUTPUT] for case in cases}
+    hidden = {case: graph.run(inputs[case])[HIDDEN_OUTPUT] for case in subject.cases}
     del graph
-    graph = Graph(directory, CONTRIBUTIONS_PATH)
-    found = []
-    for number, case in enumerate(cases):
-        progress(str(case), number, len(cases))
-        found.append(measure_case(graph.run_feed, case, inputs[case], config, hidden.pop(case), dense))
-    progress("gates of heads", len(cases), len(cases))
     feed = _ablating_feed(config, _size(config, dense))
-    found_ablated = graph.run_feed(feed)
-    del graph  # PyTorch needs memory, too
-    ablated = _compare_ablated(found_ablated, feed, subject, dense)
+    cases, ablated = _run_graph(subject, inputs, hidden, dense, feed, progress)
+    progress("head gates", len(cases), len(cases))
+    ablation = _compare_ablated(ablated, feed, subject, dense)
     structure = read_structure(directory / CONTRIBUTIONS_PATH)
     limit_to_sweep(structure)
     graph = Graph(directory, CONTRIBUTIONS_PATH, model=structure)
     slope_error = measure_slope(graph.run_feed, config, _size(config, dense))
-    heads = HeadGates(str(_heads_case(config)), slope_error, *ablated)
+    heads = HeadGates(str(_heads_case(config)), slope_error, *ablation)
     progress("", len(cases), len(cases))
-    return ContributionsResult(tuple(found), heads)
+    return ContributionsResult(tuple(cases), heads)
+
+
+def _run_graph(
+    subject: Subject,
+    inputs: Mapping[Case, Inputs],
+    hidden: Mapping[Case, npt.NDArray[np.floating]],
+    dense: Sequence[DenseLayer],
+    feed: Feed,
+    progress: StageProgress,
+) -> tuple[list[Completeness], Tensors]:
+    """Return the measurements of all cases and the outputs for `feed`. Releases the graph afterwards."""
+    graph = Graph(subject.directory, CONTRIBUTIONS_PATH)
+
+    def measure(case: Case, inputs: Inputs) -> Completeness:
+        return measure_case(graph.run_feed, case, inputs, subject.config, hidden[case], dense)
+
+    grid: GridMeasurements[Completeness] = GridMeasurements()
+    measure_grid(subject, inputs, {}, grid, progress, contributions=(CONTRIBUTIONS_PATH, measure))
+    return grid.contributions, graph.run_feed(feed)
 
 
 def measure_slope(run: Run, config: EncoderConfig, size: int) -> float:
     """Return `HeadGates.slope_error`.
 
     Args:
-        run: Graph of contributions whose gates are limited to the sweep, see `heads.limit_to_sweep`.
+        run: Runs the contribution graph with gates limited to the sweep, see `heads.limit_to_sweep`.
         config: Configuration of the encoder.
         size: E.
     """
@@ -107,48 +305,48 @@ def measure_slope(run: Run, config: EncoderConfig, size: int) -> float:
     shape = closed.shape[-1:]
     for layer in range(num_layers):
         closed[layer + 1, layer] = generator.random(shape) * generator.integers(0, 2, shape)
-    found = run(feed | {HEAD_GATES: closed})
-    totals = _totals(found)
-    contributed = found[HEAD_CONTRIBUTIONS][0].astype(np.float64)  # (L, H)
-    changes = ((1.0 - closed.diagonal(axis1=0, axis2=1, offset=-1).T) * contributed).sum(axis=-1)  # (L,)
+    outputs = run(feed | {HEAD_GATES: closed})
+    totals = _totals(outputs)
+    contributions = outputs[HEAD_CONTRIBUTIONS][0].astype(np.float64)  # (L, H)
+    changes = ((1.0 - closed.diagonal(axis1=0, axis2=1, offset=-1).T) * contributions).sum(axis=-1)  # (L,)
     return float(np.abs(totals[0] - totals[1:] - changes).max() / np.linalg.norm(feed[DIRECTION][0]))
 
 
 def _ablating_feed(config: EncoderConfig, size: int) -> Feed:
-    """Return the inputs of one text, with gates that remove random heads of all layers."""
+    """Return the inputs for one text with gates that remove random heads of all layers."""
     feed = _heads_feed(config, size)
     gates = np.random.default_rng(SEED).integers(0, 2, feed[HEAD_GATES].shape)
     return feed | {HEAD_GATES: gates.astype(np.float32)}
 
 
 def _compare_ablated(
-    found: Tensors, feed: Feed, subject: Subject, dense: Sequence[DenseLayer]
+    outputs: Tensors, feed: Feed, subject: Subject, dense: Sequence[DenseLayer]
 ) -> tuple[float, float, float]:
     """Return the last three fields of `HeadGates`.
 
     Args:
-        found: Outputs of the graph of contributions.
-        feed: Its inputs, from `_ablating_feed`.
+        outputs: Outputs of the contribution graph for `feed`.
+        feed: Inputs from `_ablating_feed`.
         subject: Bundle and reference.
-        dense: Layers behind the pooling.
+        dense: Dense layers after the pooling.
     """
     inputs = make_inputs(_heads_case(subject.config), subject.config)
     gates = feed[HEAD_GATES][0].astype(np.float32)
     with ablated_heads(subject.encoder, gates):
         hidden = run_fp32(subject.encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
         exact = run_float64(subject.encoder, inputs, lambda _name, _output: None)
-    everything = np.ones(feed[DIRECTION].shape[1], dtype=np.bool_)
-    fp32, float64 = (_unit(_embed(feed, 0, states[0], dense, everything)) for states in (hidden, exact))
-    unit = _unit(found[EMBEDDING_OUTPUT][0].astype(np.float64))
+    all_components = np.ones(feed[DIRECTION].shape[1], dtype=np.bool_)
+    fp32, float64 = (_unit(_embed(feed, 0, states[0], dense, all_components)) for states in (hidden, exact))
+    unit = _unit(outputs[EMBEDDING_OUTPUT][0].astype(np.float64))
     direction = feed[DIRECTION][0].astype(np.float64)
-    missed = abs(float(_totals(found)[0] - direction @ unit)) / float(np.linalg.norm(direction))
+    incompleteness = abs(float(_totals(outputs)[0] - direction @ unit)) / float(np.linalg.norm(direction))
     limit = allowed_error(max_abs_difference(fp32, float64))
-    return missed, max_abs_difference(unit, fp32), limit
+    return incompleteness, max_abs_difference(unit, fp32), limit
 
 
 @contextmanager
 def ablated_heads(encoder: Encoder, gates: npt.NDArray[np.float32]) -> Iterator[None]:
-    """Multiply the results of heads by gates (L, H) while the context is active."""
+    """Multiply the outputs of heads by gates (L, H) while the context is active."""
     layers = itertools.count()
 
     def multiply(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -180,12 +378,12 @@ def _size(config: EncoderConfig, dense: Sequence[DenseLayer]) -> int:
     return len(dense[-1].weight) if dense else config.vector_size
 
 
-def _totals(found: Tensors) -> npt.NDArray[np.float64]:
+def _totals(outputs: Tensors) -> Float64Array:
     """Return the sum of scores and baseline of each text."""
-    return np.asarray(found[TOKEN_CONTRIBUTIONS].sum(axis=1, dtype=np.float64) + found[BASELINE])
+    return np.asarray(outputs[TOKEN_CONTRIBUTIONS].sum(axis=1, dtype=np.float64) + outputs[BASELINE])
 
 
-def _unit(vector: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _unit(vector: Float64Array) -> Float64Array:
     return np.asarray(vector / np.linalg.norm(vector))
 
 
@@ -194,50 +392,55 @@ def measure_case(
     case: Case,
     inputs: Inputs,
     config: EncoderConfig,
-    hidden: npt.NDArray[np.float32],
+    hidden: npt.NDArray[np.floating],
     dense: Sequence[DenseLayer] = (),
 ) -> Completeness:
     """Measure one case.
 
     Args:
-        run: the graph of contributions.
-        case: the input shape.
-        inputs: its tensors.
-        config: of the encoder.
-        hidden: (B, T, D), what the graph of embeddings makes of them.
-        dense: the layers behind the pooling.
+        run: Runs the contribution graph.
+        case: Input shape.
+        inputs: Inputs of the case.
+        config: Configuration of the encoder.
+        hidden: Token vectors (B, T, D) of the embeddings graph.
+        dense: Dense layers after the pooling.
     """
     size = _size(config, dense)
     feed = make_feed(inputs, config, size)
-    found = run(feed)
+    outputs = run(feed)
     live = inputs.attention_mask == 1
     rows = np.flatnonzero(live.any(axis=1))
-    vectors = found[EMBEDDING_OUTPUT].astype(np.float64)  # (B, E)
-    scores = found[TOKEN_CONTRIBUTIONS].astype(np.float64)  # (B, T)
-    lengths = np.linalg.norm(vectors, axis=1)
-    units = vectors / np.maximum(lengths, 1e-12)[:, None]
+    vectors = outputs[EMBEDDING_OUTPUT].astype(np.float64)  # (B, E)
+    scores = outputs[TOKEN_CONTRIBUTIONS].astype(np.float64)  # (B, T)
+    units = vectors / np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)[:, None]
     kept = np.arange(size) < feed[NUM_DIMENSIONS].astype(np.int64)[:, None]
     directions = (feed[DIRECTION] + feed[TOWARDS_ITSELF].astype(np.float64)[:, None] * units) * kept
-    sizes = np.maximum(np.linalg.norm(directions, axis=1), 1e-12)
-    totals = scores.sum(axis=1) + found[BASELINE]
-    errors = np.abs(totals - (directions * units).sum(axis=1)) / sizes
-    pooled = [_embed(feed, int(row), hidden[row], dense, kept[row]) for row in rows]
-    wrong = [
-        np.linalg.norm(vectors[row] - wanted) / np.linalg.norm(wanted)
-        for row, wanted in zip(rows, pooled, strict=True)
+    norms = np.maximum(np.linalg.norm(directions, axis=1), 1e-12)
+    totals = scores.sum(axis=1) + outputs[BASELINE]
+    errors = np.abs(totals - (directions * units).sum(axis=1)) / norms
+    expected = [_embed(feed, int(row), hidden[row], dense, kept[row]) for row in rows]
+    embedding_errors = [
+        np.linalg.norm(vectors[row] - embedding) / np.linalg.norm(embedding)
+        for row, embedding in zip(rows, expected, strict=True)
     ]
     return Completeness(
         case=str(case),
         incompleteness=float(errors[rows].max()),
-        max_batch_difference=_max_batch_difference(run, inputs, feed, scores, sizes),
-        embedding_error=float(np.max(wrong)),
+        max_batch_difference=_max_batch_difference(run, inputs, feed, scores, norms),
+        embedding_error=float(np.max(embedding_errors)),
         padding_score=float(np.abs(scores[~live]).max(initial=0.0)),
-        is_finite=all(bool(np.isfinite(tensor).all()) for tensor in found.values()),
+        is_finite=all(bool(np.isfinite(tensor).all()) for tensor in outputs.values()),
     )
 
 
 def make_feed(inputs: Inputs, config: EncoderConfig, size: int) -> Feed:
-    """Return the inputs of a graph of contributions: E = `size`; the same texts give the same numbers."""
+    """Return the inputs of the contribution graph. The same input shape always gets the same directions.
+
+    Args:
+        inputs: Tokens.
+        config: Configuration of the encoder.
+        size: E.
+    """
     generator = np.random.default_rng((SEED, *inputs.input_ids.shape))
     live = inputs.attention_mask.astype(np.float32)
     count = len(live)
@@ -260,8 +463,8 @@ def _embed(
     hidden: npt.NDArray[np.float32],
     dense: Sequence[DenseLayer],
     kept: npt.NDArray[np.bool_],
-) -> npt.NDArray[np.float64]:
-    """Return the embedding (E,) of the token vectors (T, D) of a text, by numpy."""
+) -> Float64Array:
+    """Compute the embedding (E,) of a text from its token vectors (T, D) with NumPy."""
     pooling = Pooling.MAX if feed[TAKES_MAXIMUM][row] else Pooling.MEAN
     pooled = pool_weighted(hidden, feed[POOLING_WEIGHTS][row].astype(np.float32), pooling)
     [vector] = finish(pooled[None], dense)
@@ -269,16 +472,15 @@ def _embed(
 
 
 def _max_batch_difference(
-    run: Run, inputs: Inputs, feed: Feed, scores: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]
+    run: Run, inputs: Inputs, feed: Feed, scores: Float64Array, norms: Float64Array
 ) -> float:
-    """Run the shortest text of a batch alone and compare its scores."""
-    lengths = inputs.attention_mask.sum(axis=1)
-    if len(lengths) == 1:
+    """Run the shortest text alone, and return the maximum difference of its scores divided by |d|."""
+    row = shortest_text(inputs)
+    if row is None:
         return 0.0
-    row = int(np.where(lengths > 0, lengths, lengths.max() + 1).argmin())
-    own = inputs.alone(row)
-    length = own.input_ids.shape[1]
-    alone: Feed = {name: array[row : row + 1] for name, array in feed.items()} | own.feed()
-    alone[POOLING_WEIGHTS] = feed[POOLING_WEIGHTS][row : row + 1, :length]
-    found = run(alone)[TOKEN_CONTRIBUTIONS][0]
-    return float(np.abs(found - scores[row, :length]).max() / sizes[row])
+    alone = inputs.alone(row)
+    length = alone.input_ids.shape[1]
+    alone_feed: Feed = {name: array[row : row + 1] for name, array in feed.items()} | alone.feed()
+    alone_feed[POOLING_WEIGHTS] = feed[POOLING_WEIGHTS][row : row + 1, :length]
+    alone_scores = run(alone_feed)[TOKEN_CONTRIBUTIONS][0]
+    return float(np.abs(alone_scores - scores[row, :length]).max() / norms[row])

@@ -1,6 +1,6 @@
-"""Real texts in an engine: how near the embeddings are to those in fp32, and what a batch changes.
+"""Texts in an engine: agreement of the embeddings with fp32, and the difference that a batch makes.
 
-N texts of a kind, B of a batch, T tokens, E components of an embedding.
+Shapes: B texts in a batch, T tokens.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,63 +12,66 @@ import numpy as np
 import numpy.typing as npt
 
 from attnlens.openvino_settings import LENGTH_MULTIPLE
-from attnlens.v1.manifest_pb2 import Gate, GateKind, Manifest, OutputRole
-from attnlens_export.engines.result import Part, broken
-from attnlens_export.graph.names import EMBEDDINGS_PATH, HIDDEN_OUTPUT, graph_id
-from attnlens_export.int8 import result as int8
-from attnlens_export.int8.agreement import Embedder, Vectors, compare, run_all
+from attnlens.v1.manifest_pb2 import GateKind, Manifest, OutputRole
+from attnlens_export.graph.names import EMBEDDINGS_PATH, HIDDEN_OUTPUT
 from attnlens_export.int8.precision import TEXTS_PATH
-from attnlens_export.int8.products import FloatArray
-from attnlens_export.int8.sessions import Feed, open_session
-from attnlens_export.int8.texts import Batch, make_batches, read_kinds, read_written
+from attnlens_export.int8.result import GRAPH_ID, INT8_PATH, Gate
+from attnlens_export.int8.texts import (
+    Batch,
+    Embedder,
+    FloatArray,
+    Vectors,
+    compare,
+    make_embedders,
+    read_kinds,
+    read_written,
+    run_all,
+)
 from attnlens_export.parity.grid import Case, Inputs, Padding, make_inputs
 from attnlens_export.published.pooling import read_pooling
-from attnlens_export.published.side_files import read_max_tokens
-from attnlens_export.runtimes.graph import ProcessGraph
+from attnlens_export.results import Figure
+from attnlens_export.sessions import Feed, ProcessGraph, open_session
 from attnlens_model import EncoderConfig
 
-# How many texts of a batch are run alone.
+# Maximum number of texts of a batch that also run alone.
 NUM_ALONE = 8
-# Random ids, where there is no tokenizer: 8 texts of as many lengths.
+# Batches of random ids for bundles without a tokenizer. Their texts have 8 different lengths.
 _RANDOM_LENGTHS = (15, 31, 127)
 _RANDOM_BATCH_SIZE = 8
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the embeddings of texts must keep.
+    """Limits for the embeddings of texts.
 
     Attributes:
-        mean_cosine: the least mean over the texts of a kind of the cosines with the embeddings in fp32.
-        min_cosine: the least of any text.
-        max_batch_difference: the largest difference of a component, of embeddings of length 1, between a text
-            alone and in a batch.
+        gate: Limits for the cosines with embeddings in fp32.
+        max_batch_difference: Maximum difference of a component, for embeddings of length 1, between the batch
+            and the text alone.
     """
 
-    mean_cosine: float
-    min_cosine: float
+    gate: Gate
     max_batch_difference: float
 
     @classmethod
     def of_int8(cls, manifest: Manifest) -> Self:
-        """Return those that the bundle states of its graph in int8."""
-        stated = [gate for gate in manifest.parity.gates if gate.graph == int8.GRAPH_ID]
-        gate = int8.Gate.from_messages(stated)
-        return cls(gate.min_mean_cosine, gate.min_cosine, max_batch_difference=1e-2)
+        """Return the limits that a bundle states for its int8 graph."""
+        stated = [gate for gate in manifest.parity.gates if gate.graph == GRAPH_ID]
+        return cls(Gate.from_messages(stated), max_batch_difference=1e-2)
 
 
-FP32_LIMITS = Limits(0.999999, 0.999999, 1e-5)
-BF16_LIMITS = Limits(0.9999, 0.9998, 1e-3)
+FP32_LIMITS = Limits(Gate(0.999999, 0.999999), 1e-5)
+BF16_LIMITS = Limits(Gate(0.9999, 0.9998), 1e-3)
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts by kind, in batches as a server makes them.
+    """Texts by kind, in batches like those of a server.
 
     Attributes:
-        embedders: by kind.
-        expected: their vectors by the graph in fp32 in ONNX Runtime; none for random ids, which only show
-            what a batch changes.
+        embedders: Texts by kind.
+        expected: Vectors of the fp32 graph in ONNX Runtime. None for random ids, which are only used to
+            measure the difference that a batch makes.
     """
 
     embedders: Mapping[str, Embedder]
@@ -76,81 +79,82 @@ class Texts:
 
     @classmethod
     def of_package(cls, directory: Path, config: EncoderConfig) -> Self:
-        """Return all texts of this package; without a tokenizer random ids."""
+        """Return all texts of this package, or random ids if the bundle has no tokenizer."""
         if not (directory / "tokenizer.json").is_file():
             lengths = sorted({min(length, config.max_tokens) for length in _RANDOM_LENGTHS})
             cases = [Case(_RANDOM_BATCH_SIZE, length, Padding.STEPS) for length in lengths]
-            batches = [_random_batch(case, number, config) for number, case in enumerate(cases)]
-            return cls({"random_ids": _embedder(directory, config, batches)}, None)
+            pooling = read_pooling(directory, config.vector_size)
+            batches = [_random_batch(case, index, config) for index, case in enumerate(cases)]
+            embedder = Embedder(directory, pooling, config.vector_size, batches)
+            return cls({"random_ids": _split_batches(embedder, config)}, None)
         kinds = {kind: list(dict.fromkeys(texts)) for kind, texts in read_kinds(None).items()}
         return cls._tokenized(directory, config, kinds)
 
     @classmethod
     def of_int8(cls, directory: Path, config: EncoderConfig, manifest: Manifest) -> Self:
-        """Return those that the bundle's graph in int8 is verified with."""
-        [graph] = [graph for graph in manifest.graphs if graph.path == int8.INT8_PATH]
+        """Return the texts on which the bundle's int8 graph is measured."""
+        [graph] = [graph for graph in manifest.graphs if graph.path == INT8_PATH]
         sizes = {kind.name: kind.num_texts for kind in graph.quantization.text_kinds}
         return cls._tokenized(directory, config, read_written(directory / TEXTS_PATH, sizes))
 
     @classmethod
     def _tokenized(cls, directory: Path, config: EncoderConfig, kinds: Mapping[str, Sequence[str]]) -> Self:
-        max_tokens, tokenizer = read_max_tokens(directory, config), directory / "tokenizer.json"
         embedders = {
-            kind: _embedder(directory, config, make_batches(texts, tokenizer, config, max_tokens))
-            for kind, texts in kinds.items()
+            kind: _split_batches(embedder, config)
+            for kind, embedder in make_embedders(directory, config, kinds).items()
         }
         return cls(embedders, run_all(embedders, open_session(directory / EMBEDDINGS_PATH)))
 
     @property
     def num_texts(self) -> int:
-        """How many real texts there are."""
+        """Number of texts. Random ids are not counted."""
         return sum(len(vectors.embeddings) for vectors in (self.expected or {}).values())
 
 
-def _random_batch(case: Case, number: int, config: EncoderConfig) -> Batch:
-    first = number * case.batch_size
+def _random_batch(case: Case, index: int, config: EncoderConfig) -> Batch:
+    first = index * case.batch_size
     return Batch(make_inputs(case, config), tuple(range(first, first + case.batch_size)))
 
 
-def _embedder(directory: Path, config: EncoderConfig, batches: Sequence[Batch]) -> Embedder:
-    pooling = read_pooling(directory, config.vector_size)
-    parts = [part for batch in batches for part in split_by_length(batch, config)]
-    return Embedder(directory, pooling, config.vector_size, parts)
+def _split_batches(embedder: Embedder, config: EncoderConfig) -> Embedder:
+    return embedder.with_batches(
+        [part for batch in embedder.batches for part in split_by_length(batch, config)]
+    )
 
 
 def split_by_length(batch: Batch, config: EncoderConfig) -> Iterator[Batch]:
-    """Yield the texts of a batch by their padded length, padded to it, as a server runs them."""
+    """Group the texts of a batch by their padded length, like a server, and pad them to it."""
     lengths = batch.inputs.attention_mask.sum(axis=1)  # (B,)
     rounded = -(-lengths // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
     padded = np.maximum(lengths, np.minimum(rounded, config.max_tokens))
     for length in np.unique(padded):
         [rows] = np.nonzero(padded == length)
         inputs = _with_length(batch.inputs, int(length), config.embeddings.pad_token_id)
-        yield Batch(_rows(inputs, rows), tuple(batch.places[row] for row in rows))
+        yield Batch(_select_rows(inputs, rows), tuple(batch.text_indices[row] for row in rows))
 
 
 def _with_length(inputs: Inputs, length: int, pad_token_id: int) -> Inputs:
-    """Return inputs (B, length): padding on the right is cut off or added."""
+    """Return inputs (B, length) with padding removed or added on the right."""
 
-    def changed(array: npt.NDArray[np.int64], padding: int) -> npt.NDArray[np.int64]:
+    def resize(array: npt.NDArray[np.int64], padding: int) -> npt.NDArray[np.int64]:
         kept = array[:, :length]
         return np.pad(kept, ((0, 0), (0, length - kept.shape[1])), constant_values=padding)
 
     types = inputs.token_type_ids
     return Inputs(
-        changed(inputs.input_ids, pad_token_id),
-        changed(inputs.attention_mask, 0),
-        None if types is None else changed(types, 0),
+        resize(inputs.input_ids, pad_token_id),
+        resize(inputs.attention_mask, 0),
+        None if types is None else resize(types, 0),
     )
 
 
-def _rows(inputs: Inputs, rows: npt.NDArray[np.intp]) -> Inputs:
+def _select_rows(inputs: Inputs, rows: npt.NDArray[np.intp]) -> Inputs:
     types = inputs.token_type_ids
     return Inputs(inputs.input_ids[rows], inputs.attention_mask[rows], None if types is None else types[rows])
 
 
 class _Session:
-    """A graph of an engine as `Embedder` runs one."""
+    """Adapts a graph of an engine to `int8.texts.Session`."""
 
     def __init__(self, graph: ProcessGraph) -> None:
         self._graph = graph
@@ -159,67 +163,56 @@ class _Session:
         return [self._graph.run_feed(feed)[HIDDEN_OUTPUT]]
 
 
-def measure_texts(graph: ProcessGraph, graph_alone: ProcessGraph, texts: Texts, limits: Limits) -> Part:
-    """Run a graph on all texts in batches, and on some alone.
+def measure_texts(
+    concurrent: ProcessGraph, single: ProcessGraph, texts: Texts, limits: Limits
+) -> list[Figure]:
+    """Run a graph on all texts in batches, and on some of them alone.
 
     Args:
-        graph: as a server opens it for batches side by side.
-        graph_alone: the same, as a server opens it for a batch alone.
-        texts: in fp32 and in batches.
-        limits: of the gates.
+        concurrent: Graph as a server opens it for concurrent batches. Runs the batches.
+        single: The same graph as a server opens it for a single batch. Runs the texts alone.
+        texts: Texts and their vectors in fp32.
+        limits: Limits of the figures.
 
     Raises:
-        RuntimeFailureError: the engine does not answer.
+        RuntimeFailureError: The engine does not respond.
     """
-    found = run_all(texts.embedders, _Session(graph))
-    gates = []
+    path = concurrent.path
+    vectors = run_all(texts.embedders, _Session(concurrent))
+    figures: list[Figure] = []
     if texts.expected is not None:
-        for kind, agreement in compare(found, texts.expected).kinds.items():
-            for gate_kind, limit, cosine in (
-                (GateKind.GATE_KIND_MEAN_COSINE, limits.mean_cosine, agreement.mean_cosine),
-                (GateKind.GATE_KIND_MIN_COSINE, limits.min_cosine, agreement.min_cosine),
-            ):
-                gates.append(_gate(graph, gate_kind, limit, cosine, kind))
-    session = _Session(graph_alone)
-    errors = [
-        _max_batch_difference(session, embedder, found[kind]) for kind, embedder in texts.embedders.items()
-    ]
-    alone = float(np.max(errors))
-    gates.append(_gate(graph, GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE, limits.max_batch_difference, alone))
-    return Part(tuple(gates), (), broken(graph.path, gates))
-
-
-def _gate(
-    graph: ProcessGraph, kind: GateKind.ValueType, limit: float, value: float, text_kind: str = ""
-) -> Gate:
-    role = OutputRole.OUTPUT_ROLE_EMBEDDING
-    return Gate(
-        graph=graph_id(graph.path), role=role, kind=kind, limit=limit, value=value, text_kind=text_kind
+        figures += limits.gate.figures(compare(vectors, texts.expected), path)
+    session = _Session(single)
+    difference = float(
+        np.max([_max_batch_difference(session, texts.embedders[kind], vectors[kind]) for kind in vectors])
     )
+    failure = (
+        f"{path}: the embedding of a text differs by {difference:.2e} between the batch and the text alone "
+        f"(limit {limits.max_batch_difference:g})"
+    )
+    kind, role = GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE, OutputRole.OUTPUT_ROLE_EMBEDDING
+    return [*figures, Figure(path, difference, limits.max_batch_difference, failure, kind, role)]
 
 
-def _max_batch_difference(session: _Session, embedder: Embedder, found: Vectors) -> float:
-    """Return the largest difference of a component between embeddings of texts in a batch and alone.
+def _max_batch_difference(session: _Session, embedder: Embedder, in_batches: Vectors) -> float:
+    """Return the maximum difference of an embedding component between the batch and the text alone.
 
-    Some texts of each batch that has several are run alone.
+    Only some texts of each batch run alone.
     """
     alone = [
-        Batch(_rows(batch.inputs, np.array([row])), (batch.places[row],))
+        Batch(_select_rows(batch.inputs, np.array([row])), (batch.text_indices[row],))
         for batch in embedder.batches
-        for row in _spread(len(batch.places))
+        for row in _spread(len(batch.text_indices))
     ]
     if not alone:
         return 0.0
-    places = embedder.places
-    in_batch = found.embeddings[[places.index(batch.places[0]) for batch in sorted(alone, key=_place)]]
-    return float(np.abs(embedder.of(alone).run(session).embeddings - in_batch).max())
-
-
-def _place(batch: Batch) -> int:
-    return batch.places[0]
+    text_indices = embedder.text_indices
+    rows = [text_indices.index(index) for index in sorted(batch.text_indices[0] for batch in alone)]
+    vectors = embedder.with_batches(alone).run(session)
+    return float(np.abs(vectors.embeddings - in_batches.embeddings[rows]).max())
 
 
 def _spread(size: int) -> list[int]:
-    """Return some rows of a batch, the first and the last among them; none of a batch of one text."""
+    """Return up to `NUM_ALONE` evenly spaced rows of a batch. Empty for a batch of one text."""
     rows = np.linspace(0, size - 1, min(size, NUM_ALONE)).round().astype(int)
     return [int(row) for row in rows] if size > 1 else []

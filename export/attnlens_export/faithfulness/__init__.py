@@ -1,1 +1,1 @@
-"""How well do the methods of explaining an embedding rank tokens? Measured for the model at hand."""
+"""Faithfulness: how well explanation methods rank the tokens of a text, measured for each model."""

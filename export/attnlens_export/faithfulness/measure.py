@@ -1,25 +1,31 @@
-"""Measures the faithfulness of explanation methods: rank correlation with leave-one-out, and deletion.
+"""Faithfulness of explanation methods: rank correlation with leave-one-out, and deletion curves.
 
-    effect of a token  = 1 - cosine of the embeddings with and without it
-    rank correlation   = Spearman's between scores and effects, over the tokens that are not special
-    deletion           = mean over 10 ... 50 % of 1 - cosine after that share of tokens is left out
-    deletion difference = deletion, best tokens first, minus deletion, worst first
+    effect of a token   = 1 - cosine of the embeddings with and without the token
+    rank correlation    = Spearman's correlation of scores and effects, over tokens that are not special
+    deletion            = mean of 1 - cosine after removing 10, 20, 30, 40 and 50 % of the tokens
+    deletion difference = deletion, highest scores first, minus deletion, lowest scores first
 
-Each is a mean over texts, the rank correlation with a bootstrap confidence interval. Tokens are left out by
-the attention mask: they keep their positions, and [MASK] instead of them would move an embedding by itself.
-Random numbers and the length of tokens are ranked as controls: a method that ranks no better is useless.
+Each figure is a mean over texts. The rank correlation has a bootstrap confidence interval. Tokens are removed
+with the attention mask and keep their positions: replacing them by [MASK] would itself change the embedding.
+Random numbers and token lengths are ranked as controls. A method that is not better than these is useless.
 
 Deletion curves: Samek et al. 2017 (https://arxiv.org/abs/1509.06321), and DeYoung et al. 2020
-(https://arxiv.org/abs/1911.03429), who call the two sides comprehensiveness and sufficiency.
+(https://arxiv.org/abs/1911.03429), who call the two directions comprehensiveness and sufficiency.
 
-T tokens.
+Shapes: T tokens, E embedding size.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer
 
 from attnlens.bundle import BundleError, read_manifest
 from attnlens.explanations import (
@@ -31,22 +37,239 @@ from attnlens.explanations import (
     rollout,
     unit,
 )
+from attnlens.v1.explanation_pb2 import ExplainMethod as ExplainMethodNumber
+from attnlens.v1.explanation_pb2 import Faithfulness
+from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.errors import SourceError
 from attnlens_export.faithfulness.model import ExplainedModel, Float64Array
-from attnlens_export.faithfulness.result import Control, FaithfulnessResult, Measured
-from attnlens_export.faithfulness.texts import MIN_TEXTS, TokenizedText, read_texts, tokenize
-from attnlens_export.progress import StageProgress, no_stage_progress
+from attnlens_export.json_files import finite
+from attnlens_export.progress import StageProgress, no_stage_progress, report_each
+from attnlens_export.report import add_section
 from attnlens_model import EncoderConfig, read_config
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 SEED = 20_261_122
 NUM_RESAMPLES = 2000
-# Multiplications with weights that `export` spends on leaving out tokens, about two minutes on two cores. A
-# model that needs more for `MIN_TEXTS` texts is not measured.
+# Texts with fewer tokens, special tokens not counted, have no meaningful ranking.
+MIN_TOKENS = 5
+MAX_TOKENS = 128
+MIN_TEXTS = 10
+# Maximum number of multiplications with weights that `export` spends on leave-one-out: about two minutes on
+# two cores. If a model needs more for `MIN_TEXTS` texts, it is not measured.
 EXPORT_WORK = 4e12
+PACKAGE_TEXTS = "sentences of attnlens"
+_KEY = "faithfulness"
+_HEADING = "## Faithfulness of explanations"
 
-Ranked = Callable[[TokenizedText], Mapping[ExplainMethod | Control, Float64Array]]
-Scores = dict[ExplainMethod | Control, list[Float64Array]]
+
+class Control(StrEnum):
+    """Scores that explain nothing, for comparison."""
+
+    RANDOM = "random numbers"
+    TOKEN_LENGTH = "length of the token"  # noqa: S105 - not a password
+
+
+Scores = Mapping[ExplainMethod | Control, Float64Array]
+"""Scores of the tokens of a text, by method."""
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """A text.
+
+    Attributes:
+        ids: Token ids, (T,).
+        ranked: Indices of the tokens that are not special, in ascending order.
+        lengths: Number of characters of each token, (T,).
+    """
+
+    ids: npt.NDArray[np.int64]
+    ranked: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """Figures of a method or a control.
+
+    Attributes:
+        method: Method or control.
+        rank_correlation: Mean over texts.
+        interval_low: Lower end of the 95 % bootstrap confidence interval over texts.
+        interval_high: Upper end.
+        num_texts: Number of texts with a defined rank correlation.
+        deletion_difference: Mean over texts. NaN if not measured.
+    """
+
+    method: ExplainMethod | Control
+    rank_correlation: float
+    interval_low: float
+    interval_high: float
+    num_texts: int
+    deletion_difference: float
+
+    @property
+    def number(self) -> ExplainMethodNumber.ValueType:
+        """Method in the protocol. Unspecified for a control."""
+        if isinstance(self.method, Control):
+            return ExplainMethodNumber.EXPLAIN_METHOD_UNSPECIFIED
+        return ExplainMethodNumber.Value(f"EXPLAIN_METHOD_{self.method.name}")
+
+    @property
+    def name(self) -> str:
+        """Name for tables."""
+        return (
+            self.method.value
+            if isinstance(self.method, Control)
+            else self.method.name.lower().replace("_", " ")
+        )
+
+    @property
+    def interval(self) -> str:
+        """Confidence interval for tables."""
+        return f"{self.interval_low:.3f} to {self.interval_high:.3f}"
+
+    @property
+    def deletion(self) -> str:
+        """Deletion difference for tables. Empty if not measured."""
+        return "" if math.isnan(self.deletion_difference) else f"{self.deletion_difference:.3f}"
+
+
+@dataclass(frozen=True)
+class FaithfulnessResult:
+    """Figures of all methods and controls. They have no limits.
+
+    Attributes:
+        texts: Origin of the texts.
+        num_texts: Number of texts.
+        mean_tokens: Mean number of tokens of a text, including special tokens.
+        methods: Figures by method.
+    """
+
+    texts: str
+    num_texts: int
+    mean_tokens: float
+    methods: tuple[MethodResult, ...]
+
+    def sorted(self) -> list[MethodResult]:
+        """Return the methods by descending rank correlation."""
+        return sorted(self.methods, key=lambda result: -np.nan_to_num(result.rank_correlation, nan=-2))
+
+    def to_messages(self) -> list[Faithfulness]:
+        """Return the manifest entries of methods with a rank correlation on at least two texts.
+
+        Figures are rounded, so that the rounding errors of a graph do not change the manifest.
+        """
+        return [
+            Faithfulness(
+                method=result.number,
+                control=result.method.value if isinstance(result.method, Control) else "",
+                rank_correlation=round(result.rank_correlation, 3),
+                interval_low=round(result.interval_low, 3),
+                interval_high=round(result.interval_high, 3),
+                num_texts=result.num_texts,
+                deletion_difference=round(result.deletion_difference, 3),
+            )
+            for result in self.sorted()
+            if math.isfinite(result.interval_low)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all figures as JSON values. Non-finite numbers become None."""
+        rows = [
+            {
+                "method": result.name,
+                "rank_correlation": result.rank_correlation,
+                "interval_low": result.interval_low,
+                "interval_high": result.interval_high,
+                "num_texts": result.num_texts,
+                "deletion_difference": result.deletion_difference,
+            }
+            for result in self.sorted()
+        ]
+        return {
+            "texts": self.texts,
+            "num_texts": self.num_texts,
+            "mean_tokens": self.mean_tokens,
+            "methods": [finite(row) for row in rows],
+        }
+
+    def page(self) -> str:
+        """Return the section of the report."""
+        rows = [
+            f"| {result.name} | {result.rank_correlation:.3f} | {result.interval} "
+            f"| {result.num_texts} | {result.deletion} |"
+            for result in self.sorted()
+        ]
+        introduction = (
+            f"{self.num_texts} texts ({self.texts}) with {self.mean_tokens:.1f} tokens on average. The rank\n"
+            "correlation is Spearman's with leave-one-out, with its 95 % bootstrap confidence interval.\n"
+            "The deletion difference, measured by `attnlens check --faithfulness`, is how much more the\n"
+            "embedding changes when the 10 to 50 % of tokens with the highest scores are removed than when\n"
+            "those with the lowest scores are."
+        )
+        titles = "| method | rank correlation | 95 % interval | texts | deletion difference |"
+        table = [titles, "|---|---|---|---|---|", *rows]
+        return f"{_HEADING}\n\n{introduction}\n\n" + "\n".join(table) + "\n"
+
+
+def record(directory: Path, result: FaithfulnessResult) -> Manifest:
+    """Write a result into the report and the manifest of a bundle. Replaces an earlier result.
+
+    Returns:
+        The new manifest. It changes the model version that a server reports.
+    """
+    manifest = read_manifest(directory)
+    del manifest.faithfulness[:]
+    manifest.faithfulness.extend(result.to_messages())
+    add_section(directory, manifest, _KEY, result.to_json(), result.page())
+    return manifest
+
+
+def read_texts(path: Path | None) -> list[str]:
+    """Return one text per non-empty line of a file. If `path` is None, the sentences of this package.
+
+    Raises:
+        SourceError: The file can't be read as UTF-8.
+    """
+    if path is None:
+        content = (files("attnlens_export.faithfulness") / "data" / "sentences.txt").read_text("utf-8")
+        return content.splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{path} can't be read as text: {error}") from error
+    return [line.strip() for line in lines if line.strip()]
+
+
+def tokenize(directory: Path, texts: Sequence[str], max_tokens: int) -> list[TokenizedText]:
+    """Tokenize texts without a prompt. Texts with fewer than `MIN_TOKENS` tokens are omitted.
+
+    Raises:
+        BundleError: The bundle has no tokenizer.
+        SourceError: Fewer than `MIN_TEXTS` texts remain.
+    """
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise BundleError(f"{path} does not exist: faithfulness is measured on texts and needs a tokenizer")
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(min(max_tokens, MAX_TOKENS))
+    tokenized = list(_tokenize(tokenizer, texts))
+    if len(tokenized) < MIN_TEXTS:
+        raise SourceError(
+            f"only {len(tokenized)} texts have at least {MIN_TOKENS} tokens, but {MIN_TEXTS} are needed: add "
+            "lines to the file of --texts"
+        )
+    return tokenized
+
+
+def _tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[TokenizedText]:
+    for encoding in tokenizer.encode_batch(list(texts)):
+        ranked = np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
+        if len(ranked) >= MIN_TOKENS:
+            lengths = np.array([end - start for start, end in encoding.offsets], dtype=np.int64)
+            yield TokenizedText(np.array(encoding.ids, dtype=np.int64), ranked, lengths)
 
 
 def measure_faithfulness(
@@ -59,32 +282,33 @@ def measure_faithfulness(
     """Measure the methods of a bundle, with deletion curves.
 
     Args:
-        directory: The bundle.
-        texts: A file with one text per line. If None, the sentences of this package.
+        directory: Bundle directory.
+        texts: File with one text per line. If None, the sentences of this package.
         progress: Called before each step.
         with_norm: Whether to measure contribution norms, which take one run per embedding component and text.
 
     Raises:
-        BundleError: The bundle has no graph of contributions, or no tokenizer.
-        SourceError: The file can't be read, or has too few texts.
+        BundleError: The bundle has no contribution graph or no tokenizer.
+        SourceError: The file can't be read or has too few texts.
     """
     manifest, config = read_manifest(directory), read_config(directory / "config.json")
     tokenized = tokenize(directory, read_texts(texts), manifest.max_tokens)
     model = ExplainedModel(directory, manifest, config)
     scores = _score(model, tokenized, progress, with_norm=with_norm)
-    name = "sentences of attnlens" if texts is None else texts.name
-    return _result(model, name, tokenized, scores, progress, with_deletion=True)
+    name = PACKAGE_TEXTS if texts is None else texts.name
+    return _compare(model, name, tokenized, scores, progress, with_deletion=True)
 
 
 def measure_at_export(
     directory: Path, progress: StageProgress = no_stage_progress
 ) -> FaithfulnessResult | None:
-    """Measure the rank correlations of a bundle within `EXPORT_WORK`, on the sentences of this package.
+    """Measure the rank correlations of a bundle on the sentences of this package, within `EXPORT_WORK`.
 
-    Contribution norms and deletion curves take longer than the rest and are left out.
+    Contribution norms and deletion curves would take longer than everything else and are omitted.
 
     Returns:
-        None if the bundle can't explain embeddings or read texts, or the model is too large.
+        The result. None if the bundle has no contribution graph or no tokenizer, or if the model is too
+        large.
     """
     manifest, config = read_manifest(directory), read_config(directory / "config.json")
     try:
@@ -92,109 +316,103 @@ def measure_at_export(
         tokenized = tokenize(directory, read_texts(None), manifest.max_tokens)
     except (BundleError, SourceError):
         return None
-    work = [len(text.ranked) * len(text.ids) * _weights(config) for text in tokenized]
+    work = [len(text.ranked) * len(text.ids) * _num_weights(config) for text in tokenized]
     tokenized = tokenized[: int(np.searchsorted(np.cumsum(work), EXPORT_WORK, side="right"))]
     if len(tokenized) < MIN_TEXTS:
         return None
     scores = _score(model, tokenized, progress, with_norm=False)
-    return _result(model, "sentences of attnlens", tokenized, scores, progress, with_deletion=False)
+    return _compare(model, PACKAGE_TEXTS, tokenized, scores, progress, with_deletion=False)
 
 
-def _weights(config: EncoderConfig) -> float:
-    """Return about how many weights a token is multiplied with."""
+def _num_weights(config: EncoderConfig) -> float:
+    """Return the approximate number of weights that a token is multiplied with."""
     return config.num_layers * config.hidden_size * (4 * config.hidden_size + 2 * config.intermediate_size)
 
 
 def _score(
     model: ExplainedModel, texts: Sequence[TokenizedText], progress: StageProgress, *, with_norm: bool
-) -> Scores:
-    """Return the scores of the ranked tokens by method, for each text, graph by graph."""
+) -> dict[ExplainMethod | Control, list[Float64Array]]:
+    """Return the scores of the ranked tokens of each text by method. Only one graph is open at a time."""
     generator = np.random.default_rng(SEED)
 
-    def by_contributions(text: TokenizedText) -> dict[ExplainMethod | Control, Float64Array]:
+    def contributions(text: TokenizedText) -> Scores:
         return {ExplainMethod.CONTRIBUTIONS: model.contributions(text.ids)[0]}
 
-    def by_norm(text: TokenizedText) -> dict[ExplainMethod | Control, Float64Array]:
+    def contribution_norms(text: TokenizedText) -> Scores:
         return {ExplainMethod.CONTRIBUTION_NORM: model.contribution_norms(text.ids)}
 
-    def by_chance(text: TokenizedText) -> dict[ExplainMethod | Control, Float64Array]:
+    def controls(text: TokenizedText) -> Scores:
         return {
             Control.RANDOM: generator.random(len(text.ids)),
             Control.TOKEN_LENGTH: text.lengths.astype(np.float64),
         }
 
-    steps: list[tuple[str, Ranked]] = [
-        ("contributions", by_contributions),
-        *([("contribution norms", by_norm)] if with_norm else []),
-        ("attention", lambda text: _by_attention(model, text)),
-        ("controls", by_chance),
+    steps: list[tuple[str, Callable[[TokenizedText], Scores]]] = [
+        ("contributions", contributions),
+        *([("contribution norms", contribution_norms)] if with_norm else []),
+        ("attention", lambda text: _attention_scores(model, text)),
+        ("controls", controls),
     ]
-    scores: Scores = {}
-    for name, ranked in steps:
-        for number, text in enumerate(texts):
-            progress(name, number, len(texts))
-            for method, values in ranked(text).items():
+    scores: dict[ExplainMethod | Control, list[Float64Array]] = {}
+    for name, score in steps:
+        for text in report_each(texts, progress, name):
+            for method, values in score(text).items():
                 scores.setdefault(method, []).append(values[text.ranked])
     return scores
 
 
-def _by_attention(model: ExplainedModel, text: TokenizedText) -> dict[ExplainMethod | Control, Float64Array]:
-    hidden, maps = model.hidden_and_attention(text.ids)
+def _attention_scores(model: ExplainedModel, text: TokenizedText) -> Scores:
+    hidden, attention = model.hidden_and_attention(text.ids)
     weights = model.weights(len(text.ids))
-    ranked: dict[ExplainMethod | Control, Float64Array] = {}
+    scores: dict[ExplainMethod | Control, Float64Array] = {}
     if model.has_distributions:
-        ranked[ExplainMethod.ROLLOUT] = rollout(maps, weights)
-        ranked[ExplainMethod.RECEIVED_ATTENTION] = received_attention(maps[-1])
+        scores[ExplainMethod.ROLLOUT] = rollout(attention, weights)
+        scores[ExplainMethod.RECEIVED_ATTENTION] = received_attention(attention[-1])
     if model.is_linear:
         pooled = (weights @ hidden)[: model.num_dimensions].astype(np.float64)
         length = float(np.linalg.norm(pooled))
-        ranked[ExplainMethod.OUTPUT_SHARE] = output_shares(hidden, weights, unit(pooled), length)
-    return ranked
+        scores[ExplainMethod.OUTPUT_SHARE] = output_shares(hidden, weights, unit(pooled), length)
+    return scores
 
 
-def _result(
+def _compare(
     model: ExplainedModel,
     name: str,
     texts: Sequence[TokenizedText],
-    scores: Scores,
+    scores: Mapping[ExplainMethod | Control, Sequence[Float64Array]],
     progress: StageProgress,
     *,
     with_deletion: bool,
 ) -> FaithfulnessResult:
-    """Leave out tokens of each text and compare."""
-    found: dict[ExplainMethod | Control, list[tuple[float, float]]] = {}
-    for number, text in enumerate(texts):
-        progress("leaving out tokens", number, len(texts))
+    """Compare scores with the effects of removing tokens."""
+    figures: dict[ExplainMethod | Control, list[tuple[float, float]]] = {}
+    for index, text in enumerate(report_each(texts, progress, "leaving out tokens")):
         whole, *others = model.embed(text.ids, [(), *((int(token),) for token in text.ranked)])
         effects = leave_one_out_effects(whole, whole, np.stack(others))
-        ranked = {method: each[number] for method, each in scores.items()}
-        ranked[ExplainMethod.LEAVE_ONE_OUT] = effects
+        rankings = {method: of_texts[index] for method, of_texts in scores.items()}
+        rankings[ExplainMethod.LEAVE_ONE_OUT] = effects
         differences = (
-            _deletion_differences(model, text, whole, list(ranked.values()))
+            _deletion_differences(model, text, whole, list(rankings.values()))
             if with_deletion
-            else [float("nan")] * len(ranked)
+            else [float("nan")] * len(rankings)
         )
-        for (method, values), difference in zip(ranked.items(), differences, strict=True):
-            found.setdefault(method, []).append((rank_correlation(values, effects), difference))
+        for (method, values), difference in zip(rankings.items(), differences, strict=True):
+            figures.setdefault(method, []).append((rank_correlation(values, effects), difference))
     progress("", len(texts), len(texts))
     mean_tokens = float(np.mean([len(text.ids) for text in texts]))
-    return FaithfulnessResult(
-        name,
-        len(texts),
-        mean_tokens,
-        tuple(_summary(method, figures) for method, figures in found.items()),
-    )
+    methods = tuple(_summarize(method, of_texts) for method, of_texts in figures.items())
+    return FaithfulnessResult(name, len(texts), mean_tokens, methods)
 
 
-def _summary(method: ExplainMethod | Control, figures: Sequence[tuple[float, float]]) -> Measured:
+def _summarize(method: ExplainMethod | Control, figures: Sequence[tuple[float, float]]) -> MethodResult:
     correlations, differences = np.array(figures, dtype=np.float64).T
-    known = correlations[np.isfinite(correlations)]
-    low, high = _interval(known)
-    mean = float(known.mean()) if len(known) else float("nan")
-    return Measured(method, mean, low, high, len(known), float(differences.mean()))
+    defined = correlations[np.isfinite(correlations)]
+    low, high = _confidence_interval(defined)
+    mean = float(defined.mean()) if len(defined) else float("nan")
+    return MethodResult(method, mean, low, high, len(defined), float(differences.mean()))
 
 
-def _interval(values: npt.NDArray[np.float64]) -> tuple[float, float]:
+def _confidence_interval(values: Float64Array) -> tuple[float, float]:
     """Return the 95 % percentile bootstrap confidence interval of a mean. NaN for fewer than two values."""
     if len(values) < 2:  # noqa: PLR2004
         return float("nan"), float("nan")
@@ -207,19 +425,14 @@ def _interval(values: npt.NDArray[np.float64]) -> tuple[float, float]:
 def _deletion_differences(
     model: ExplainedModel, text: TokenizedText, whole: Float64Array, rankings: Sequence[Float64Array]
 ) -> list[float]:
-    """Return the deletion difference of each ranking of the same tokens."""
+    """Return the deletion difference of each ranking of the tokens of a text."""
     counts = [max(1, round(share * len(text.ranked))) for share in SHARES]
-    chosen = [
+    removed = [
         tuple(int(token) for token in text.ranked[order[:count]])
         for scores in rankings
-        for order in _best_and_worst(scores)
+        for order in (np.argsort(-scores, kind="stable"), np.argsort(scores, kind="stable"))
         for count in counts
     ]
-    left = model.embed(text.ids, chosen)  # (methods * 2 * shares, E)
-    moved = (1 - left @ whole).reshape(len(rankings), 2, len(counts)).mean(axis=2)
-    return [float(best - worst) for best, worst in moved]
-
-
-def _best_and_worst(scores: Float64Array) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Return the places of scores from the largest and from the smallest on, equal ones in order."""
-    return np.argsort(-scores, kind="stable"), np.argsort(scores, kind="stable")
+    embeddings = model.embed(text.ids, removed)  # (rankings * 2 * shares, E)
+    deletion = (1 - embeddings @ whole).reshape(len(rankings), 2, len(counts)).mean(axis=2)
+    return [float(highest - lowest) for highest, lowest in deletion]

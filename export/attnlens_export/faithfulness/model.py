@@ -1,6 +1,6 @@
-"""Runs the graphs of a bundle on one text: embeddings with tokens left out, contributions, attention.
+"""Runs the graphs of a bundle on one text: embeddings with tokens removed, contributions, attention.
 
-Shapes: T tokens, N variants of a text, D hidden size, E components of an embedding, L layers, H heads.
+Shapes: T tokens, N variants of a text or directions, D hidden size, E embedding size, H heads.
 """
 
 from collections.abc import Sequence
@@ -32,35 +32,35 @@ from attnlens_export.graph.names import (
     layer_outputs,
 )
 from attnlens_export.parity.grid import Inputs
-from attnlens_export.parity.measure import Graph
 from attnlens_export.published.pooling import read_embedding_size
+from attnlens_export.sessions import Graph
 from attnlens_model import ATTENTION_WEIGHTS, EncoderConfig
 
 Float64Array = npt.NDArray[np.float64]
 
-# Rows of one run: variants of a text, or directions.
+# Maximum number of variants of a text, or of directions, in one run.
 _MAX_BATCH = 64
 
 
 class ExplainedModel:
-    """The graphs of a bundle, one open at a time, and how it embeds.
+    """The graphs and the pooling of a bundle. Only one graph is open at a time.
 
     Attributes:
         is_linear: Whether an embedding is a weighted sum of token vectors.
-        num_dimensions: E.
+        num_dimensions: Number of embedding components after truncation.
         has_distributions: Whether the attention weights of every layer sum to 1.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, config: EncoderConfig) -> None:
-        """Read how the bundle embeds.
+        """Read the pooling of a bundle.
 
         Raises:
-            BundleError: The bundle has no graph of contributions.
+            BundleError: The bundle has no contribution graph.
         """
         if not (directory / CONTRIBUTIONS_PATH).is_file():
             raise BundleError(
-                f"{directory / CONTRIBUTIONS_PATH} is absent, without which nothing explains an embedding: "
-                "export the bundle again"
+                f"{directory / CONTRIBUTIONS_PATH} does not exist, but explanations need it: export the "
+                "bundle again"
             )
         self.config = config
         self.pooling = Pooling(manifest.pooling.pooling)
@@ -79,62 +79,62 @@ class ExplainedModel:
         )
         self._graph: tuple[str, Graph] | None = None
 
-    def weights(self, num_tokens: int, left_out: Sequence[int] = ()) -> FloatArray:
-        """Return the weights (T,) of token vectors without some of them; there must be one that counts."""
+    def weights(self, num_tokens: int, removed: Sequence[int] = ()) -> FloatArray:
+        """Return the pooling weights (T,) with some tokens removed. At least one token must remain."""
         weights = pooling_weights(self.pooling, num_tokens)
-        for token in left_out:
-            fewer = without_token(weights, self.pooling, token)
-            weights = weights if fewer is None else fewer
+        for token in removed:
+            reduced = without_token(weights, self.pooling, token)
+            weights = weights if reduced is None else reduced
         return weights
 
-    def embed(self, ids: npt.NDArray[np.int64], left_out: Sequence[Sequence[int]]) -> Float64Array:
-        """Return the embedding of a text without some of its tokens, for each of N choices: (N, E), length 1.
+    def embed(self, ids: npt.NDArray[np.int64], removed: Sequence[Sequence[int]]) -> Float64Array:
+        """Return the embeddings (N, E) of length 1 of a text with some tokens removed, for N selections.
 
-        A token that is left out keeps its position, and no token attends to it.
+        A removed token keeps its position, and no token attends to it.
         """
         pooled = []
-        for start in range(0, len(left_out), _MAX_BATCH):
-            chosen = left_out[start : start + _MAX_BATCH]
-            mask = np.ones((len(chosen), len(ids)), dtype=np.int64)
-            for row, tokens in enumerate(chosen):
+        for start in range(0, len(removed), _MAX_BATCH):
+            selections = removed[start : start + _MAX_BATCH]
+            mask = np.ones((len(selections), len(ids)), dtype=np.int64)
+            for row, tokens in enumerate(selections):
                 mask[row, list(tokens)] = 0
             hidden = self._open(EMBEDDINGS_PATH).run(self._inputs(ids, mask))[HIDDEN_OUTPUT]
             pooled += [
                 pool_weighted(vectors, self.weights(len(ids), tokens), self.pooling)
-                for vectors, tokens in zip(hidden, chosen, strict=True)
+                for vectors, tokens in zip(hidden, selections, strict=True)
             ]
         return unit(finish(np.stack(pooled), self._dense, dimensions=self.num_dimensions))
 
     def contributions(self, ids: npt.NDArray[np.int64]) -> tuple[Float64Array, float]:
-        """Return the contributions (T,) of a text's tokens to itself, and the baseline."""
+        """Return the contributions (T,) of the tokens to the text's own embedding, and the baseline."""
         scores, baselines = self._sweep(ids, np.zeros((1, self._size), dtype=np.float32), towards_itself=True)
         return scores[0], float(baselines[0])
 
     def contribution_norms(self, ids: npt.NDArray[np.int64]) -> Float64Array:
-        """Return |c(t)| / |p| of each token, (T,): one run for each of E components."""
+        """Return |c(t)| / |p| of each token t, (T,), with one sweep per embedding component."""
         directions = np.eye(self.num_dimensions, self._size, dtype=np.float32)
         squares = np.zeros(len(ids))
         for start in range(0, len(directions), _MAX_BATCH):
-            portion = directions[start : start + _MAX_BATCH]
-            squares += np.square(self._sweep(ids, portion, towards_itself=False)[0]).sum(axis=0)
+            batch = directions[start : start + _MAX_BATCH]
+            squares += np.square(self._sweep(ids, batch, towards_itself=False)[0]).sum(axis=0)
         return np.sqrt(squares)
 
     def hidden_and_attention(self, ids: npt.NDArray[np.int64]) -> tuple[FloatArray, list[Float64Array]]:
-        """Return the token vectors (T, D), and of each layer the mean over heads of its weights (T, T)."""
+        """Return the token vectors (T, D), and the mean over heads of the weights (T, T) of each layer."""
         mask = np.ones((1, len(ids)), dtype=np.int64)
-        found = self._open(ATTENTIONS_PATH).run(self._inputs(ids, mask))
-        maps = [self._dense_map(name, found[name][0]).mean(axis=0, dtype=np.float64) for name in self._maps]
-        return found[HIDDEN_OUTPUT][0], maps
+        outputs = self._open(ATTENTIONS_PATH).run(self._inputs(ids, mask))
+        maps = [self._to_dense(name, outputs[name][0]).mean(axis=0, dtype=np.float64) for name in self._maps]
+        return outputs[HIDDEN_OUTPUT][0], maps
 
     def _open(self, path: str) -> Graph:
-        """Return a graph. Opening another one closes it, since each session holds the weights."""
+        """Return an open graph. Closes the previous graph, because each session holds the weights."""
         if self._graph is None or self._graph[0] != path:
             self._graph = None
             self._graph = (path, Graph(self._directory, path))
         return self._graph[1]
 
-    def _dense_map(self, name: str, weights: FloatArray) -> FloatArray:
-        """(H, T, T) or rows of a pattern -> (H, T, T)."""
+    def _to_dense(self, name: str, weights: FloatArray) -> FloatArray:
+        """Convert weights (H, T, T), or those of a band or blocks, to (H, T, T)."""
         pattern = self._maps[name].pattern
         if pattern is None:
             return weights
@@ -151,11 +151,11 @@ class ExplainedModel:
     def _sweep(
         self, ids: npt.NDArray[np.int64], directions: FloatArray, *, towards_itself: bool
     ) -> tuple[Float64Array, Float64Array]:
-        """Return the contributions (N, T) towards directions (N, E) and the baselines (N,)."""
+        """Return the contributions (N, T) towards directions (N, E), and the baselines (N,)."""
         count = len(directions)
         mask = np.ones((count, len(ids)), dtype=np.int64)
         gates = contribution_inputs(self.config, self._size)[HEAD_GATES][1:]
-        found = self._open(CONTRIBUTIONS_PATH).run_feed(
+        outputs = self._open(CONTRIBUTIONS_PATH).run_feed(
             {
                 **self._inputs(ids, mask).feed(),
                 POOLING_WEIGHTS: np.tile(self.weights(len(ids)), (count, 1)),
@@ -166,4 +166,4 @@ class ExplainedModel:
                 HEAD_GATES: np.ones((count, *(int(axis) for axis in gates)), dtype=np.float32),
             }
         )
-        return found[TOKEN_CONTRIBUTIONS].astype(np.float64), found[BASELINE].astype(np.float64)
+        return outputs[TOKEN_CONTRIBUTIONS].astype(np.float64), outputs[BASELINE].astype(np.float64)

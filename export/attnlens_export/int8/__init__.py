@@ -1,1 +1,1 @@
-"""Embeddings in int8: what to quantize and how, chosen by measurement behind a gate of accuracy."""
+"""Embeddings in int8: measurements select the matrix products to quantize and the methods to use."""

@@ -1,7 +1,9 @@
-"""What goes into the products of a graph, over calibration texts. B batch, T tokens, K width."""
+"""Calibration: statistics of the inputs of matrix products over the calibration texts.
+
+Shapes: B texts in a batch, T tokens, M tokens of a batch without padding, K width of an input.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,45 +12,15 @@ from onnx import TensorProto, helper
 
 from attnlens_export.graph.trace import TracedGraph
 from attnlens_export.graph.write import Place, write_referring
-from attnlens_export.int8.products import FloatArray, Group
-from attnlens_export.int8.sessions import open_session
+from attnlens_export.int8.recipes import Activations, FloatArray, Group
 from attnlens_export.int8.texts import Batch
+from attnlens_export.sessions import open_session
 
 MAX_SAMPLE_ROWS = 1024
-# Of all groups whose inputs are collected in one pass over the texts.
+# Maximum size of the covariances that are collected in one pass over the texts.
 MAX_COVARIANCE_BYTES = 2**29
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass
-class Activations:
-    """The inputs of a group, live tokens only.
-
-    In a mean every kind of text counts the same, so does every text of a kind, and so does every token of a
-    text: else the few tokens of very short texts would count next to nothing.
-
-    Attributes:
-        lowest: the least value of each column, (K,).
-        highest: the largest value of each column, (K,).
-        covariance: the mean of x x', (K, K).
-        rows: samples of x that stand for the same share of that mean each, (R, K).
-    """
-
-    lowest: FloatArray
-    highest: FloatArray
-    covariance: FloatArray
-    rows: FloatArray
-
-    @property
-    def largest(self) -> FloatArray:
-        """The largest magnitude of each column, (K,)."""
-        return np.maximum(np.abs(self.lowest), np.abs(self.highest))
-
-    @property
-    def mean_squares(self) -> FloatArray:
-        """The mean of x^2, (K,)."""
-        return np.asarray(np.diag(self.covariance))
 
 
 class _Collector:
@@ -60,11 +32,12 @@ class _Collector:
         self._squares: FloatArray = np.zeros((0, 0), np.float32)
 
     def add(self, rows: FloatArray, weights: FloatArray) -> None:
-        """Take rows (M, K) with their weights (M,): the sum of all weights is 1."""
+        """Add rows (M, K) with their weights (M,). The sum of the weights of all calls is 1."""
         if not self._samples:
             self._lowest, self._highest = rows[0].copy(), rows[0].copy()
             self._squares = np.zeros((rows.shape[1], rows.shape[1]), np.float32)
-        # A row is as many samples as there are multiples of the step within its part of the whole.
+        # Each row covers an interval of the length of its weight. It is repeated for each multiple of
+        # 1 / MAX_SAMPLE_ROWS in this interval, so that each sample represents the same share.
         ends = (self._sum_weights + np.cumsum(weights, dtype=np.float64)) * MAX_SAMPLE_ROWS
         counts = np.diff(np.floor(ends), prepend=np.floor(self._sum_weights * MAX_SAMPLE_ROWS))
         self._samples.append(np.repeat(rows, counts.astype(np.int64), axis=0))
@@ -85,30 +58,30 @@ def collect(
     places: Mapping[str, Place],
     progress: Progress,
 ) -> dict[str, Activations]:
-    """Run a graph and look at the inputs of all groups.
+    """Run a graph on calibration texts and collect statistics of the inputs of all groups.
 
     Args:
-        graph: in fp32.
-        groups: those of the graph.
-        kinds: what to run, by the kind of text.
-        directory: where the weights are, and where a temporary graph is written.
-        places: of the weights.
-        progress: called before each pass with its number and the number of passes.
+        graph: Graph in fp32.
+        groups: Groups of the graph.
+        kinds: Batches of each kind of texts.
+        directory: Directory of the weights. A temporary graph is written to it.
+        places: Locations of the weights.
+        progress: Called before each pass with its index and the number of passes.
 
     Returns:
-        By source. A value that is not one row for each token, such as the table of a relative bias, is left
-        out.
+        Statistics by source. Sources that do not have one row per token are omitted, such as the table of a
+        relative position bias.
     """
-    parts = list(_parts(groups, graph))
-    found: dict[str, Activations] = {}
-    for number, part in enumerate(parts):
-        progress(number, len(parts))
-        found |= _collect_part(graph, part, kinds, directory, places)
-    return found
+    parts = list(_divide(groups, graph))
+    activations: dict[str, Activations] = {}
+    for index, sources in enumerate(parts):
+        progress(index, len(parts))
+        activations |= _collect_part(graph, sources, kinds, directory, places)
+    return activations
 
 
-def _parts(groups: Sequence[Group], graph: TracedGraph) -> Iterator[list[str]]:
-    """Divide the groups so that their covariances fit into memory."""
+def _divide(groups: Sequence[Group], graph: TracedGraph) -> Iterator[list[str]]:
+    """Yield the sources of as many groups as have covariances of at most `MAX_COVARIANCE_BYTES`."""
     part: list[str] = []
     size_bytes = 0
     for group in groups:
@@ -142,7 +115,7 @@ def _collect_part(
     path.unlink()
     collectors = {name: _Collector() for name in sources}
     for kind in kinds:
-        num_texts = sum(len(batch.places) for batch in kind)
+        num_texts = sum(len(batch.text_indices) for batch in kind)
         for batch in kind:
             live = batch.inputs.attention_mask == 1
             weights = (live / live.sum(axis=1, keepdims=True) / num_texts / len(kinds))[live]  # (M,)
@@ -151,4 +124,4 @@ def _collect_part(
                     collectors.pop(name, None)
                 elif name in collectors:
                     collectors[name].add(value[live], weights.astype(np.float32))
-    return {name: each.result() for name, each in collectors.items()}
+    return {name: collector.result() for name, collector in collectors.items()}

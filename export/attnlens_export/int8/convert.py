@@ -1,11 +1,11 @@
-"""From a graph in fp32 to one whose products are in int8, in standard operators.
+"""Conversion of a graph from fp32 to int8 with standard operators.
 
     x -> [Mul] -> QuantizeLinear -> DequantizeLinear -> MatMul -> y
     weight in int8 -----------------> DequantizeLinear ---^
 
-ONNX Runtime computes those three nodes as one on integers, `MatMulIntegerToFloat`. Any other runtime may, or
-computes them as they stand, with the same result but for rounding. With exact columns, a Gather takes these
-out of x, and a second MatMul and an Add put their part to y.
+ONNX Runtime fuses the DequantizeLinear nodes and the MatMul into `MatMulIntegerToFloat`, which computes with
+integers. In a runtime without this fusion, the result differs by rounding errors only. For exact columns, a
+Gather selects them from x, and a second MatMul and an Add add their product to y.
 """
 
 from collections import Counter
@@ -17,15 +17,13 @@ import onnx
 from onnx import helper
 
 from attnlens_export.graph.trace import TracedGraph
-from attnlens_export.int8.products import FloatArray
-from attnlens_export.int8.recipes import Recipe
-from attnlens_export.int8.rounding import RoundedWeight
+from attnlens_export.int8.recipes import FloatArray, Recipe, RoundedWeight
 
 Array = npt.NDArray[np.generic]
 
 
 def to_int8(graph: TracedGraph, recipes: Mapping[str, Recipe]) -> TracedGraph:
-    """Return the graph with the groups of `recipes`, by source, in int8."""
+    """Return the graph with some groups in int8, given their recipes by source."""
     return _Conversion(graph, recipes).convert()
 
 
@@ -45,8 +43,10 @@ class _Conversion:
             if weight is not None
         }
         self._quantized: set[str] = set()
-        self._folded: set[str] = set()  # sources whose norm divides them
-        self._replaced: dict[str, dict[int, str]] = {}  # of a norm's inputs, by its first output
+        # Sources that are divided by changing the weights of the norm before them.
+        self._folded: set[str] = set()
+        # New inputs of a norm by index, by the norm's first output.
+        self._replaced: dict[str, dict[int, str]] = {}
 
     def convert(self) -> TracedGraph:
         self._folded = {recipe.group.source for recipe in self._recipes.values() if self._fold(recipe)}
@@ -70,7 +70,7 @@ class _Conversion:
         return TracedGraph(proto, {name: array for name, array in self._weights.items() if name in read})
 
     def _fold(self, recipe: Recipe) -> bool:
-        """Divide the norm before a group instead of its result, where nothing else reads that."""
+        """Divide the weights of the norm before a group, unless other nodes read its result."""
         source, divisors = recipe.group.source, recipe.divisors
         norm = self._producers.get(source)
         num_products = sum(weight is not None for weight in recipe.weights)
@@ -84,7 +84,7 @@ class _Conversion:
         return bool(inputs)
 
     def _scales_of(self, norm: onnx.NodeProto, width: int) -> Iterator[int]:
-        """Yield the inputs of a norm that its result grows with: the scale and bias, or RMSNorm's scale."""
+        """Yield the inputs of a norm that scale its result: scale and bias, or the scale of RMSNorm."""
         for index, name in enumerate(norm.input):
             weight = self._graph.weights.get(name)
             is_vector = weight is not None and weight.shape == (width,)
@@ -119,7 +119,7 @@ class _Conversion:
 
     def _multiply(self, recipe: Recipe, index: int, weight: RoundedWeight, node: onnx.NodeProto) -> None:
         source, result = recipe.group.source, node.output[0]
-        # A weight that several layers share is rounded for each.
+        # A weight that several layers share is rounded once per layer.
         name = node.input[1] if self._uses[node.input[1]] == 1 else f"{node.input[1]}_{result}"
         values = self._add_weight(f"{name}_int8", weight.values)
         scales = self._add_weight(f"{name}_scale", weight.scales)

@@ -1,9 +1,11 @@
-"""int8 as a precision of a bundle, for CPUs: from the graph in fp32 to one behind a gate of accuracy.
+"""Embeddings in int8, for CPUs: creation of the graph, the accuracy gate, and the comparison with fp32.
 
-texts -> search -> onnx/model_int8.onnx and the texts to verify with -> measured as it was written
+Texts are split into three sets. The first two calibrate and select methods (see `search`). The graph must
+then pass the gate on the third set, which is stored in the bundle, so that `attnlens check` can repeat the
+measurement.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -22,27 +24,35 @@ from attnlens.v1.quantization_pb2 import (
 )
 from attnlens_export.errors import AccuracyError
 from attnlens_export.graph.names import EMBEDDINGS_PATH, input_names
-from attnlens_export.int8.agreement import Agreement, Embedder, compare, max_batch_difference, run_all
-from attnlens_export.int8.products import find_groups
-from attnlens_export.int8.recipes import Method, Recipe
+from attnlens_export.int8.recipes import Method, Recipe, find_groups
 from attnlens_export.int8.result import INT8_PATH, Gate, Int8Result
 from attnlens_export.int8.search import Candidate, Search
-from attnlens_export.int8.sessions import measure_seconds, open_session
-from attnlens_export.int8.texts import make_batches, read_kinds, read_written, split_texts, write_texts
+from attnlens_export.int8.texts import (
+    Agreement,
+    Embedder,
+    compare,
+    make_embedders,
+    max_batch_difference,
+    read_kinds,
+    read_written,
+    run_all,
+    split_texts,
+    write_texts,
+)
 from attnlens_export.parity.measure import Subject
 from attnlens_export.precision import Fp32Graph, Precision, Stated
 from attnlens_export.progress import Progress
-from attnlens_export.published.pooling import read_pooling
-from attnlens_export.published.side_files import read_max_tokens
+from attnlens_export.sessions import measure_seconds, open_session
 from attnlens_model import EncoderConfig
 
 TEXTS_PATH = "parity/int8_texts.txt"
 TIMED_SHAPES = ((1, 128), (8, 64), (32, 32))
 TIMED_REPETITIONS = 5
-# int8 instructions do 4 times as many products as fp32 ones, with AMX 8 times. A larger ratio is an artefact.
+# int8 instructions compute 4 times as many products as those for fp32, with AMX 8 times. A larger ratio is a
+# measurement error.
 MAX_PLAUSIBLE_SPEED = 10.0
-# Shares of the gate that the search may use up; the rest is for texts that it has not seen. The next share is
-# tried if the graph fails on the texts for judgement.
+# Shares of the gate that the search may use. The rest is a reserve for other texts. If the graph fails on the
+# texts for judgement, the search is repeated with the next share.
 SEARCH_SHARES = (0.9, 0.75, 0.6, 0.45)
 
 _METHODS = {
@@ -57,11 +67,12 @@ _METHODS = {
 
 @dataclass(frozen=True)
 class Int8(Precision):
-    """As many products of matrices in int8 as the gate lets through.
+    """As many matrix products in int8 as the gate allows.
 
     Attributes:
-        gate: what the embeddings must keep.
-        texts: a file with one text per line, a kind besides those of this package; None: only those.
+        gate: Limits for the embeddings.
+        texts: File with one text per line, used in addition to the texts of this package. If None, only
+            those.
     """
 
     name: ClassVar[str] = "int8"
@@ -74,16 +85,16 @@ class Int8(Precision):
     texts: Path | None = None
 
     def write(self, source: Fp32Graph, progress: Progress) -> Stated:
-        """Search for the fastest graph that passes; state how it was made, the gate and the texts."""
+        """Search for the fastest graph that passes the gate, and write it with the texts for judgement."""
         directory, config, embeddings = source.directory, source.config, source.embeddings
         sets = {kind: split_texts(lines) for kind, lines in read_kinds(self.texts).items()}
         calibration, selection, judgement = (
-            _embedders(directory, config, {kind: split[number] for kind, split in sets.items()})
-            for number in range(3)
+            make_embedders(directory, config, {kind: split[index] for kind, split in sets.items()})
+            for index in range(3)
         )
-        # A tokenizer without special tokens makes nothing of an empty text.
+        # Without special tokens, the empty text has no tokens and is omitted.
         written = {
-            kind: [sets[kind].judgement[place] for place in embedder.places]
+            kind: [sets[kind].judgement[index] for index in embedder.text_indices]
             for kind, embedder in judgement.items()
         }
         path = directory / TEXTS_PATH
@@ -92,8 +103,8 @@ class Int8(Precision):
         search = Search(source, calibration, selection, progress)
         chosen, num_judged = self._choose(source, search, judgement)
         progress("Int8 times beside fp32", "", 0, 1)
-        speeds, are_reliable = _speeds(directory, config)
-        made = Quantization(
+        speeds, are_reliable = _measure_speeds(directory, config)
+        quantization = Quantization(
             num_calibration_texts=_count(calibration),
             num_selection_texts=_count(selection),
             num_judged_graphs=num_judged,
@@ -108,87 +119,72 @@ class Int8(Precision):
                 QuantizedTextKind(name=kind, num_texts=len(lines)) for kind, lines in written.items()
             ],
         )
-        return Stated(Graph(quantization=made), self.gate.limits())
+        return Stated(Graph(quantization=quantization), self.gate.to_messages())
 
     def _choose(
         self, source: Fp32Graph, search: Search, judgement: Mapping[str, Embedder]
     ) -> tuple[Candidate, int]:
-        """Save the fastest graph that passes on texts that had no part in its making.
+        """Write the fastest graph that passes on the texts for judgement.
 
         Returns:
-            The graph, and how many were judged.
+            The graph, and the number of graphs that were judged.
 
         Raises:
-            AccuracyError: None passes on the texts for selection, or each one fails on those for judgement.
+            AccuracyError: No graph passes on the texts for selection, or all fail on those for judgement.
         """
         directory = source.directory
         expected = run_all(judgement, open_session(directory / EMBEDDINGS_PATH))
         failures: list[str] = []
-        for number, share in enumerate(SEARCH_SHARES, 1):
+        for num_judged, share in enumerate(SEARCH_SHARES, 1):
             chosen = _fastest(search.run(self.gate.tightened(share)), self.gate)
             self.save(source, chosen.graph)
-            found = compare(run_all(judgement, open_session(directory / self.path)), expected)
-            if self.gate.use(found) <= 1:
-                return chosen, number
-            failures.append(_describe_kinds(found))
+            agreement = compare(run_all(judgement, open_session(directory / self.path)), expected)
+            if self.gate.used_share(agreement) <= 1:
+                return chosen, num_judged
+            failures.append(_describe_kinds(agreement))
         raise AccuracyError(
-            f"{len(failures)} graphs in int8 pass on the texts that selected them and fail on others. "
-            f"The last has for {failures[-1]}; lower --min-mean-cosine or --min-cosine, "
-            "or leave out --precision int8"
+            f"{len(failures)} graphs in int8 pass on the texts for selection, but fail on other texts. The "
+            f"mean and minimum cosines of the last graph are {failures[-1]}; lower --min-mean-cosine or "
+            "--min-cosine, or export without --precision int8"
         )
 
     def measure(self, subject: Subject, stated: Stated, progress: Progress) -> Int8Result:
-        """Compare the graph with the one in fp32 on the texts beside them, by the gate that is stated."""
+        """Compare the graph with fp32 on the texts in the bundle."""
         progress("Int8 against fp32", "", 0, 1)
-        directory, made = subject.directory, stated.graph.quantization
-        texts = read_written(directory / TEXTS_PATH, {kind.name: kind.num_texts for kind in made.text_kinds})
-        embedders = _embedders(directory, subject.config, texts)
+        directory, quantization = subject.directory, stated.graph.quantization
+        sizes = {kind.name: kind.num_texts for kind in quantization.text_kinds}
+        embedders = make_embedders(directory, subject.config, read_written(directory / TEXTS_PATH, sizes))
         session = open_session(directory / self.path)
         expected = run_all(embedders, open_session(directory / EMBEDDINGS_PATH))
+        differences = [max_batch_difference(session, embedder.batches) for embedder in embedders.values()]
         return Int8Result(
             Gate.from_messages(stated.gates),
             compare(run_all(embedders, session), expected),
-            sum(len(each.embeddings) for each in expected.values()),
-            sum(len(each.tokens) for each in expected.values()),
-            float(
-                np.max([max_batch_difference(session, embedder.batches) for embedder in embedders.values()])
-            ),
-            made,
+            sum(len(vectors.embeddings) for vectors in expected.values()),
+            sum(len(vectors.tokens) for vectors in expected.values()),
+            float(np.max(differences)),
+            quantization,
         )
-
-
-def _embedders(
-    directory: Path, config: EncoderConfig, kinds: Mapping[str, Sequence[str]]
-) -> dict[str, Embedder]:
-    max_tokens = read_max_tokens(directory, config)
-    pooling = read_pooling(directory, config.vector_size)
-    tokenizer = directory / "tokenizer.json"
-    return {
-        kind: Embedder(
-            directory, pooling, config.vector_size, make_batches(texts, tokenizer, config, max_tokens)
-        )
-        for kind, texts in kinds.items()
-    }
 
 
 def _fastest(candidates: list[Candidate], gate: Gate) -> Candidate:
-    """Return the fastest that passes.
+    """Return the fastest candidate that passes the search.
 
     Raises:
-        AccuracyError: none does.
+        AccuracyError: No candidate passes.
     """
-    passed = [each for each in candidates if each.use <= 1]
+    passed = [candidate for candidate in candidates if candidate.used_share <= 1]
     if passed:
-        return min(passed, key=lambda each: each.seconds)
-    allowed = f"a mean cosine of {gate.min_mean_cosine:g} and a smallest of {gate.min_cosine:g}"
-    advice = "lower --min-mean-cosine or --min-cosine, or export without --precision int8"
+        return min(passed, key=lambda candidate: candidate.seconds)
+    limits = f"a mean cosine of {gate.min_mean_cosine:g} and a minimum cosine of {gate.min_cosine:g}"
+    remedy = "lower --min-mean-cosine or --min-cosine, or export without --precision int8"
     if not candidates:
-        raise AccuracyError(f"no product of matrices can be in int8 with {allowed}: {advice}")
-    best = min(candidates, key=lambda each: each.use)
+        raise AccuracyError(f"no matrix product in int8 meets {limits}: {remedy}")
+    best = min(candidates, key=lambda candidate: candidate.used_share)
     raise AccuracyError(
-        f"no graph in int8 keeps {allowed} of every kind of text, with a tenth of that in reserve: the best "
-        f"of {len(candidates)} measured, with {len(best.recipes)} of its groups of products in int8, has for "
-        f"{_describe_kinds(best.agreement)}; {advice}"
+        f"no graph in int8 meets {limits} for every kind of texts with a reserve of 10 %: of "
+        f"{len(candidates)} graphs, the best has {len(best.recipes)} groups of matrix products in int8 and "
+        f"the mean and minimum cosines {_describe_kinds(best.agreement)}; {remedy}"
     )
 
 
@@ -199,7 +195,7 @@ def _describe_kinds(agreement: Agreement) -> str:
 
 
 def _count(embedders: Mapping[str, Embedder]) -> int:
-    return sum(len(embedder.places) for embedder in embedders.values())
+    return sum(len(embedder.text_indices) for embedder in embedders.values())
 
 
 def _describe(index: int, weight: str, recipe: Recipe | None) -> QuantizedProduct:
@@ -214,8 +210,8 @@ def _describe(index: int, weight: str, recipe: Recipe | None) -> QuantizedProduc
     )
 
 
-def _speeds(directory: Path, config: EncoderConfig) -> tuple[list[QuantizedSpeed], bool]:
-    """Return the times of some batches, and whether repetitions agreed."""
+def _measure_speeds(directory: Path, config: EncoderConfig) -> tuple[list[QuantizedSpeed], bool]:
+    """Return the latency of batches of several shapes, and whether the measurements are reliable."""
     sessions = {path: open_session(directory / path, threads=1) for path in (EMBEDDINGS_PATH, INT8_PATH)}
     speeds, are_reliable = [], True
     for batch_size, length in TIMED_SHAPES:

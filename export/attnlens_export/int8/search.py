@@ -1,15 +1,18 @@
-"""Which products to compute in int8, and how: the fastest choice that keeps the embeddings.
+"""Search for the fastest combination of int8 methods that passes the gate.
 
-1. A product's loss is 1 - cosine of the embeddings, mean over the texts of a kind, with only it in int8, for
-   the kind of text that loses most. It is measured on texts that nothing was calibrated with: what fits those
-   best often clips others. Losses of different products add up, near enough, as their errors have little to
-   do with each other. They are measured for units: the groups of one kind in neighbouring layers, in at most
-   `MAX_UNITS` units, so that the time grows with the size of the model and not with its square.
-2. A group's time is measured by itself, in each form, once for each set of sizes.
-3. Each unit begins with its fastest method. Then, until the sum of losses fits the budget, the unit changes
-   its method that saves most loss for the time that it costs.
-4. What comes out is measured as a whole, and the budget made smaller or larger by how far it is from the
-   gate, a few times. The fastest choice that passes is kept.
+1. The groups are divided into at most `MAX_UNITS` units. A unit contains groups of one kind in adjacent
+   layers. A limited number of units keeps the search time proportional to the size of the model.
+2. The loss of a unit with a method is 1 - mean cosine of the embeddings if only this unit is in int8, for the
+   kind of texts with the largest loss. It is measured on texts that were not used for calibration: a method
+   that fits the calibration texts best often clips others. The errors of units are almost independent, so
+   their losses approximately add up.
+3. The time of a group is measured separately for each method, once for each combination of sizes.
+4. A plan starts with the fastest method of each unit. While the sum of losses exceeds the budget, the change
+   of a method that saves the most loss per additional second is applied.
+5. The graph of the plan is measured. The budget is then adjusted by the distance from the gate, up to
+   `MAX_ROUNDS` times.
+
+Shapes: B texts in a batch, T tokens, K width of an input.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,54 +27,65 @@ from onnx import TensorProto, helper
 from attnlens_export.graph.names import EMBEDDINGS_PATH
 from attnlens_export.graph.trace import TracedGraph
 from attnlens_export.graph.write import write_embedded, write_referring
-from attnlens_export.int8.agreement import Agreement, Embedder, compare, run_all
-from attnlens_export.int8.calibration import Activations, collect
+from attnlens_export.int8.calibration import collect
 from attnlens_export.int8.convert import to_int8
-from attnlens_export.int8.products import Group, find_groups
-from attnlens_export.int8.recipes import Method, Recipe, make_recipe, methods_for
+from attnlens_export.int8.recipes import (
+    Activations,
+    Group,
+    Method,
+    Recipe,
+    find_groups,
+    make_recipe,
+    methods_for,
+)
 from attnlens_export.int8.result import Gate
-from attnlens_export.int8.sessions import measure_seconds, open_session
+from attnlens_export.int8.texts import Agreement, Embedder, compare, run_all
 from attnlens_export.precision import Fp32Graph
 from attnlens_export.progress import Progress
+from attnlens_export.sessions import measure_seconds, open_session
 
 MAX_UNITS = 24
-# Batches of each kind of text that the losses of units are measured on.
+# Number of batches of each kind of texts on which the loss of a unit is measured.
 MAX_LOSS_BATCHES = 1
 MAX_ROUNDS = 8
-# The share of the gate that the first choice is made for: the losses of products do not quite add up.
+# Share of the gate that the first plan may use, since losses add up only approximately.
 FIRST_SHARE = 0.9
 TIMED_SHAPE = (8, 64)
 TIMED_REPETITIONS = 9
-# A change that costs no time is worth more than any that does.
+# A change that costs no time is preferred to all others.
 _NO_TIME = 1e-9
 
 Plan = tuple[Method, ...]
-"""The method of each unit."""
-Figures = list[dict[Method, float]]
+"""Method of each unit."""
+Costs = list[dict[Method, float]]
 """Losses or seconds of each unit, by method."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice that was measured.
+    """A plan that was measured as a whole graph.
 
     Attributes:
-        recipes: by source; groups that are not in it stay in fp32.
-        graph: the result.
-        use: the share of what the gate allows that is used up by the worst kind; at most 1 passes.
-        agreement: with fp32.
-        seconds: the sum of the times of its products.
+        recipes: Recipes by source. Other groups stay in fp32.
+        graph: Graph in int8.
+        used_share: Share of the gate that is used by the worst kind of texts. Passes up to 1.
+        agreement: Agreement with the graph in fp32.
+        seconds: Sum of the times of all products.
     """
 
     recipes: dict[str, Recipe]
     graph: TracedGraph
-    use: float
+    used_share: float
     agreement: Agreement
     seconds: float
 
 
 class Search:
-    """The search for one encoder."""
+    """Search for one encoder.
+
+    Attributes:
+        has_reliable_timings: Whether repeated time measurements agreed.
+    """
 
     def __init__(
         self,
@@ -80,7 +94,7 @@ class Search:
         selection: Mapping[str, Embedder],
         progress: Progress,
     ) -> None:
-        """Collect what goes into the products of `source`; the texts are given by kind."""
+        """Calibrate. `calibration` and `selection` are texts by kind."""
         self._source = source
         self._progress = progress
         path = source.directory / EMBEDDINGS_PATH
@@ -88,46 +102,46 @@ class Search:
         session = open_session(path)
         self._embedders = selection
         self._expected = run_all(selection, session)
-        self._few = {kind: embedder.part(MAX_LOSS_BATCHES) for kind, embedder in selection.items()}
+        self._few = {kind: embedder.sample(MAX_LOSS_BATCHES) for kind, embedder in selection.items()}
         self._few_expected = run_all(self._few, session)
         self._recipes: dict[tuple[str, Method], Recipe] = {}
         groups = find_groups(source.embeddings)
         self._activations = self._collect(groups, calibration)
         self._units = divide([group for group in groups if group.source in self._activations])
-        self._figures: tuple[Figures, Figures] | None = None
+        self._costs: tuple[Costs, Costs] | None = None
         self.has_reliable_timings = True
 
     def run(self, gate: Gate) -> list[Candidate]:
-        """Return the choices that were measured, whether they pass or not.
+        """Return all measured plans, whether they pass the gate or not.
 
-        The first call measures losses and times of products, later ones reuse them.
+        The first call measures losses and times. Later calls reuse them.
         """
-        self._figures = self._figures or (self._losses(), self._seconds())
-        losses, seconds = self._figures
+        self._costs = self._costs or (self._measure_losses(), self._measure_seconds())
+        losses, seconds = self._costs
         measured: dict[tuple[Method, ...], Candidate] = {}
         budget = FIRST_SHARE * (1 - gate.min_mean_cosine)
-        enough, too_much = 0.0, np.inf  # the largest budget that passed, the smallest that failed
-        for number in range(MAX_ROUNDS):
-            self._progress("Int8 choices", "", number, MAX_ROUNDS)
+        passing, failing = 0.0, np.inf  # largest budget that passed, smallest budget that failed
+        for index in range(MAX_ROUNDS):
+            self._progress("Int8 choices", "", index, MAX_ROUNDS)
             plan = choose(losses, seconds, budget)
             if set(plan) == {Method.FP32}:
                 break
             if plan not in measured:
                 measured[plan] = self._measure(plan, seconds, gate)
-            use = measured[plan].use
-            if use <= 1:
-                enough = max(enough, budget)
+            used_share = measured[plan].used_share
+            if used_share <= 1:
+                passing = max(passing, budget)
             else:
-                # Whatever budget has room for this plan would give it again.
-                too_much = min(too_much, lost(plan, losses))
-            # What is used up of the gate tells how far the sum of losses is from the loss of the whole.
-            budget *= float(np.clip(1 / use, 0.3, 2.0))
-            if not enough < budget < too_much:
-                budget = float(np.sqrt(enough * too_much)) if enough else 0.9 * too_much
+                # Every budget of at least this loss would result in the same plan.
+                failing = min(failing, total_loss(plan, losses))
+            # Correct the deviation of the sum of losses from the loss of the whole graph.
+            budget *= float(np.clip(1 / used_share, 0.3, 2.0))
+            if not passing < budget < failing:
+                budget = float(np.sqrt(passing * failing)) if passing else 0.9 * failing
         return list(measured.values())
 
     def _open(self, graph: TracedGraph) -> onnxruntime.InferenceSession:
-        """Open a graph that shares weights with `onnx/model.onnx`, beside which it is written meanwhile."""
+        """Open a graph that shares weights with `onnx/model.onnx`. It is written next to it temporarily."""
         path = self._folder / ".candidate.onnx"
         write_referring(path, graph.proto, graph.weights, self._source.places)
         try:
@@ -154,55 +168,55 @@ class Search:
             self._recipes[key] = make_recipe(group, method, self._source.embeddings, activations)
         return self._recipes[key]
 
-    def _losses(self) -> Figures:
-        losses: Figures = [{Method.FP32: 0.0} for _ in self._units]
+    def _measure_losses(self) -> Costs:
+        losses: Costs = [{Method.FP32: 0.0} for _ in self._units]
         steps = [
-            (number, method)
-            for number, unit in enumerate(self._units)
+            (index, method)
+            for index, unit in enumerate(self._units)
             for method in methods_for(unit[0])
             if method != Method.FP32
         ]
-        for step, (number, method) in enumerate(steps):
+        for step, (index, method) in enumerate(steps):
             self._progress("Int8 sensitivity of each product", "", step, len(steps))
-            recipes = {group.source: self._recipe(group, method) for group in self._units[number]}
+            recipes = {group.source: self._recipe(group, method) for group in self._units[index]}
             session = self._open(to_int8(self._source.embeddings, recipes))
-            found = compare(run_all(self._few, session), self._few_expected)
-            loss = np.max([1 - kind.mean_cosine for kind in found.kinds.values()])
-            # What a NaN came from must not be chosen.
-            losses[number][method] = float(np.nan_to_num(max(loss, 0.0), nan=2.0))
+            agreement = compare(run_all(self._few, session), self._few_expected)
+            loss = np.max([1 - kind.mean_cosine for kind in agreement.kinds.values()])
+            # A method that returns NaN gets the largest possible loss.
+            losses[index][method] = float(np.nan_to_num(max(loss, 0.0), nan=2.0))
         return losses
 
-    def _seconds(self) -> Figures:
+    def _measure_seconds(self) -> Costs:
         known: dict[tuple[object, ...], dict[Method, float]] = {}
-        seconds: Figures = [dict.fromkeys(methods_for(unit[0]), 0.0) for unit in self._units]
-        for number, unit in enumerate(self._units):
-            self._progress("Int8 times of each product", "", number, len(self._units))
+        seconds: Costs = [dict.fromkeys(methods_for(unit[0]), 0.0) for unit in self._units]
+        for index, unit in enumerate(self._units):
+            self._progress("Int8 times of each product", "", index, len(self._units))
             for group in unit:
                 shapes = (self._source.embeddings.weights[name].shape for name in group.weights)
                 sizes = (methods_for(group), *shapes)
                 if sizes not in known:
                     known[sizes] = self._time(group)
-                for method, each in known[sizes].items():
-                    seconds[number][method] += each
+                for method, group_seconds in known[sizes].items():
+                    seconds[index][method] += group_seconds
         return seconds
 
     def _time(self, group: Group) -> dict[Method, float]:
-        alone = only(group, self._source.embeddings)
+        fp32 = extract(group, self._source.embeddings)
         sessions: dict[str, onnxruntime.InferenceSession] = {}
         for method in methods_for(group):
-            is_exact = method == Method.FP32
-            graph = alone if is_exact else to_int8(alone, {group.source: self._recipe(group, method)})
+            is_fp32 = method == Method.FP32
+            graph = fp32 if is_fp32 else to_int8(fp32, {group.source: self._recipe(group, method)})
             path = self._folder / ".timed.onnx"
             write_embedded(path, graph.proto, graph.weights)
             sessions[method] = open_session(path, threads=1)
             path.unlink()
-        shape = (*TIMED_SHAPE, graph_width(group, self._source.embeddings))
+        shape = (*TIMED_SHAPE, input_width(group, self._source.embeddings))
         value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         timings = measure_seconds(sessions, {group.source: value}, TIMED_REPETITIONS)
         self.has_reliable_timings &= timings.is_reliable
         return {method: timings.seconds[method] for method in methods_for(group)}
 
-    def _measure(self, plan: Plan, seconds: Figures, gate: Gate) -> Candidate:
+    def _measure(self, plan: Plan, seconds: Costs, gate: Gate) -> Candidate:
         recipes = {
             group.source: self._recipe(group, method)
             for unit, method in zip(self._units, plan, strict=True)
@@ -211,13 +225,13 @@ class Search:
         }
         graph = to_int8(self._source.embeddings, recipes)
         session = self._open(graph)
-        found = compare(run_all(self._embedders, session), self._expected)
-        total = sum(each[method] for each, method in zip(seconds, plan, strict=True))
-        return Candidate(recipes, graph, gate.use(found), found, total)
+        agreement = compare(run_all(self._embedders, session), self._expected)
+        total = sum(by_method[method] for by_method, method in zip(seconds, plan, strict=True))
+        return Candidate(recipes, graph, gate.used_share(agreement), agreement, total)
 
 
 def divide(groups: Sequence[Group]) -> list[list[Group]]:
-    """Return units: groups of one kind in neighbouring layers, as few together as `MAX_UNITS` allows."""
+    """Divide groups into at most about `MAX_UNITS` units of one kind in adjacent layers."""
     kinds: dict[str, list[Group]] = {}
     for group in groups:
         kinds.setdefault(group.kind, []).append(group)
@@ -229,44 +243,44 @@ def divide(groups: Sequence[Group]) -> list[list[Group]]:
     return units
 
 
-def choose(losses: Figures, seconds: Figures, budget: float) -> Plan:
-    """Return a fast plan whose losses add up to at most `budget`."""
+def choose(losses: Costs, seconds: Costs, budget: float) -> Plan:
+    """Return a fast plan with a total loss of at most `budget`."""
     plan = [min(times, key=lambda method: times[method]) for times in seconds]
 
     def gain(change: tuple[int, Method]) -> float:
-        """Return the loss that a change saves for each second that it costs."""
+        """Return the loss that a change saves per additional second."""
         unit, method = change
         saved = losses[unit][plan[unit]] - losses[unit][method]
         return saved / max(seconds[unit][method] - seconds[unit][plan[unit]], _NO_TIME)
 
-    while lost(plan, losses) > budget:
-        # There is one as long as anything is lost: fp32 loses nothing.
+    while total_loss(plan, losses) > budget:
+        # If the loss is not 0, there is always a change, since the loss of fp32 is 0.
         unit, method = max(_savings(plan, losses), key=gain)
         plan[unit] = method
     return tuple(plan)
 
 
-def lost(plan: Sequence[Method], losses: Figures) -> float:
-    """Return the sum of a plan's losses."""
-    return sum(each[method] for each, method in zip(losses, plan, strict=True))
+def total_loss(plan: Sequence[Method], losses: Costs) -> float:
+    """Return the sum of the losses of all units."""
+    return sum(by_method[method] for by_method, method in zip(losses, plan, strict=True))
 
 
-def _savings(plan: Sequence[Method], losses: Figures) -> Iterator[tuple[int, Method]]:
-    """Yield each change of one unit that loses less."""
+def _savings(plan: Sequence[Method], losses: Costs) -> Iterator[tuple[int, Method]]:
+    """Yield the changes of one unit that reduce the loss."""
     for unit, chosen in enumerate(plan):
         for method, loss in losses[unit].items():
             if loss < losses[unit][chosen]:
                 yield unit, method
 
 
-def only(group: Group, graph: TracedGraph) -> TracedGraph:
-    """Return a graph of a group by itself: its source is the input, its results are the outputs."""
+def extract(group: Group, graph: TracedGraph) -> TracedGraph:
+    """Return a graph of one group, with its source as input and its results as outputs."""
     proto = onnx.ModelProto()
     proto.CopyFrom(graph.proto)
     for field in ("node", "input", "output", "value_info"):
         proto.graph.ClearField(field)
     proto.graph.node.extend(node for node in graph.proto.graph.node if node.output[0] in group.results)
-    width = graph_width(group, graph)
+    width = input_width(group, graph)
     proto.graph.input.append(
         helper.make_tensor_value_info(group.source, TensorProto.FLOAT, ["B", "T", width])
     )
@@ -277,6 +291,6 @@ def only(group: Group, graph: TracedGraph) -> TracedGraph:
     return TracedGraph(proto, {name: graph.weights[name] for name in group.weights})
 
 
-def graph_width(group: Group, graph: TracedGraph) -> int:
+def input_width(group: Group, graph: TracedGraph) -> int:
     """Return K."""
     return int(graph.weights[group.weights[0]].shape[0])

@@ -1,54 +1,70 @@
-"""Texts of several kinds, in three disjoint sets: to calibrate, to select products and to judge the result.
+"""Texts for int8 quantization, their embeddings, and the agreement of the embeddings of two graphs.
 
-B batch, T tokens.
+The texts are of several kinds, such as prose or code. Those of each kind are split into three disjoint sets:
+to calibrate, to select methods, and to judge the final graph.
+
+Shapes: N texts, M tokens of all texts, B texts in a batch, T tokens of a text, D hidden size, E embedding
+size.
 """
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
+import onnxruntime
 from tokenizers import Tokenizer
 
 from attnlens.bundle import BundleError
+from attnlens.dense import open_layers
+from attnlens.pooling import Pooling, finish, normalize, pool
+from attnlens.v1.manifest_pb2 import PoolingDefaults
 from attnlens_export.errors import SourceError
-from attnlens_export.graph.names import input_names
+from attnlens_export.graph.names import HIDDEN_OUTPUT, input_names
 from attnlens_export.parity.grid import Inputs
+from attnlens_export.published.pooling import read_pooling
+from attnlens_export.published.side_files import read_max_tokens
+from attnlens_export.sessions import Feed
 from attnlens_model import EncoderConfig
 
-# What is read of a text. Attention takes time that grows with the square, and says little of the products.
+# Longer texts are truncated: the time of attention grows with the square of the length, and attention itself
+# is not quantized.
 MAX_TEXT_TOKENS = 256
 MAX_BATCH_TOKENS = 1024
 MIN_TEXTS = 20
-# Those of this package, in data/.
+# Files of this package, in data/.
 KINDS = ("sentences", "prose", "very_short", "code_and_numbers", "other_scripts")
 GIVEN = "given"
 EMPTY = ""
 
+FloatArray = npt.NDArray[np.float32]
+
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts of similar length, padded right.
+    """Texts of similar length, padded on the right.
 
     Attributes:
-        inputs: (B, T).
-        places: the number of each row's text, (B,).
+        inputs: Graph inputs (B, T).
+        text_indices: Index of each row's text, (B,).
     """
 
     inputs: Inputs
-    places: tuple[int, ...]
+    text_indices: tuple[int, ...]
 
 
 class TextSets(NamedTuple):
     """Disjoint sets of texts, apart from the empty text.
 
     Attributes:
-        calibration: Texts that scales and rounding are computed from.
-        selection: Texts that decide which products are quantized, and how.
-        judgement: Texts that the finished graph is measured on.
+        calibration: Texts from which scales and rounding are computed.
+        selection: Texts that decide which matrix products are quantized, and how.
+        judgement: Texts on which the final graph is measured.
     """
 
     calibration: list[str]
@@ -57,21 +73,21 @@ class TextSets(NamedTuple):
 
 
 def read_kinds(path: Path | None) -> dict[str, list[str]]:
-    """Return the texts of this package by kind, and those of a file as a kind of their own.
+    """Return the texts of this package by kind, and those of a file as a further kind.
 
     Args:
-        path: one text per line, empty lines left out; None: no such file.
+        path: File with one text per line. Empty lines are ignored. If None, only the texts of this package.
 
     Raises:
-        SourceError: the file has too few texts, or is not UTF-8.
+        SourceError: The file has too few texts or is not UTF-8.
     """
     data = files("attnlens_export.int8") / "data"
-    kinds = {kind: _lines((data / f"{kind}.txt").read_text(encoding="utf-8")) for kind in KINDS}
+    kinds = {kind: _split_lines((data / f"{kind}.txt").read_text(encoding="utf-8")) for kind in KINDS}
     return kinds if path is None else {**kinds, GIVEN: _read_given(path)}
 
 
-def _lines(content: str) -> list[str]:
-    """Return one text per line; an empty line is an empty text."""
+def _split_lines(content: str) -> list[str]:
+    """Return one text per line. An empty line is an empty text."""
     return content.removesuffix("\n").split("\n")
 
 
@@ -82,14 +98,14 @@ def _read_given(path: Path) -> list[str]:
         raise SourceError(f"{path} can't be read as text: {error}") from error
     texts = [line.strip() for line in content.split("\n") if line.strip()]
     if len(texts) < MIN_TEXTS:
-        raise SourceError(f"{path} has {len(texts)} texts, at least {MIN_TEXTS} are needed, one per line")
+        raise SourceError(f"{path} has {len(texts)} texts, but at least {MIN_TEXTS} are needed, one per line")
     return texts
 
 
 def split_texts(texts: Sequence[str]) -> TextSets:
-    """Split texts: every second one calibrates, every fourth one selects, every fourth one judges.
+    """Split texts: one half for calibration, a quarter each for selection and judgement.
 
-    The empty text, which every server receives sooner or later, is in every set if it is among the texts.
+    If the empty text is among the texts, it is in every set, since every server receives it sooner or later.
     """
     sets = [texts[::2], texts[1::4], texts[3::4]]
     if EMPTY in texts:
@@ -98,28 +114,28 @@ def split_texts(texts: Sequence[str]) -> TextSets:
 
 
 def write_texts(path: Path, kinds: Mapping[str, Sequence[str]]) -> None:
-    """Write one text per line, kind after kind."""
+    """Write one text per line, one kind after the other."""
     lines = [text for texts in kinds.values() for text in texts]
     path.write_text("".join(f"{text}\n" for text in lines), encoding="utf-8")
 
 
 def read_written(path: Path, sizes: Mapping[str, int]) -> dict[str, list[str]]:
-    """Read what `write_texts` wrote.
+    """Read a file of `write_texts`.
 
     Args:
-        path: the file.
-        sizes: the number of texts of each kind in their order; none, as in bundles of attnlens 0.1.0: all are
-            of one kind.
+        path: The file.
+        sizes: Number of texts of each kind, in the order of the file. Empty for bundles of attnlens 0.1.0,
+            whose texts are of one kind.
 
     Raises:
-        BundleError: the file has another number of texts.
+        BundleError: The number of texts is wrong.
     """
-    texts = _lines(path.read_text(encoding="utf-8"))
+    texts = _split_lines(path.read_text(encoding="utf-8"))
     sizes = sizes or {"texts": len(texts)}
     if sum(sizes.values()) != len(texts):
         raise BundleError(
-            f"{path} has {len(texts)} texts, the manifest names {sum(sizes.values())}: export the bundle "
-            "again"
+            f"{path} has {len(texts)} texts, but the manifest states {sum(sizes.values())}: export the "
+            "bundle again"
         )
     lines = iter(texts)
     return {kind: list(islice(lines, size)) for kind, size in sizes.items()}
@@ -128,40 +144,206 @@ def read_written(path: Path, sizes: Mapping[str, int]) -> dict[str, list[str]]:
 def make_batches(
     texts: Sequence[str], tokenizer_path: Path, config: EncoderConfig, max_tokens: int
 ) -> list[Batch]:
-    """Tokenize texts, cut where they are too long, and put those of similar length together.
+    """Tokenize and truncate texts, and group those of similar length. Texts without tokens are omitted.
 
     Raises:
-        SourceError: there is no tokenizer.
+        SourceError: There is no tokenizer.
     """
     if not tokenizer_path.is_file():
         raise SourceError(
-            "int8 is calibrated with texts, and there is no tokenizer: give one with --tokenizer, or export "
-            "without --precision int8"
+            "int8 is calibrated with texts, but the bundle has no tokenizer: specify one with --tokenizer, "
+            "or export without --precision int8"
         )
     tokenizer = Tokenizer.from_file(str(tokenizer_path))
     tokenizer.no_padding()
     tokenizer.enable_truncation(min(max_tokens, MAX_TEXT_TOKENS))
-    ids = [each.ids for each in tokenizer.encode_batch(list(texts))]
-    by_length = sorted((place for place in range(len(ids)) if ids[place]), key=lambda place: len(ids[place]))
-    return [_batch(places, ids, config) for places in _in_turn(by_length, ids)]
+    ids = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
+    by_length = sorted((index for index in range(len(ids)) if ids[index]), key=lambda index: len(ids[index]))
+    return [_to_batch(indices, ids, config) for indices in _group(by_length, ids)]
 
 
-def _in_turn(by_length: Sequence[int], ids: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    places: list[int] = []
-    for place in by_length:
-        if places and (len(places) + 1) * len(ids[place]) > MAX_BATCH_TOKENS:
-            yield places
-            places = []
-        places.append(place)
-    yield places
+def _group(by_length: Sequence[int], ids: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    indices: list[int] = []
+    for index in by_length:
+        if indices and (len(indices) + 1) * len(ids[index]) > MAX_BATCH_TOKENS:
+            yield indices
+            indices = []
+        indices.append(index)
+    yield indices
 
 
-def _batch(places: Sequence[int], ids: Sequence[Sequence[int]], config: EncoderConfig) -> Batch:
-    shape = (len(places), max(len(ids[place]) for place in places))
+def _to_batch(indices: Sequence[int], ids: Sequence[Sequence[int]], config: EncoderConfig) -> Batch:
+    shape = (len(indices), max(len(ids[index]) for index in indices))
     input_ids = np.full(shape, config.embeddings.pad_token_id, np.int64)
     mask = np.zeros(shape, np.int64)
-    for row, place in enumerate(places):
-        input_ids[row, : len(ids[place])] = ids[place]
-        mask[row, : len(ids[place])] = 1
+    for row, index in enumerate(indices):
+        input_ids[row, : len(ids[index])] = ids[index]
+        mask[row, : len(ids[index])] = 1
     types = np.zeros(shape, np.int64) if "token_type_ids" in input_names(config) else None
-    return Batch(Inputs(input_ids, mask, types), tuple(places))
+    return Batch(Inputs(input_ids, mask, types), tuple(indices))
+
+
+class Session(Protocol):
+    """An open embeddings graph, such as an ONNX Runtime session."""
+
+    def run(self, names: list[str], feed: Feed, /) -> Sequence[FloatArray]:
+        """Return the named outputs."""
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Embeddings (N, E) and token vectors (M, D) of texts, all of length 1."""
+
+    embeddings: FloatArray
+    tokens: FloatArray
+
+
+class Embedder:
+    """Computes the embeddings of fixed texts of one kind with the pooling of a bundle, without prompts."""
+
+    def __init__(
+        self, directory: Path, pooling: PoolingDefaults, hidden_size: int, batches: Sequence[Batch]
+    ) -> None:
+        self.batches = tuple(batches)
+        self._pooling = pooling
+        self._dense = open_layers(directory, pooling.dense, hidden_size)
+
+    @property
+    def text_indices(self) -> list[int]:
+        """Indices of the texts that have tokens, in ascending order."""
+        return sorted(index for batch in self.batches for index in batch.text_indices)
+
+    def sample(self, num_batches: int) -> "Embedder":
+        """Return an embedder for some of the batches, of all lengths."""
+        step = max(1, len(self.batches) // num_batches)
+        return self.with_batches(self.batches[step // 2 :: step])
+
+    def with_batches(self, batches: Sequence[Batch]) -> "Embedder":
+        """Return an embedder for other texts."""
+        other = copy.copy(self)
+        other.batches = tuple(batches)
+        return other
+
+    def run(self, session: Session) -> Vectors:
+        """Run a graph on every text."""
+        pooled: dict[int, FloatArray] = {}
+        tokens = []
+        for batch in self.batches:
+            (hidden,) = session.run([HIDDEN_OUTPUT], batch.inputs.feed())
+            for row, index in enumerate(batch.text_indices):
+                vectors = hidden[row][batch.inputs.attention_mask[row] == 1]  # (T, D)
+                pooled[index] = pool(vectors, Pooling(self._pooling.pooling))
+                tokens.append(vectors)
+        embeddings = finish(
+            np.stack([pooled[index] for index in sorted(pooled)]),
+            self._dense,
+            dimensions=self._pooling.truncate_dim or None,
+            normalize_last=True,
+        )
+        return Vectors(embeddings, normalize(np.concatenate(tokens)))
+
+
+def make_embedders(
+    directory: Path, config: EncoderConfig, kinds: Mapping[str, Sequence[str]]
+) -> dict[str, Embedder]:
+    """Return an embedder for each kind of texts, with the tokenizer and pooling of a bundle.
+
+    Raises:
+        SourceError: There is no tokenizer.
+    """
+    max_tokens = read_max_tokens(directory, config)
+    pooling = read_pooling(directory, config.vector_size)
+    tokenizer = directory / "tokenizer.json"
+    return {
+        kind: Embedder(
+            directory, pooling, config.vector_size, make_batches(texts, tokenizer, config, max_tokens)
+        )
+        for kind, texts in kinds.items()
+    }
+
+
+def run_all(embedders: Mapping[str, Embedder], session: Session) -> dict[str, Vectors]:
+    """Run a graph on the texts of every kind."""
+    return {kind: embedder.run(session) for kind, embedder in embedders.items()}
+
+
+@dataclass(frozen=True)
+class KindAgreement:
+    """Agreement of two graphs on texts of one kind.
+
+    Attributes:
+        num_texts: Number of texts.
+        mean_cosine: Mean cosine of the embeddings of a text.
+        min_cosine: Minimum cosine of the embeddings of a text.
+    """
+
+    num_texts: int
+    mean_cosine: float
+    min_cosine: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Agreement of two graphs on all texts.
+
+    Attributes:
+        kinds: Agreement by kind of texts.
+        mean_cosine: Mean cosine of the embeddings of a text.
+        min_cosine: Minimum cosine of the embeddings of a text.
+        mean_token_cosine: Mean cosine of token vectors.
+        min_token_cosine: Minimum cosine of token vectors.
+        neighbor_agreement: Share of texts whose nearest other text is the same in both graphs.
+    """
+
+    kinds: Mapping[str, KindAgreement]
+    mean_cosine: float
+    min_cosine: float
+    mean_token_cosine: float
+    min_token_cosine: float
+    neighbor_agreement: float
+
+
+def compare(measured: Mapping[str, Vectors], expected: Mapping[str, Vectors]) -> Agreement:
+    """Compare the vectors of the same texts, by kind. NaN in a vector makes the results NaN."""
+    cosines = {
+        kind: (vectors.embeddings * expected[kind].embeddings).sum(axis=1)
+        for kind, vectors in measured.items()
+    }
+    token_cosines = np.concatenate(
+        [(vectors.tokens * expected[kind].tokens).sum(axis=1) for kind, vectors in measured.items()]
+    )
+    all_cosines = np.concatenate(list(cosines.values()))
+    is_same_neighbor = _nearest(measured) == _nearest(expected)
+    return Agreement(
+        {
+            kind: KindAgreement(len(values), float(values.mean()), float(values.min()))
+            for kind, values in cosines.items()
+        },
+        float(all_cosines.mean()),
+        float(all_cosines.min()),
+        float(token_cosines.mean()),
+        float(token_cosines.min()),
+        float(is_same_neighbor.mean()),
+    )
+
+
+def _nearest(kinds: Mapping[str, Vectors]) -> npt.NDArray[np.intp]:
+    """Return the index of the nearest other text for each text, (N,)."""
+    embeddings = np.concatenate([vectors.embeddings for vectors in kinds.values()])
+    cosines = embeddings @ embeddings.T  # (N, N)
+    np.fill_diagonal(cosines, -np.inf)
+    return np.asarray(cosines.argmax(axis=1))
+
+
+def max_batch_difference(session: onnxruntime.InferenceSession, batches: Sequence[Batch]) -> float:
+    """Return the maximum difference of a token vector between the batch and the text alone.
+
+    Only the first and the last text of each batch are compared.
+    """
+    errors = [0.0]
+    for batch in batches:
+        (hidden,) = session.run([HIDDEN_OUTPUT], batch.inputs.feed())
+        for row in {0, len(batch.text_indices) - 1}:
+            (alone,) = session.run([HIDDEN_OUTPUT], batch.inputs.alone(row).feed())
+            errors.append(float(np.abs(hidden[row, : alone.shape[1]] - alone[0]).max()))
+    return float(np.max(errors))

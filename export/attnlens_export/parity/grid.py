@@ -1,25 +1,27 @@
-"""The inputs on which a graph must agree with the encoder.
+"""The parity grid: input shapes on which a graph is compared with the PyTorch encoder.
 
-| length               | batch sizes | rows                                                         |
-|----------------------|-------------|--------------------------------------------------------------|
-| 1, 2, 7, 16, 33      | 1, 2, 3, 8  | all live; larger batches padded right, left, in the middle   |
-| 7, 33                | 3           | one row of nothing but padding                               |
-| 128                  | 1, 2, 3, 8  | all live; padded left, in the middle, right                  |
-| the longest possible | 1, 2        | all live; padded right                                       |
-| edges, and 1 beyond  | 2, 3        | padded right and left; padded in the middle                  |
-| 1 beyond edges       | 3           | padded right by 0, 1 and 2 tokens                            |
+| length                | batch sizes | padding                                                       |
+|-----------------------|-------------|---------------------------------------------------------------|
+| 1, 2, 7, 16, 33       | 1, 2, 3, 8  | none; for batches of several texts right, left and middle     |
+| 7, 33                 | 3           | one text consists of padding only                             |
+| 128                   | 1, 2, 3, 8  | none; left; middle; right                                     |
+| maximum               | 1, 2        | none; right                                                   |
+| edge, edge + 1        | 2           | right; left                                                   |
+| edge + 1              | 3           | middle; right by 0, 1 and 2 tokens                            |
 
-Edges are lengths at which the computation of a mechanism changes: a window, a number of blocks. A batch with
-texts on both sides of an edge shows whether each text is computed by its own length or by that of the batch.
+An edge is a length at which the computation of a mechanism changes, such as a window or a number of blocks. A
+batch with texts on both sides of an edge shows whether each text is computed by its own length or by the
+length of the batch.
 
-Dense attention maps grow with the square of the length, so the longest input can't always be compared:
-`default_grid` ends where the maps of one layer, in float64, or those of all layers, in fp32, would take more
-memory than `MAX_LAYER_MAP_BYTES` and `MAX_MAP_BYTES`. Where only the second is exceeded, hidden states are
-still compared, and both are at the longest length whose maps fit.
+The size of dense attention weights grows with the square of the length. `default_grid` therefore ends at the
+length at which one layer in float64 needs `MAX_LAYER_MAP_BYTES`. Attention is compared up to the length at
+which all layers in fp32 need `MAX_MAP_BYTES`.
 
-Lengths above what the encoder takes are left out. At the long lengths, where a case costs seconds, more would
-repeat what the others show. The first row of a batch is always full, the others have a random number of live
-tokens. Ids are uniform over the whole vocabulary, the padding id among them; padding holds the padding id.
+Lengths above the encoder's maximum are omitted. The grid has few long cases because each takes seconds. The
+first text of a batch has no padding, the others have a random number of tokens. Token ids are drawn uniformly
+from the whole vocabulary, including the padding id.
+
+Shapes: B texts in a batch, T tokens.
 """
 
 import dataclasses
@@ -41,30 +43,34 @@ SHORT_LENGTHS = (1, 2, 7, 16, 33)
 EMPTY_ROW_LENGTHS = (7, 33)
 LONG_LENGTH = 128
 LONGEST_BATCH_SIZE = 2
-# While one layer's map is computed in float64, three or four more tensors of this size exist.
+# The float64 computation of a layer needs three or four more tensors of this size.
 MAX_LAYER_MAP_BYTES = 2**28
-# What an attention graph returns at once: 2 x 512 tokens of BERT-large are 0.8 GB.
+# All outputs of an attention graph. BERT-large returns 0.8 GB for 2 x 512 tokens.
 MAX_MAP_BYTES = 2**30
 
 IntArray = npt.NDArray[np.int64]
 
 
 class Padding(StrEnum):
-    """Where a row's padding is."""
+    """Position of the padding in a text."""
 
     NONE = "none"
     RIGHT = "right"
     LEFT = "left"
     MIDDLE = "middle"
     EMPTY_ROW = "empty_row"
-    """Padded right, and the second row has no live token at all."""
+    """Right. The second text consists of padding only."""
     STEPS = "steps"
-    """Padded right, each row by one token more than the row before, as far as one is left."""
+    """Right. Each text has one token less than the previous one, but at least one."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One input shape of the grid; without attention maps where they would take too much memory."""
+    """An input shape of the grid.
+
+    Attributes:
+        with_attentions: Whether attention is compared. False if it needs too much memory.
+    """
 
     batch_size: int
     length: int
@@ -77,82 +83,82 @@ class Case:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors of a case: each (B, T) int64, `token_type_ids` None for a graph that takes none."""
+    """Graph inputs of a case, each (B, T) int64. `token_type_ids` is None if the graph has no such input."""
 
     input_ids: IntArray
     attention_mask: IntArray
     token_type_ids: IntArray | None
 
     def feed(self) -> dict[str, IntArray]:
-        """Return the inputs by name."""
+        """Return the graph inputs by name."""
         named = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
         return named if self.token_type_ids is None else named | {"token_type_ids": self.token_type_ids}
 
     def alone(self, row: int) -> Self:
-        """Return one row as a batch of its own, without the padding to its right."""
-        live = np.flatnonzero(self.attention_mask[row])
-        cut = (slice(row, row + 1), slice(0, int(live[-1]) + 1))
-        types = None if self.token_type_ids is None else self.token_type_ids[cut]
-        return type(self)(self.input_ids[cut], self.attention_mask[cut], types)
+        """Return one text as a batch of size 1, without the padding on its right."""
+        tokens = np.flatnonzero(self.attention_mask[row])
+        window = (slice(row, row + 1), slice(0, int(tokens[-1]) + 1))
+        types = None if self.token_type_ids is None else self.token_type_ids[window]
+        return type(self)(self.input_ids[window], self.attention_mask[window], types)
 
 
 def default_grid(config: EncoderConfig, longest: int | None = None) -> list[Case]:
     """Return the grid for an encoder.
 
     Args:
-        config: the encoder's configuration.
-        longest: the longest length, all its attention maps included; None: what the limits of this module
-            allow. Never more than the encoder takes.
+        config: Configuration of the encoder.
+        longest: Maximum length, up to the encoder's own maximum. Attention is compared at this length, too.
+            If None, the memory limits of this module apply.
     """
     edges = sorted({edge for attention in config.layer_attentions for edge in attention.edges})
     if longest is not None:
         return full_grid(min(longest, config.max_tokens), edges)
-    both, hidden_only = longest_lengths(config)
+    with_attentions, hidden_only = longest_lengths(config)
     cases = full_grid(hidden_only, edges)
-    if both < hidden_only:
-        cases += [case for case in _longest_cases(both) if case not in cases]
+    if with_attentions < hidden_only:
+        cases += [case for case in _longest_cases(with_attentions) if case not in cases]
     return [
         dataclasses.replace(case, with_attentions=map_bytes(case, config) <= MAX_MAP_BYTES) for case in cases
     ]
 
 
 def longest_lengths(config: EncoderConfig) -> tuple[int, int]:
-    """Return the longest input whose attention maps are compared, and whose hidden states are."""
+    """Return the maximum length at which attention is compared, and that for hidden states."""
     lengths = range(1, config.max_tokens + 1)
     layers = range(config.num_layers)
 
     def layer_bytes(length: int) -> int:
-        """In float64, of the layer that takes most."""
+        """Return the size of the largest layer in float64."""
         return 8 * LONGEST_BATCH_SIZE * max(_num_values(config, layer, length) for layer in layers)
 
     def all_bytes(length: int) -> int:
         return map_bytes(Case(LONGEST_BATCH_SIZE, length, Padding.NONE), config)
 
-    # At least 1: an encoder of which one token takes more has no memory to run either.
+    # At least 1: if a single token needs more memory, the encoder can't run either.
     hidden_only = max(1, bisect_right(lengths, MAX_LAYER_MAP_BYTES, key=layer_bytes))
     return max(1, min(hidden_only, bisect_right(lengths, MAX_MAP_BYTES, key=all_bytes))), hidden_only
 
 
 def map_bytes(case: Case, config: EncoderConfig) -> int:
-    """Return the size of all that layers return of attention for a case, in fp32."""
+    """Return the size of the attention outputs of all layers for a case, in fp32."""
     layers = range(config.num_layers)
     return 4 * case.batch_size * sum(_num_values(config, layer, case.length) for layer in layers)
 
 
 def _num_values(config: EncoderConfig, layer: int, length: int) -> int:
-    """Return how many numbers a layer returns of attention for a text."""
+    """Return the number of values in the attention outputs of a layer for one text."""
     shapes = [output_axes(output)[1:] for output in config.layer_outputs(layer)]
     return sum(math.prod(axis if isinstance(axis, int) else length for axis in axes) for axes in shapes)
 
 
 def full_grid(max_length: int, edges: Sequence[int] = ()) -> list[Case]:
-    """Return the grid of this module's table for an encoder that takes up to `max_length` tokens."""
+    """Return all cases of the table in the module docstring up to `max_length` tokens."""
     cases = dict.fromkeys((*_short_cases(), *_long_cases(max_length), *_edge_cases(edges)))
     return [case for case in cases if case.length <= max_length]
 
 
 def small_grid(max_length: int) -> list[Case]:
-    """Return a few cases that touch every kind of padding: for tests, not for a bundle to be trusted."""
+    """Return a few cases for tests. They cover every kind of padding, but do not verify a bundle."""
     length = min(7, max_length)
     return [
         Case(1, length, Padding.NONE),
@@ -164,7 +170,7 @@ def small_grid(max_length: int) -> list[Case]:
 
 
 def make_inputs(case: Case, config: EncoderConfig, seed: int = SEED) -> Inputs:
-    """Draw the tensors of a case; the same case and seed give the same tensors."""
+    """Draw the graph inputs of a case. The same arguments always give the same inputs."""
     key = (seed, case.batch_size, case.length, list(Padding).index(case.padding))
     generator = np.random.default_rng(key)
     shape = (case.batch_size, case.length)
@@ -179,7 +185,7 @@ def _short_cases() -> Iterator[Case]:
     for length in SHORT_LENGTHS:
         yield Case(1, length, Padding.NONE)
         for batch_size in (2, 3, 8):
-            # A single token leaves no room for padding.
+            # A text with a single token can't have padding.
             for padding in (Padding.RIGHT, Padding.LEFT, Padding.MIDDLE) if length > 1 else (Padding.NONE,):
                 yield Case(batch_size, length, padding)
         if length in EMPTY_ROW_LENGTHS:

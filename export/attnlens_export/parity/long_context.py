@@ -1,17 +1,17 @@
 """Comparison with PyTorch beyond the parity grid, for encoders with a long context.
 
-The grid ends where the attention maps of a layer no longer fit into memory (see `parity.grid`). Three cheaper
-comparisons reach further:
+The grid ends at the length at which the attention weights of a layer no longer fit into memory (see
+`parity.grid`). Three comparisons need less memory and cover longer inputs:
 
-1. Hidden states of the embeddings graph against PyTorch in fp32, for one text as long as the scores of one
-   layer allow.
-2. A newly initialized encoder with one head and one layer per distinct attention configuration, traced and
-   compared with PyTorch in fp32 and float64 at up to `PROBE_TOKENS` tokens. It has the model's own rotary
-   frequencies, ALiBi slopes, windows, relative position buckets and causal mask.
-3. The position tables in the graph (rotary cosines and sines, bucket indices), bit for bit up to the last
-   position. The encoder computes them in float64 and rounds them once. `compare_tables` checks every encoder.
+1. The hidden states of the embeddings graph are compared with PyTorch in fp32 on one text. Its length is
+   limited by the attention scores of one layer.
+2. A small encoder with the model's position settings is traced and compared with PyTorch in fp32 and float64
+   at up to `PROBE_TOKENS` tokens. It has one head, and one layer per distinct attention configuration. The
+   position settings are rotary frequencies, ALiBi slopes, windows, relative position buckets and causal mask.
+3. The position tables in the graph (rotary cosines and sines, bucket indices) are compared bit for bit up to
+   the last position. `compare_tables` does this for every encoder.
 
-Shape legend: T tokens, H heads, K head size.
+Shapes: T tokens, H heads.
 """
 
 import dataclasses
@@ -28,32 +28,38 @@ from attnlens_export.graph.names import EMBEDDINGS_PATH, HIDDEN_OUTPUT
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.graph.write import write_embedded
 from attnlens_export.json_files import finite
-from attnlens_export.parity.compare import max_abs_difference
 from attnlens_export.parity.grid import SEED, Case, Padding
-from attnlens_export.parity.measure import Graph, Subject
-from attnlens_export.parity.reference import run_float64, run_fp32
-from attnlens_export.parity.result import ParityResult, allowed_error, max_or_nan
-from attnlens_export.parity.ties import make_clear_inputs
+from attnlens_export.parity.measure import ParityResult, Subject
+from attnlens_export.parity.reference import (
+    allowed_error,
+    make_clear_inputs,
+    max_abs_difference,
+    run_float64,
+    run_fp32,
+)
 from attnlens_export.progress import StageProgress
+from attnlens_export.results import CheckResult, Figure, max_or_nan
+from attnlens_export.sessions import Graph
 from attnlens_model import AttentionConfig, ConfigError, Encoder, EncoderConfig, new_encoder
 
 MAX_SCORE_BYTES = 2**32
-"""Maximum size of the scores (H, T, T) of one layer, in fp32. About three such tensors exist at a time."""
+"""Maximum size of the attention scores (H, T, T) of one layer, in fp32. About three such tensors exist at a
+time."""
 MAX_MEMORY_SHARE = 0.15
-"""Their maximum share of physical memory."""
+"""Maximum share of physical memory for the scores of one layer."""
 PROBE_TOKENS = 8192
 
 Tracer = Callable[[Encoder, EncoderConfig], TracedGraph]
 
 
 @dataclass(frozen=True)
-class LongContext:
+class LongContext(CheckResult):
     """Errors on inputs that exceed the parity grid.
 
     Attributes:
         max_tokens: Maximum input length of the encoder.
-        hidden_states_tokens: Longest input at which the embeddings graph was compared, the grid included.
-        hidden_states_error: max |ONNX - PyTorch fp32| there. None if the grid reached that length.
+        hidden_states_tokens: Longest input at which hidden states were compared, including the grid.
+        hidden_states_error: max |ONNX - PyTorch fp32| at this length. None if the grid reached it.
         hidden_states_limit: Limit on `hidden_states_error`.
         probe_tokens: Input length of the one-head encoder. 0 if the mechanism does not exist with one head.
         probe_error: max |ONNX - PyTorch fp32| of the one-head encoder.
@@ -68,30 +74,25 @@ class LongContext:
     probe_error: float
     probe_limit: float
 
-    @property
-    def passed(self) -> bool:
-        """Whether both errors are within their limits."""
-        return not self.failures()
-
-    def failures(self) -> list[str]:
-        """Return a line for each error above its limit."""
-        lines = []
+    def figures(self) -> list[Figure]:
+        """Return both errors."""
+        probe_failure = (
+            f"positions at {self.probe_tokens} tokens: the hidden states of a one-head encoder with the "
+            f"model's position settings differ from PyTorch by {self.probe_error:.2e} "
+            f"(limit {self.probe_limit:.2e})"
+        )
+        probe = Figure(EMBEDDINGS_PATH, self.probe_error, self.probe_limit, probe_failure)
         error = self.hidden_states_error
-        if error is not None and not error <= self.hidden_states_limit:
-            lines.append(
-                f"{EMBEDDINGS_PATH} at 1x{self.hidden_states_tokens}: hidden states differ from PyTorch by "
-                f"{error:.2e} (allowed {self.hidden_states_limit:.2e})"
-            )
-        if not self.probe_error <= self.probe_limit:
-            lines.append(
-                f"positions at {self.probe_tokens} tokens: the hidden states of a one-head encoder with the "
-                f"model's position settings differ from PyTorch by {self.probe_error:.2e} "
-                f"(allowed {self.probe_limit:.2e})"
-            )
-        return lines
+        if error is None:
+            return [probe]
+        failure = (
+            f"{EMBEDDINGS_PATH} at 1x{self.hidden_states_tokens}: hidden states differ from PyTorch by "
+            f"{error:.2e} (limit {self.hidden_states_limit:.2e})"
+        )
+        return [Figure(EMBEDDINGS_PATH, error, self.hidden_states_limit, failure), probe]
 
     def describe(self) -> str:
-        """Return one line that states how far each comparison reached."""
+        """Return one line with the maximum length of each comparison."""
         line = f"hidden states compared up to {self.hidden_states_tokens:,} of {self.max_tokens:,} tokens"
         if self.hidden_states_tokens == self.max_tokens:
             return line
@@ -99,8 +100,8 @@ class LongContext:
             line += f", positions with one head up to {self.probe_tokens:,}"
         return f"{line}; beyond that only position tables, bit for bit"
 
-    def as_json(self) -> dict[str, Any]:
-        """Return every field as a JSON value, non-finite numbers as None."""
+    def to_json(self) -> dict[str, Any]:
+        """Return every field as a JSON value. Non-finite numbers become None."""
         values: dict[str, Any] = finite(dataclasses.asdict(self))
         return values
 
@@ -117,17 +118,17 @@ def measure_long_context(
 
     Args:
         subject: Bundle and reference.
-        parity: Measurements on the grid. Their largest error of PyTorch fp32 against float64 sets the limit
-            for hidden states: a float64 reference at this length would need twice the memory.
+        parity: Measurements on the grid. The limit for hidden states is derived from their largest error of
+            PyTorch fp32 against float64, since float64 at this length would need twice the memory.
         progress: Called before each comparison.
-        tracer: Makes the graph of the one-head encoder.
+        tracer: Traces the one-head encoder.
 
     Returns:
         The errors, or None if the grid reached the longest input.
     """
     config = subject.config
-    on_grid = [found for found in parity.measurements if found.graph == EMBEDDINGS_PATH]
-    reached = max(found.case.length for found in on_grid)
+    on_grid = [measurement for measurement in parity.measurements if measurement.graph == EMBEDDINGS_PATH]
+    reached = max(measurement.case.length for measurement in on_grid)
     if reached >= config.max_tokens:
         return None
     longest = min(config.max_tokens, longest_length(config))
@@ -135,7 +136,7 @@ def measure_long_context(
     if longest > reached:
         progress(f"hidden states, 1x{longest}", 0, 2)
         error = _hidden_states_error(subject, longest)
-    limit = allowed_error(max_or_nan(found.torch_max_abs_error_float64 for found in on_grid))
+    limit = allowed_error(max_or_nan(measurement.torch_max_abs_error_float64 for measurement in on_grid))
     num_tokens, probe_error, probe_limit = 0, 0.0, 0.0
     probe = one_head_config(config)
     if probe is not None:
@@ -149,7 +150,7 @@ def measure_long_context(
 
 
 def longest_length(config: EncoderConfig) -> int:
-    """Return the largest T for which the fp32 scores (H, T, T) of a layer fit the memory limits."""
+    """Return the largest T at which the fp32 scores (H, T, T) of a layer are within the memory limits."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     num_bytes = min(MAX_SCORE_BYTES, int(memory * MAX_MEMORY_SHARE))
     return math.isqrt(num_bytes // (4 * config.num_heads))
@@ -158,7 +159,7 @@ def longest_length(config: EncoderConfig) -> int:
 def one_head_config(config: EncoderConfig) -> EncoderConfig | None:
     """Return an encoder with one head and one layer per distinct attention configuration of `config`.
 
-    It keeps the position settings, norms and masks of `config`. None if a mechanism needs several heads.
+    Position settings, norms and masks are those of `config`. Returns None if a mechanism needs several heads.
     """
     head_size = config.hidden_size // config.num_heads
     feed_forward = dataclasses.replace(
@@ -198,7 +199,7 @@ def _hidden_states_error(subject: Subject, length: int) -> float:
     """Return max |ONNX - PyTorch fp32| of the hidden states of one text."""
     case = Case(1, length, Padding.NONE, with_attentions=False)
     inputs = make_clear_inputs(case, subject.config, subject.encoder)
-    # The session is closed before PyTorch runs: both need the scores of a layer.
+    # Close the session before PyTorch runs, because both need memory for the scores of a layer.
     measured = Graph(subject.directory, EMBEDDINGS_PATH).run(inputs)[HIDDEN_OUTPUT]
     expected = run_fp32(subject.encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
     return max_abs_difference(measured, expected)

@@ -1,37 +1,64 @@
-"""The PyTorch encoder as the reference for its graphs: in fp32, and layer by layer in float64.
+"""The PyTorch encoder as the reference of a comparison: in fp32, and layer by layer in float64.
 
-B batch, T tokens, D width, H heads, L layers.
+Shapes: B texts in a batch, T tokens, D hidden size, H heads, N tokens of a batch without padding.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from attnlens_export.graph.names import HIDDEN_OUTPUT, output_name
-from attnlens_export.parity.compare import FloatArray
-from attnlens_export.parity.float64 import Float64Arithmetic
-from attnlens_export.parity.grid import Inputs
-from attnlens_model import Encoder, EncoderOutput, OutputRole
+from attnlens_export.parity.grid import SEED, Case, Inputs, make_inputs
+from attnlens_model import Encoder, EncoderConfig, EncoderOutput, OutputRole
+from attnlens_model.attention.mechanism import ChoosingModule
 
-# From here on PyTorch may use all its threads.
-_TOKENS_FOR_THREADS = 256
+TOLERANCE = 1e-5
+"""Maximum |ONNX - PyTorch fp32| of a model with small activations."""
+REFERENCE_ERROR_RATIO = 4.0
+"""Maximum |ONNX - PyTorch fp32| relative to the error of PyTorch fp32 against float64."""
+CLEAR_MARGIN = 2 * TOLERANCE
+"""Scores that differ by more than this have the same order in all runtimes within `TOLERANCE`."""
+MAX_DRAWS = 20
+"""Maximum number of draws of a text. If the weights of a router are all 0, every choice is a tie."""
+
+# Number of tokens from which PyTorch uses all threads.
+_MIN_TOKENS_FOR_THREADS = 256
+# Operations that only select elements. Casting the result avoids casting a table of embeddings.
+_LOOKUPS: frozenset[Callable[..., Any]] = frozenset({nn.functional.embedding, Tensor.__getitem__})
+
+FloatArray = npt.NDArray[np.floating]
+BoolArray = npt.NDArray[np.bool_]
 
 Tensors = dict[str, FloatArray]
-"""By the names of a graph's outputs."""
+"""Graph outputs by name."""
 
-EachOutput = Callable[[str, FloatArray], None]
-"""Called with the name of an output of a layer, and the output."""
+LayerOutputCallback = Callable[[str, FloatArray], None]
+"""Called with the name of a layer output, and the output."""
+
+
+def allowed_error(torch_max_abs_error_float64: float) -> float:
+    """Return the maximum |ONNX - PyTorch fp32|, given max |PyTorch fp32 - PyTorch float64|.
+
+    Rounding errors grow with the activations of a model, and a runtime can't be more exact than its
+    reference.
+    """
+    return max(TOLERANCE, REFERENCE_ERROR_RATIO * torch_max_abs_error_float64)
 
 
 @torch.inference_mode()
 def run_fp32(encoder: Encoder, inputs: Inputs, with_attentions: bool) -> Tensors:
-    """Return the hidden states (B, T, D), and if asked for what the attention of each layer gives."""
-    with _threads(inputs):
-        output: EncoderOutput = encoder(**_tensors(inputs), output_attentions=with_attentions)
+    """Return the hidden states (B, T, D) and, if requested, the attention outputs of all layers."""
+    with _limit_threads(inputs):
+        output: EncoderOutput = encoder(**_to_tensors(inputs), output_attentions=with_attentions)
     layers = {
         output_name(role, layer): tensor.numpy()
         for layer, outputs in enumerate(output.layers)
@@ -40,31 +67,61 @@ def run_fp32(encoder: Encoder, inputs: Inputs, with_attentions: bool) -> Tensors
     return {HIDDEN_OUTPUT: output.last_hidden_state.numpy()} | layers
 
 
-def run_float64(encoder: Encoder, inputs: Inputs, each_output: EachOutput) -> FloatArray:
-    """Return the hidden states of the same encoder in float64, and hand over what each layer computes."""
-    numbers = itertools.count()
+def run_float64(encoder: Encoder, inputs: Inputs, each_output: LayerOutputCallback) -> FloatArray:
+    """Return the hidden states in float64, and pass each attention output to `each_output`."""
+    layers = itertools.count()
 
-    def hand_over(_layer: object, _args: object, output: tuple[Tensor, Mapping[OutputRole, Tensor]]) -> None:
-        layer = next(numbers)
+    def pass_outputs(
+        _layer: object, _args: object, output: tuple[Tensor, Mapping[OutputRole, Tensor]]
+    ) -> None:
+        layer = next(layers)
         for role, tensor in output[1].items():
             each_output(output_name(role, layer), tensor.numpy())
 
-    # Hooks, so that the outputs of no more than one layer exist at a time.
-    hooks = [layer.register_forward_hook(hand_over) for layer in encoder.layers]
+    # With hooks, the outputs of only one layer exist at a time.
+    hooks = [layer.register_forward_hook(pass_outputs) for layer in encoder.layers]
     try:
-        with _threads(inputs), _exact_tables(encoder), torch.inference_mode(), Float64Arithmetic():
-            output: EncoderOutput = encoder(**_tensors(inputs))
+        with _limit_threads(inputs), _exact_tables(encoder), torch.inference_mode(), Float64Arithmetic():
+            output: EncoderOutput = encoder(**_to_tensors(inputs))
     finally:
         for hook in hooks:
             hook.remove()
     return output.last_hidden_state.numpy()
 
 
+class Float64Arithmetic(TorchFunctionMode):
+    """Runs an fp32 module in float64 while active, without a float64 copy of its parameters.
+
+    Each operation receives its fp32 arguments as float64. float64 represents every fp32 value exactly, so the
+    result equals that of `module.double()`. Parameters are cast one at a time, for the duration of an
+    operation.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - any operation
+        """Run an operation in float64."""
+        del types
+        if func in _LOOKUPS:
+            return _to_float64(func(*args, **(kwargs or {})))
+        return func(*pytree.tree_map(_to_float64, args), **pytree.tree_map(_to_float64, kwargs or {}))
+
+
+def _to_float64(value: Any) -> Any:  # noqa: ANN401 - any argument of an operation
+    is_fp32 = isinstance(value, Tensor) and value.dtype == torch.float32
+    return value.double() if is_fp32 else value
+
+
 @contextmanager
 def _exact_tables(encoder: Encoder) -> Iterator[None]:
-    """Let modules that hold computed tables and no parameter, such as rotations, compute them in float64.
+    """Recompute tables such as rotary angles in float64 while the context is active.
 
-    They do so when they are cast, as a rounded table that is cast would still be rounded.
+    Modules with tables and without parameters compute them when they are cast. Casting only the values would
+    keep the rounding errors of fp32.
     """
     tables = [
         module
@@ -81,20 +138,151 @@ def _exact_tables(encoder: Encoder) -> Iterator[None]:
             module.float()
 
 
-def _tensors(inputs: Inputs) -> dict[str, Any]:
+def _to_tensors(inputs: Inputs) -> dict[str, Any]:
     return {name: torch.from_numpy(array) for name, array in inputs.feed().items()}
 
 
 @contextmanager
-def _threads(inputs: Inputs) -> Iterator[None]:
-    """Keep PyTorch to one thread for small inputs.
+def _limit_threads(inputs: Inputs) -> Iterator[None]:
+    """Limit PyTorch to one thread for small inputs.
 
-    More do not help there, and on a busy machine each operation then waits for a thread that has no core.
+    More threads do not make them faster. On a busy machine, each operation would wait for a thread that has
+    no core.
     """
     threads = torch.get_num_threads()
-    if inputs.input_ids.size < _TOKENS_FOR_THREADS:
+    if inputs.input_ids.size < _MIN_TOKENS_FOR_THREADS:
         torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def make_clear_inputs(case: Case, config: EncoderConfig, encoder: Encoder, seed: int = SEED) -> Inputs:
+    """Draw the inputs of a case like `make_inputs`, but redraw texts in which a choice is nearly a tie.
+
+    An encoder may choose, such as the heads that a token uses. If two scores are nearly equal, another
+    runtime may choose differently because of rounding, and everything after that differs. Omitting such texts
+    would reduce the coverage, and a limit that accepts the difference would accept any error.
+
+    Returns:
+        The inputs. They depend on the case, the seed and the weights only. For an encoder that makes no
+        choices, they equal those of `make_inputs`.
+    """
+    inputs = make_inputs(case, config, seed)
+    if not any(isinstance(module, ChoosingModule) for module in encoder.modules()):
+        return inputs
+    for draw in range(1, MAX_DRAWS):
+        is_close = smallest_margins(encoder, inputs) < CLEAR_MARGIN
+        if not is_close.any():
+            break
+        inputs = _replace_texts(inputs, make_inputs(case, config, seed + draw), is_close)
+    return inputs
+
+
+def smallest_margins(encoder: Encoder, inputs: Inputs) -> npt.NDArray[np.float64]:
+    """Return the smallest margin of a choice for any token of each text, (B,). Infinite without tokens."""
+    live = inputs.attention_mask == 1
+    smallest = np.full(len(live), np.inf)
+
+    def update(module: nn.Module, _args: object, output: object) -> None:
+        assert isinstance(module, ChoosingModule)  # noqa: S101 - only these modules have the hook
+        margins: Tensor = module.margins(output)
+        np.minimum(smallest, np.where(live, margins.double().numpy(), np.inf).min(axis=1), out=smallest)
+
+    choosing = [module for module in encoder.modules() if isinstance(module, ChoosingModule)]
+    hooks = [module.register_forward_hook(update) for module in choosing]
+    try:
+        with torch.inference_mode():
+            run_fp32(encoder, inputs, with_attentions=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return smallest
+
+
+def _replace_texts(inputs: Inputs, others: Inputs, is_replaced: npt.NDArray[np.bool_]) -> Inputs:
+    """Return `inputs` with the ids and types of some texts from `others`. The attention mask is kept."""
+    live = inputs.attention_mask == 1
+    # Ids are kept where `others` has padding.
+    taken = is_replaced[:, None] & live & (others.attention_mask == 1)
+    types = inputs.token_type_ids
+    if types is not None and others.token_type_ids is not None:
+        types = np.where(taken, others.token_type_ids, types)
+    return replace(
+        inputs, input_ids=np.where(taken, others.input_ids, inputs.input_ids), token_type_ids=types
+    )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Difference of two tensors, padding excluded.
+
+    Attributes:
+        max_abs: Maximum absolute difference. NaN if either tensor contains NaN.
+        mean_abs: Mean absolute difference.
+        p99_abs: 99th percentile of the absolute difference.
+        min_cosine: Minimum cosine of two rows (hidden states: D values, attention: T). 1 if both are 0.
+        count: Number of elements.
+        index: Index of the maximum difference in the whole tensor.
+        values: Values of both tensors at `index`.
+    """
+
+    max_abs: float
+    mean_abs: float
+    p99_abs: float
+    min_cosine: float
+    count: int
+    index: tuple[int, ...]
+    values: tuple[float, float]
+
+
+def select_live(tensor: FloatArray, live: BoolArray) -> FloatArray:
+    """Select the rows of tokens that are not padding. For attention, these are the queries with all keys.
+
+    (B, T, D) -> (N, D), or (B, H, T, T) -> (N, H, T), with the mask `live` (B, T).
+    """
+    return tensor.transpose(0, 2, 1, 3)[live] if _is_attention(tensor) else tensor[live]
+
+
+def max_abs_difference(first: FloatArray, second: FloatArray) -> float:
+    """Return the maximum absolute difference of two arrays of the same shape. 0 for empty arrays."""
+    return float(np.abs(np.subtract(first, second, dtype=np.float64)).max(initial=0.0))
+
+
+def difference(measured: FloatArray, expected: FloatArray, live: BoolArray) -> Difference:
+    """Compare two tensors, both (B, T, D) or both (B, H, T, T), at tokens that are not padding.
+
+    `live` (B, T) must contain at least one token.
+    """
+    first, second = select_live(measured, live), select_live(expected, live)
+    error = np.abs(np.subtract(first, second, dtype=np.float64))
+    index = np.unravel_index(int(error.argmax()), error.shape)
+    row, token = (int(axis) for axis in np.argwhere(live)[index[0]])
+    inner = [int(axis) for axis in index[1:]]
+    return Difference(
+        max_abs=float(error.max()),
+        mean_abs=float(error.mean()),
+        p99_abs=_percentile99(error),
+        min_cosine=_min_cosine(first, second),
+        count=error.size,
+        index=(row, inner[0], token, inner[1]) if _is_attention(measured) else (row, token, *inner),
+        values=(float(first[index]), float(second[index])),
+    )
+
+
+def _is_attention(tensor: FloatArray) -> bool:
+    return tensor.ndim == 4  # noqa: PLR2004 - (B, H, T, T)
+
+
+def _percentile99(error: npt.NDArray[np.float64]) -> float:
+    rank = int(0.99 * (error.size - 1))
+    return float(np.partition(error, rank, axis=None)[rank])
+
+
+def _min_cosine(first: FloatArray, second: FloatArray) -> float:
+    first, second = first.astype(np.float64), second.astype(np.float64)
+    products = np.einsum("...e,...e->...", first, second)
+    norms = np.sqrt(np.einsum("...e,...e->...", first, first) * np.einsum("...e,...e->...", second, second))
+    cosines = np.divide(products, norms, out=np.ones_like(products), where=norms != 0)
+    return float(cosines.min())

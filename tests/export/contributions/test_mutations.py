@@ -18,12 +18,14 @@ from attnlens_export.contributions.flow import Flow, find_flows
 from attnlens_export.contributions.graph import contributions_graph
 from attnlens_export.contributions.heads import limit_to_sweep
 from attnlens_export.contributions.measure import (
+    Completeness,
+    ContributionsResult,
+    HeadGates,
     make_feed,
     measure_case,
     measure_contributions,
     measure_slope,
 )
-from attnlens_export.contributions.result import Completeness, ContributionsResult, HeadGates
 from attnlens_export.contributions.state import SweepState
 from attnlens_export.contributions.sweep import sweep
 from attnlens_export.contributions.writer import GraphWriter
@@ -119,7 +121,7 @@ def test_a_wrong_rule_fails_the_gate(
     monkeypatch.setitem(transposes.TRANSPOSES, operator, mistake)
     found = measured(biased, tiny_encoder)
     assert found.incompleteness > 1e-3
-    assert "scores and baseline miss d . p by" in found.failures()[0]
+    assert "scores and baseline differ from d . p by" in found.failures()[0]
 
 
 def test_a_bias_that_is_left_out_fails_the_gate(
@@ -145,15 +147,15 @@ def test_other_mistakes_fail_their_gates(biased: TracedGraph, tiny_encoder: Enco
         return measured(biased, tiny_encoder, wrap)
 
     padded = changed("token_contributions", lambda scores: scores + np.float32(1e-9))
-    assert "a token of padding has the score 1.00e-09 instead of 0" in padded.failures()[0]
+    assert "padding has the score 1.00e-09 instead of 0" in padded.failures()[0]
     other = changed("embedding", lambda vectors: vectors + np.float32(0.01))
-    assert any("its embedding is" in line for line in other.failures())
+    assert any("the embedding differs from" in line for line in other.failures())
     crowded = changed(
         "token_contributions", lambda scores: scores + np.float32(len(scores) - 5) * (scores != 0)
     )
-    assert any("alone and in the batch differ by" in line for line in crowded.failures())
+    assert any("between the batch and the text alone" in line for line in crowded.failures())
     broken = changed("head_contributions", lambda heads: heads * np.float32(np.nan))
-    assert "an output has a NaN or an infinity" in broken.failures()[0]
+    assert "an output contains NaN or infinity" in broken.failures()[0]
     result = ContributionsResult((padded, other))
     assert not result.passed
     assert len(result.failures()) == len(padded.failures()) + len(other.failures())
@@ -184,11 +186,13 @@ def test_wrong_head_contributions_fail_the_gate(
 
     error = measure_slope(changed, config, config.hidden_size)
     lines = HeadGates("1x16", error, 0.0, 0.0, 1e-5).failures()
-    assert [("head contributions miss the change" in line) for line in lines] == ([True] if mistake else [])
+    assert [("head contributions differ from the effect" in line) for line in lines] == (
+        [True] if mistake else []
+    )
 
 
 def test_a_gate_that_closes_another_head_fails(tmp_path: Path, quick: ExportOptions) -> None:
-    """The embedding without some heads is that of PyTorch without the same heads."""
+    """The embedding with some heads removed is that of PyTorch without the same heads."""
 
     def measured_with(change: Callable[[onnx.GraphProto], None]) -> ContributionsResult:
         config = small_config()
@@ -216,7 +220,7 @@ def test_a_gate_that_closes_another_head_fails(tmp_path: Path, quick: ExportOpti
 
     assert measured_with(unchanged).failures() == []
     assert any("embedding differs from PyTorch" in line for line in measured_with(other_layer).failures())
-    assert any("without some heads" in line for line in measured_with(never_closed).failures())
+    assert any("with some heads removed" in line for line in measured_with(never_closed).failures())
 
 
 @pytest.mark.parametrize("measure", ["incompleteness", "max_batch_difference", "embedding_error"])

@@ -11,15 +11,16 @@ from click.testing import CliRunner, Result
 
 from attnlens.bundle import read_manifest, verify_files
 from attnlens.explanations import ExplainMethod
-from attnlens.v1.manifest_pb2 import EngineCheck, Gate, GateKind, Precision
+from attnlens.v1.manifest_pb2 import EngineCheck, GateKind, Precision
 from attnlens_cli.commands.bundles.check import check
-from attnlens_export.engines import engine, measure
-from attnlens_export.engines.record import HEADING, record
-from attnlens_export.engines.result import EngineResult
+from attnlens_export.engines import measure
+from attnlens_export.engines.measure import HEADING, EngineResult, record
 from attnlens_export.engines.texts import Limits
-from attnlens_export.faithfulness.result import FaithfulnessResult, Measured
-from attnlens_export.faithfulness.result import record as record_faithfulness
+from attnlens_export.faithfulness.measure import FaithfulnessResult, MethodResult
+from attnlens_export.faithfulness.measure import record as record_faithfulness
+from attnlens_export.int8.result import Gate
 from attnlens_export.parity.grid import small_grid
+from attnlens_export.results import Figure
 from schemas import conforms
 
 OPENVINO = ("--engine", "openvino", "--precision", "fp32")
@@ -79,17 +80,16 @@ def test_what_is_measured_is_shown_written_and_kept(bundle: Path) -> None:
 
 
 def result_of(precision: Precision.ValueType, *, passed: bool, device: str = "CPU") -> EngineResult:
-    found = 0.9 if passed else float("nan")
-    gate = Gate(graph="embeddings", kind=GateKind.GATE_KIND_MIN_COSINE, limit=0.5, value=found)
-    check = EngineCheck(engine="openvino", version="1", precision=precision, device=device, gates=[gate])
-    check.passed = passed
-    return EngineResult(check, () if passed else ("it is wrong",))
+    value = 0.9 if passed else float("nan")
+    figure = Figure("onnx/model.onnx", value, 0.5, "it is wrong", GateKind.GATE_KIND_MIN_COSINE)
+    check = EngineCheck(engine="openvino", version="1", precision=precision, device=device)
+    return EngineResult(check, (figure,), (), {})
 
 
 def test_a_result_takes_the_place_of_one_of_its_kind_and_of_no_other(bundle: Path) -> None:
     fp32, bf16 = Precision.PRECISION_FP32, Precision.PRECISION_BF16
     faithful = FaithfulnessResult(
-        "", 10, 9.0, (Measured(ExplainMethod.CONTRIBUTIONS, 0.8, 0.7, 0.9, 10, 0.4),)
+        "", 10, 9.0, (MethodResult(ExplainMethod.CONTRIBUTIONS, 0.8, 0.7, 0.9, 10, 0.4),)
     )
     record_faithfulness(bundle, faithful)
     record(bundle, [result_of(bf16, passed=False), result_of(fp32, passed=True)])
@@ -111,18 +111,18 @@ def test_a_result_takes_the_place_of_one_of_its_kind_and_of_no_other(bundle: Pat
     headings = [line for line in page.splitlines() if line.startswith("## ")]
     assert {*headings[-2:]} == {HEADING, "## Faithfulness of explanations"}
     assert len(headings) == len({*headings})
-    assert "| embeddings | unspecified |  | min cosine | 0.5 | nan | NOT HELD |" in page
+    assert "| embeddings | unspecified |  | min cosine | 0.5 | nan | FAILED |" in page
 
 
 def test_a_gate_that_does_not_hold_exits_1_and_is_written(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "FP32_LIMITS", Limits(1.5, 0.999999, 1e-5))
+    monkeypatch.setattr(measure, "FP32_LIMITS", Limits(Gate(1.5, 0.999999), 1e-5))
     result = run_check(bundle, *OPENVINO)
     assert result.exit_code == 1
     line = (
-        "openvino in fp32: onnx/model.onnx: the mean cosine of embeddings with those in fp32, sentences, is "
-        "1, at least 1.5 is allowed"
+        "openvino in fp32: onnx/model.onnx: the mean cosine of 15 embeddings (sentences) with fp32 is 1 "
+        "(limit 1.5)"
     )
     assert line in result.stdout
     assert f"failed in {line} (and 4 more); a server with that refuses to start" in result.stderr
@@ -131,12 +131,12 @@ def test_a_gate_that_does_not_hold_exits_1_and_is_written(
     assert [check.passed for check in manifest.engine_checks] == [False]
     content, page = report_of(bundle)
     assert [entry["passed"] for entry in content["engine_checks"]] == [False]
-    assert "| embeddings | embedding | prose | mean cosine | 1.5 | 1.000000 | NOT HELD |" in page
+    assert "| embeddings | embedding | prose | mean cosine | 1.5 | 1.000000 | FAILED |" in page
     verify_files(bundle, manifest)
 
 
 def test_json_is_as_its_schema_says(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "multiplies_bf16", lambda: False)
+    monkeypatch.setattr(measure, "multiplies_bf16", lambda: False)
     result = run_check(bundle, "--engine", "openvino", "--json")
     assert result.exit_code == 0, result.output
     content = conforms("check", result.stdout)

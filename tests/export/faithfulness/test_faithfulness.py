@@ -16,10 +16,17 @@ from attnlens_cli.commands.bundles.check import check
 from attnlens_cli.show.checks.faithfulness import show_faithfulness
 from attnlens_export.errors import SourceError
 from attnlens_export.faithfulness import measure
-from attnlens_export.faithfulness.measure import measure_faithfulness
+from attnlens_export.faithfulness.measure import (
+    Control,
+    FaithfulnessResult,
+    MethodResult,
+    TokenizedText,
+    measure_faithfulness,
+    read_texts,
+    record,
+    tokenize,
+)
 from attnlens_export.faithfulness.model import ExplainedModel
-from attnlens_export.faithfulness.result import Control, FaithfulnessResult, Measured, record
-from attnlens_export.faithfulness.texts import TokenizedText, read_texts, tokenize
 from attnlens_model import read_config
 from pages.blocks import blocks_of
 from pages.shown import difference
@@ -115,10 +122,10 @@ RESULT = FaithfulnessResult(
     12,
     15.5,
     (
-        Measured(Control.RANDOM, 0.01, -0.1, 0.12, 12, 0.02),
-        Measured(ExplainMethod.CONTRIBUTIONS, 0.85, 0.83, 0.87, 11, 0.48),
-        Measured(ExplainMethod.OUTPUT_SHARE, 0.5, 0.4, 0.6, 12, NAN),
-        Measured(ExplainMethod.ROLLOUT, NAN, NAN, NAN, 0, 0.09),
+        MethodResult(Control.RANDOM, 0.01, -0.1, 0.12, 12, 0.02),
+        MethodResult(ExplainMethod.CONTRIBUTIONS, 0.85, 0.83, 0.87, 11, 0.48),
+        MethodResult(ExplainMethod.OUTPUT_SHARE, 0.5, 0.4, 0.6, 12, NAN),
+        MethodResult(ExplainMethod.ROLLOUT, NAN, NAN, NAN, 0, 0.09),
     ),
 )
 
@@ -148,14 +155,14 @@ def test_figures_go_into_manifest_and_report_once(minilm_bundle: Path, tmp_path:
 
 def test_the_interval_is_that_of_a_bootstrap_over_texts() -> None:
     values = np.random.default_rng(1).normal(0.7, 0.1, 200)
-    low, high = measure._interval(values)
+    low, high = measure._confidence_interval(values)
     error = values.std(ddof=1) / np.sqrt(200)
     assert (low, high) == pytest.approx(
         (values.mean() - 1.96 * error, values.mean() + 1.96 * error), abs=error / 5
     )
-    assert measure._interval(values) == (low, high)
-    assert measure._interval(np.full(3, 0.5)) == (0.5, 0.5)
-    assert np.isnan(measure._interval(values[:1])).all()
+    assert measure._confidence_interval(values) == (low, high)
+    assert measure._confidence_interval(np.full(3, 0.5)) == (0.5, 0.5)
+    assert np.isnan(measure._confidence_interval(values[:1])).all()
 
 
 def test_an_export_measures_rank_correlations_and_bounds_the_work(
@@ -173,7 +180,7 @@ def test_an_export_measures_rank_correlations_and_bounds_the_work(
     assert "## Faithfulness of explanations" in (bundle / "parity" / "report.md").read_text("utf-8")
 
     texts = tokenize(bundle, read_texts(None), 34)
-    weights = measure._weights(read_config(bundle / "config.json"))
+    weights = measure._num_weights(read_config(bundle / "config.json"))
     ten = sum(len(text.ranked) * len(text.ids) for text in texts[:10]) * weights
     for limit, count in ((ten, 10), (ten - 1, 0)):
         monkeypatch.setattr(measure, "EXPORT_WORK", limit)
@@ -188,7 +195,7 @@ def test_an_export_measures_rank_correlations_and_bounds_the_work(
 def test_what_can_not_be_measured_is_refused(minilm_bundle: Path, tmp_path: Path) -> None:
     few = tmp_path / "few.txt"
     few.write_text("One sentence that is long enough to be ranked.\nToo short.\n", encoding="utf-8")
-    with pytest.raises(SourceError, match=r"1 texts have 5 tokens or more, at least 10 are needed"):
+    with pytest.raises(SourceError, match=r"only 1 texts have at least 5 tokens, but 10 are needed"):
         measure_faithfulness(minilm_bundle, few)
     binary = tmp_path / "binary.txt"
     binary.write_bytes(b"\xff\xfe\x00")
@@ -196,7 +203,9 @@ def test_what_can_not_be_measured_is_refused(minilm_bundle: Path, tmp_path: Path
         measure_faithfulness(minilm_bundle, binary)
     bundle = shutil.copytree(minilm_bundle, tmp_path / "bundle")
     (bundle / "onnx" / "model_contributions.onnx").unlink()
-    with pytest.raises(BundleError, match=r"model_contributions\.onnx is absent.* export the bundle again"):
+    with pytest.raises(
+        BundleError, match=r"model_contributions\.onnx does not exist.* export the bundle again"
+    ):
         measure_faithfulness(bundle)
 
 

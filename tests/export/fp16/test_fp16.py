@@ -18,8 +18,15 @@ from attnlens.v1.manifest_pb2 import GateKind, GraphPurpose, Precision
 from attnlens_cli.commands.bundles.check import check
 from attnlens_export import ExportOptions, Fp16, GraphError, export_bundle
 from attnlens_export.check import check_bundle
-from attnlens_export.fp16.convert import Fp16Weights, count_rounded, fp16_values, to_fp16
-from attnlens_export.fp16.measure import RoundedGraph, measure_fp16, rounded_everywhere
+from attnlens_export.fp16 import (
+    Fp16Weights,
+    RoundedGraph,
+    count_rounded,
+    fp16_values,
+    measure_fp16,
+    rounded_everywhere,
+    to_fp16,
+)
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph
 from attnlens_export.graph.write import write_embedded
 from attnlens_export.layouts import write_layout
@@ -177,7 +184,7 @@ def test_a_family_converts_and_passes(family: str, tmp_path: Path) -> None:
     options = ExportOptions(pooling="mean", grid=small_grid(33)[-2:], precisions=[Fp16()])
     summary = export_bundle(tmp_path / "source", tmp_path / "bundle", options)
     [result] = summary.verdict.precisions
-    assert result.figures()[0].min_cosine >= 0.9999
+    assert result.manifest_figures()[0].min_cosine >= 0.9999
     path = tmp_path / "bundle" / "onnx" / "model_fp16.onnx"
     types = value_types(path)
     nodes = onnx.load(path).graph.node
@@ -199,7 +206,8 @@ def test_a_weight_beyond_the_range_is_refused_by_name(tiny_trace: TracedGraph) -
     weights = dict(tiny_trace.weights)
     weights[name] = weights[name].copy()
     weights[name][2, 3] = -65520.0
-    with pytest.raises(GraphError, match=rf"{name} holds 65520 in magnitude, fp16 at most 65504"):
+    message = rf"{name} contains a value of magnitude 65520, but the range of fp16 ends at 65504"
+    with pytest.raises(GraphError, match=message):
         to_fp16(embeddings_graph(TracedGraph(tiny_trace.proto, weights)))
 
 
@@ -220,16 +228,16 @@ def test_values_beyond_the_range_fail_by_place(
     (first, *_) = result.failures()
     assert first.startswith("onnx/model_fp16.onnx at ")
     assert (
-        "matmul_6 with layers.0.feed_forward.up.weight.T is beyond 65504, the largest number of fp16" in first
+        "matmul_6 with layers.0.feed_forward.up.weight.T exceeds 65504, the largest number in fp16" in first
     )
-    assert not np.isfinite(result.figures()[0].max_fp16_value)
+    assert not np.isfinite(result.manifest_figures()[0].max_fp16_value)
 
 
 def test_a_graph_too_large_for_one_file_is_refused(
     tiny_config: EncoderConfig, tiny_trace: TracedGraph, output: Path
 ) -> None:
     with pytest.raises(
-        GraphError, match=r"model_fp16\.onnx would hold \d+ bytes of weights, one file at mos"
+        GraphError, match=r"the weights of model_fp16\.onnx have \d+ bytes, but a single file can contain"
     ):
         export_tiny(tiny_config, tiny_trace, output, max_embedded_bytes=30_000)
     assert not output.exists()
@@ -259,7 +267,7 @@ def test_check_prints_it(fp16_bundle: Path) -> None:
     result = CliRunner().invoke(check, [str(fp16_bundle), "--parity-tokens", "2"])
     assert result.exit_code == 0, result.output
     assert "model_fp16.onnx" in result.stdout
-    assert "fp16: the largest of all values is" in result.stdout
+    assert "fp16: the largest value is" in result.stdout
 
 
 def test_check_notices_another_file(copied: Path) -> None:
@@ -278,7 +286,8 @@ def test_check_notices_another_weight(copied: Path) -> None:
     tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + np.float32(1e-3), tensor.name))
     path.write_bytes(model.SerializeToString())
     sign(copied)
-    with pytest.raises(GraphError, match=r"layers\.1\.output_norm\.bias is not that of onnx/model\.onnx"):
+    message = r"layers\.1\.output_norm\.bias differs from the weight in onnx/model\.onnx"
+    with pytest.raises(GraphError, match=message):
         check_bundle(copied, grid=GRID)
 
 
@@ -294,7 +303,7 @@ def test_check_notices_another_computation(copied: Path) -> None:
     verdict = check_bundle(copied, grid=GRID).verdict
     assert not verdict.passed
     assert verdict.failures()[0].startswith("onnx/model_fp16.onnx at ")
-    assert "a token's vector has a cosine of 0.9" in verdict.failures()[0]
+    assert "a token vector has the cosine 0.9" in verdict.failures()[0]
 
 
 def test_a_model_repository_has_it_under_its_own_name(fp16_bundle: Path) -> None:

@@ -126,7 +126,7 @@ def test_check_refuses_other_texts_than_the_manifest_names(copied: Path) -> None
     path = copied / "parity" / "int8_texts.txt"
     path.write_text(path.read_text(encoding="utf-8") + "one more\n", encoding="utf-8")
     sign(copied)
-    with pytest.raises(BundleError, match=r"int8_texts\.txt has \d+ texts, the manifest names \d+"):
+    with pytest.raises(BundleError, match=r"int8_texts\.txt has \d+ texts, but the manifest states \d+"):
         check_bundle(copied, grid=small_grid(2))
 
 
@@ -146,7 +146,7 @@ def test_check_notices_another_weight(copied: Path) -> None:
 
 def test_a_gate_that_nothing_meets_is_refused(tmp_path: Path) -> None:
     gate = Gate(min_mean_cosine=0.9999999, min_cosine=0.9999999)
-    with pytest.raises(AccuracyError, match=r"no (graph|product).* in int8 .*lower --min-mean-cosine"):
+    with pytest.raises(AccuracyError, match=r"no (graph|matrix product) in int8 .*lower --min-mean-cosine"):
         export_small("wordpiece", tmp_path, precisions=[Int8(gate)])
     assert not (tmp_path / "bundle").exists()
 
@@ -154,7 +154,7 @@ def test_a_gate_that_nothing_meets_is_refused(tmp_path: Path) -> None:
 def test_without_a_tokenizer_it_is_refused(tmp_path: Path) -> None:
     OddModel("Bert", {"num_hidden_layers": 1}).make().save_pretrained(tmp_path / "source")
     options = ExportOptions(pooling="mean", grid=small_grid(2), precisions=[Int8()])
-    with pytest.raises(SourceError, match="calibrated with texts, and there is no tokenizer"):
+    with pytest.raises(SourceError, match="calibrated with texts, but the bundle has no tokenizer"):
         export_bundle(tmp_path / "source", tmp_path / "bundle", options)
 
 
@@ -180,5 +180,5 @@ def test_a_graph_that_fails_on_unseen_texts_is_replaced_by_one_of_a_stricter_sea
     assert made.mean_cosine >= 0.99998
     monkeypatch.setattr(precision, "SEARCH_SHARES", (20.0,))
     (tmp_path / "again").mkdir()
-    with pytest.raises(AccuracyError, match="1 graphs in int8 pass on the texts that selected them and fail"):
+    with pytest.raises(AccuracyError, match="1 graphs in int8 pass on the texts for selection, but fail"):
         export_small("wordpiece", tmp_path / "again", precisions=[Int8(gate)])

@@ -16,26 +16,32 @@ from onnx import helper, numpy_helper
 
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.graph.write import write_embedded
-from attnlens_export.int8.agreement import (
-    Embedder,
-    compare,
-    max_batch_difference,
-    run_all,
-)
-from attnlens_export.int8.calibration import Activations, collect
+from attnlens_export.int8.calibration import collect
 from attnlens_export.int8.convert import to_int8
-from attnlens_export.int8.products import Group, find_groups
-from attnlens_export.int8.recipes import Method, Recipe, make_recipe
-from attnlens_export.int8.rounding import InputRange, round_inputs, round_weight
-from attnlens_export.int8.sessions import open_session
+from attnlens_export.int8.recipes import (
+    Activations,
+    Group,
+    InputRange,
+    Method,
+    Recipe,
+    find_groups,
+    make_recipe,
+    round_inputs,
+    round_weight,
+)
 from attnlens_export.int8.texts import (
     Batch,
+    Embedder,
+    compare,
     make_batches,
+    max_batch_difference,
     read_kinds,
+    run_all,
     split_texts,
 )
 from attnlens_export.parity.grid import Inputs
 from attnlens_export.published.pooling import read_pooling
+from attnlens_export.sessions import open_session
 from attnlens_model import load_checkpoint
 from family_cases import EXPORTED
 

@@ -4,16 +4,15 @@ import numpy as np
 import pytest
 
 from attnlens_export.int8 import search
-from attnlens_export.int8.agreement import (
+from attnlens_export.int8.recipes import Group, Method
+from attnlens_export.int8.result import Gate, Int8Result
+from attnlens_export.int8.search import choose, divide, total_loss
+from attnlens_export.int8.texts import (
     Agreement,
     KindAgreement,
     Vectors,
     compare,
 )
-from attnlens_export.int8.products import Group
-from attnlens_export.int8.recipes import Method
-from attnlens_export.int8.result import Gate, Int8Result
-from attnlens_export.int8.search import choose, divide, lost
 
 
 def test_the_plan_pays_least_time_for_the_loss_that_it_saves() -> None:
@@ -35,7 +34,7 @@ def test_a_budget_below_a_plan_that_failed_gives_another() -> None:
     seconds = [{Method.FP32: 2.0, Method.PLAIN: 1.0} for _ in range(3)]
     plan = choose(losses, seconds, 0.55)
     assert choose(losses, seconds, 0.41) == plan
-    assert choose(losses, seconds, 0.99 * lost(plan, losses)) != plan
+    assert choose(losses, seconds, 0.99 * total_loss(plan, losses)) != plan
 
 
 def test_a_deep_model_is_divided_into_few_units() -> None:
@@ -50,16 +49,16 @@ def test_a_deep_model_is_divided_into_few_units() -> None:
 
 def test_the_gate_uses_the_worse_of_mean_and_smallest() -> None:
     gate = Gate(0.999, 0.995)
-    assert gate.use(agreement(prose=(0.9995, 0.99))) == pytest.approx(2)
-    assert gate.use(agreement(prose=(0.998, 0.998))) == pytest.approx(2)
-    assert gate.use(agreement(prose=(np.nan, 0.998))) > 1e9
+    assert gate.used_share(agreement(prose=(0.9995, 0.99))) == pytest.approx(2)
+    assert gate.used_share(agreement(prose=(0.998, 0.998))) == pytest.approx(2)
+    assert gate.used_share(agreement(prose=(np.nan, 0.998))) > 1e9
 
 
 def test_the_gate_holds_for_every_kind_by_itself() -> None:
     found = agreement(prose=(0.9999, 0.9999), words=(0.9985, 0.998))
-    assert Gate(0.999, 0.995).use(found) == pytest.approx(1.5)
+    assert Gate(0.999, 0.995).used_share(found) == pytest.approx(1.5)
     (failure,) = Int8Result(Gate(0.999, 0.995), found, 200, 900, 0.0).failures()
-    assert "the mean cosine of 7 embeddings with those in fp32, words, is 0.998500" in failure
+    assert "the mean cosine of 7 embeddings (words) with fp32 is 0.9985 " in failure
 
 
 def test_a_search_keeps_a_part_of_the_gate_in_reserve() -> None:
@@ -69,7 +68,7 @@ def test_a_search_keeps_a_part_of_the_gate_in_reserve() -> None:
 
 
 def test_a_nan_cosine_fails_the_gate() -> None:
-    for figure, cosines in (("mean", (np.nan, 0.9999)), ("smallest", (0.9999, np.nan))):
+    for figure, cosines in (("mean", (np.nan, 0.9999)), ("minimum", (0.9999, np.nan))):
         [failure] = Int8Result(Gate(0.999, 0.995), agreement(prose=cosines), 7, 90, 0.0).failures()
         assert f"the {figure} cosine" in failure
 
@@ -79,7 +78,7 @@ def test_vectors_that_depend_on_the_batch_fail_the_gate(max_batch_difference: fl
     found = agreement(prose=(0.9999, 0.9999))
     assert not Int8Result(Gate(0.999, 0.995), found, 7, 90, 1e-5).failures()
     [failure] = Int8Result(Gate(0.999, 0.995), found, 7, 90, max_batch_difference).failures()
-    assert "a text alone and in a batch differ by" in failure
+    assert "a token vector differs by" in failure
 
 
 def test_the_nearest_text_is_another_text() -> None:

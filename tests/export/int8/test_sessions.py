@@ -2,7 +2,7 @@
 
 import pytest
 
-from attnlens_export.int8.sessions import MAX_ROUNDS, measure_seconds
+from attnlens_export.sessions import MAX_TIMING_ROUNDS, measure_seconds
 
 
 class TimedSession:
@@ -19,7 +19,7 @@ class TimedSession:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
-    monkeypatch.setattr("attnlens_export.int8.sessions.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("attnlens_export.sessions.time.perf_counter", lambda: now[0])
     return now
 
 
@@ -39,6 +39,6 @@ def test_rounds_are_repeated_until_two_agree(clock: list[float]) -> None:
 
 
 def test_rounds_that_never_agree_are_reported(clock: list[float]) -> None:
-    busy = TimedSession(clock, *(float(2**number) for number in range(2 * MAX_ROUNDS)))
+    busy = TimedSession(clock, *(float(2**number) for number in range(2 * MAX_TIMING_ROUNDS)))
     timings = measure_seconds({"busy": busy}, {}, 1)
     assert not timings.is_reliable

@@ -18,7 +18,7 @@ from attnlens_export.int8.texts import (
 def test_too_few_texts_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "texts.txt"
     path.write_text("one text\n\nanother\n", encoding="utf-8")
-    with pytest.raises(SourceError, match=r"texts\.txt has 2 texts, at least 20"):
+    with pytest.raises(SourceError, match=r"texts\.txt has 2 texts, but at least 20"):
         read_kinds(path)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlens_export.contents import measure_graphs
+from attnlens_export.contents import Verdict, measure_graphs
 from attnlens_export.errors import GraphError
 from attnlens_export.graph.names import ATTENTIONS_PATH, EMBEDDINGS_PATH
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
@@ -15,7 +15,6 @@ from attnlens_export.parity.grid import Case, Padding, full_grid
 from attnlens_export.parity.long_context import longest_length, measure_long_context, one_head_config
 from attnlens_export.parity.measure import Subject, measure_parity
 from attnlens_export.progress import no_progress
-from attnlens_export.verdict import Verdict
 from attnlens_model import Encoder, EncoderConfig, new_encoder
 from configs import changed, small_config
 

@@ -15,14 +15,13 @@ from safetensors.torch import save_file
 from attention_mistakes import ATTENTION, MISTAKES
 from attention_mistakes.mistake import Mistake
 from attnlens_export import ExportOptions, ParityError, export_bundle
+from attnlens_export.contents import Verdict
 from attnlens_export.graph.names import output_names
 from attnlens_export.graph.trace import TracedGraph, trace
 from attnlens_export.parity import measure as parity
 from attnlens_export.parity.grid import Case, Inputs, default_grid, small_grid
-from attnlens_export.parity.measure import Subject, measure_parity
+from attnlens_export.parity.measure import ParityResult, Subject, measure_parity, worst
 from attnlens_export.parity.reference import Tensors, run_fp32
-from attnlens_export.parity.result import ParityResult, worst
-from attnlens_export.verdict import Verdict
 from attnlens_model import Encoder, EncoderConfig, new_encoder
 from configs import changed, small_config
 

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from attnlens_export.parity import float64
-from attnlens_export.parity.compare import FloatArray
+from attnlens_export.parity import reference
 from attnlens_export.parity.grid import Case, Padding, make_inputs
-from attnlens_export.parity.reference import run_float64
+from attnlens_export.parity.reference import FloatArray, run_float64
 from attnlens_model import Encoder, EncoderConfig, new_encoder
 from configs import changed
 
@@ -22,7 +21,7 @@ def test_no_more_than_one_matrix_is_cast_at_a_time(
 ) -> None:
     """And of a table only what was looked up: tables can be most of an encoder."""
     cast: list[weakref.ref[torch.Tensor]] = []
-    exact = float64._exact
+    exact = reference._to_float64
 
     def note(value: object) -> object:
         found = exact(value)
@@ -31,7 +30,7 @@ def test_no_more_than_one_matrix_is_cast_at_a_time(
             cast.append(weakref.ref(found))
         return found
 
-    monkeypatch.setattr(float64, "_exact", note)
+    monkeypatch.setattr(reference, "_to_float64", note)
     token_table = tiny_encoder.embeddings.token.weight
     # The largest of the others is 48 x 56.
     assert token_table.numel() == 101 * 48

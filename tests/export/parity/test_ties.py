@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from attnlens_export.parity import ties
+from attnlens_export.parity import reference
 from attnlens_export.parity.grid import Case, Padding, make_inputs
-from attnlens_export.parity.ties import make_clear_inputs, smallest_margins
+from attnlens_export.parity.reference import make_clear_inputs, smallest_margins
 from attnlens_model import Encoder, new_encoder
 from configs import small_config
 
@@ -26,7 +26,7 @@ def test_texts_in_which_a_choice_is_close_are_drawn_again(
     inputs = make_inputs(CASE, encoder.config)
     margins = smallest_margins(encoder, inputs)
     limit = float(np.sort(margins)[3])  # three of eight texts are closer
-    monkeypatch.setattr(ties, "CLEAR_MARGIN", limit)
+    monkeypatch.setattr(reference, "CLEAR_MARGIN", limit)
     clear = make_clear_inputs(CASE, encoder.config, encoder)
     np.testing.assert_array_equal(clear.attention_mask, inputs.attention_mask)
     changed = (clear.input_ids != inputs.input_ids).any(axis=1)

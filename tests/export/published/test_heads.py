@@ -179,7 +179,7 @@ def test_what_sentence_transformers_calls_no_embedding_model_is_refused(
     result = run_export(theirs[name], "--output", output)
     assert result.exit_code == 1
     assert f"this checkpoint is {what}" in result.stderr
-    assert "add --without-head, with the --pooling of your choice, for the token vectors" in result.stderr
+    assert "add --without-head and a --pooling to use the token vectors" in result.stderr
     assert "--skip-module" not in result.stderr
     assert not output.exists()
 
@@ -194,8 +194,10 @@ def test_the_encoder_of_a_reranker_is_exported_only_when_asked_for_and_with_a_wa
     assert result.exit_code == 0, result.output
     [warning] = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
     assert "a cross-encoder (reranker)" in warning
-    assert "nobody trained it to give embeddings" in warning
-    assert "embeddings: cls over the tokens; not normalized; 96 components (as asked for)" in result.stdout
+    assert "was not trained to compute embeddings" in warning
+    assert (
+        "embeddings: cls over the tokens; not normalized; 96 components (as in the options)" in result.stdout
+    )
     assert read_manifest(output).pooling.pooling == Pooling.POOLING_CLS
     assert check_bundle(output, grid=small_grid(32)).verdict.passed
     shutil.copy(theirs["CrossEncoder"] / "model.safetensors", output)
@@ -221,5 +223,7 @@ def test_the_other_heads_of_bge_m3_and_code_that_was_not_run_are_told(tmp_path: 
     result = run_export(source, "--output", output, "--pooling", "cls")
     assert result.exit_code == 0, result.output
     first, second = (line for line in result.stderr.splitlines() if line.startswith("warning: "))
-    assert first.startswith("warning: colbert_linear.pt and sparse_linear.pt are left out: the bundle gives")
-    assert second.startswith("warning: the publisher's own code (auto_map in config.json) was not run")
+    assert first.startswith(
+        "warning: colbert_linear.pt and sparse_linear.pt are omitted: the bundle computes"
+    )
+    assert second.startswith("warning: the publisher's own code (auto_map in config.json) was not executed")

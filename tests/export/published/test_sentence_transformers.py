@@ -10,11 +10,10 @@ import transformers
 from attnlens.bundle import embedding_size
 from attnlens_export import BundleSummary, ExportOptions, export_bundle
 from attnlens_export.check import check_bundle
-from attnlens_export.int8.agreement import Embedder
-from attnlens_export.int8.sessions import open_session
-from attnlens_export.int8.texts import make_batches
+from attnlens_export.int8.texts import Embedder, make_batches
 from attnlens_export.layouts import write_layout
 from attnlens_export.parity.grid import small_grid
+from attnlens_export.sessions import open_session
 from attnlens_model import read_config
 from small_bundles import MODELS, TOKENIZERS
 
@@ -60,11 +59,11 @@ def test_the_components_that_the_publisher_keeps_are_those_of_the_bundle(
     assert embedding_size(exported.manifest) == theirs.get_embedding_dimension() == 8
     assert exported.decisions == (
         (
-            "embeddings: cls over the tokens; dense 96 -> 24 (tanh); scaled to length 1; cut; 8 components "
-            "(as the checkpoint says)"
+            "embeddings: cls over the tokens; dense 96 -> 24 (tanh); scaled to length 1; truncated; 8 "
+            "components (as in the checkpoint)"
         ),
         "prompts: document '', query ''",
-        "longest input: 34 tokens, all that the encoder takes",
+        "maximum input: 34 tokens, the limit of the encoder",
     )
     assert check_bundle(exported.directory, grid=GRID).verdict.passed
 

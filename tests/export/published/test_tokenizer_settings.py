@@ -211,7 +211,7 @@ def test_an_export_without_a_tokenizer_ends_with_a_warning(
     options = ExportOptions(faithfulness=False, pooling="mean", grid=small_grid(7), tracer=lambda *_: traced)
     summary = export_bundle(encoder, tmp_path / "bundle", options, lambda stage, *_: stages.append(stage))
     assert summary.warnings[0].startswith(
-        f"{encoder.name} has no tokenizer: the bundle takes token ids only."
+        f"{encoder.name} has no tokenizer: the bundle accepts only token ids."
     )
     assert stages[0] == "Loading the weights"
 

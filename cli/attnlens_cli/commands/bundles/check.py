@@ -29,12 +29,11 @@ from attnlens_cli.show.progress import shown_stages
 if TYPE_CHECKING:
     from attnlens.openvino_settings import OpenvinoPrecision
     from attnlens_export.check import CheckSummary
-    from attnlens_export.engines.engine import Engine
-    from attnlens_export.engines.result import EngineSummary
-    from attnlens_export.faithfulness.result import FaithfulnessResult
+    from attnlens_export.engines.measure import Engine, EngineSummary
+    from attnlens_export.faithfulness.measure import FaithfulnessResult
     from attnlens_export.progress import Progress
     from attnlens_export.publisher import PublisherResult
-    from attnlens_export.runtimes.measure import RuntimeOptions
+    from attnlens_export.runtimes import RuntimeOptions
 
 EPILOG = """\b
 Example:
@@ -157,7 +156,7 @@ def check(
     leaving out each token changes. The figures go into the report and the manifest of the bundle, and every
     explanation repeats them.
     """
-    from attnlens_export.runtimes.measure import RuntimeOptions  # noqa: PLC0415 - heavy
+    from attnlens_export.runtimes import RuntimeOptions  # noqa: PLC0415 - heavy
 
     options = RuntimeOptions(runtimes, node_modules, answer_timeout) if runtimes else None
     wanted = _Wanted(directory, options, **wanted_options)
@@ -228,7 +227,7 @@ class _Measured:
 def _find_engine(
     precisions: "tuple[OpenvinoPrecision, ...]", device: str | None, timeout_s: float
 ) -> "Engine":
-    from attnlens_export.engines.engine import CPU, EngineOptions, find_engine  # noqa: PLC0415 - heavy
+    from attnlens_export.engines.measure import CPU, EngineOptions, find_engine  # noqa: PLC0415 - heavy
 
     return find_engine(EngineOptions(precisions, device or CPU, timeout_s))
 
@@ -282,8 +281,7 @@ def _compare_with_publisher(
 
 
 def _measure_engine(wanted: _Wanted, engine: "Engine", progress: "Progress") -> "EngineSummary":
-    from attnlens_export.engines.measure import measure_engine  # noqa: PLC0415 - heavy
-    from attnlens_export.engines.record import record  # noqa: PLC0415 - heavy
+    from attnlens_export.engines.measure import measure_engine, record  # noqa: PLC0415 - heavy
 
     measured = measure_engine(wanted.directory, engine, parity_tokens=wanted.parity_tokens, progress=progress)
     record(wanted.directory, measured.results)
@@ -291,8 +289,10 @@ def _measure_engine(wanted: _Wanted, engine: "Engine", progress: "Progress") -> 
 
 
 def _measure_faithfulness(wanted: _Wanted, progress: "Progress") -> "FaithfulnessResult":
-    from attnlens_export.faithfulness.measure import measure_faithfulness  # noqa: PLC0415 - heavy
-    from attnlens_export.faithfulness.result import record  # noqa: PLC0415 - heavy
+    from attnlens_export.faithfulness.measure import (  # noqa: PLC0415 - heavy
+        measure_faithfulness,
+        record,
+    )
 
     measured = measure_faithfulness(
         wanted.directory,
@@ -320,17 +320,15 @@ def _show(measured: _Measured, *, as_json: bool) -> None:
 
 
 def _as_json(measured: _Measured) -> dict[str, Any]:
-    from attnlens_export.report import report_content  # noqa: PLC0415 - heavy
-
     summary = measured.summary
     manifest = summary.manifest
     content = {"model": manifest.model_name, "max_tokens": manifest.max_tokens}
-    content |= report_content(summary.verdict) | runtimes_as_json(summary)
+    content |= summary.verdict.to_json() | runtimes_as_json(summary)
     if measured.publisher:
         content["publisher"] = measured.publisher.as_json()
     if measured.engines:
         content |= engines_as_json(measured.engines)
-    return content | ({"faithfulness": measured.faithfulness.as_json()} if measured.faithfulness else {})
+    return content | ({"faithfulness": measured.faithfulness.to_json()} if measured.faithfulness else {})
 
 
 def _show_tables(summary: "CheckSummary") -> None:

@@ -9,7 +9,7 @@ from attnlens_cli.show.printable import counted
 
 if TYPE_CHECKING:
     from attnlens.v1.manifest_pb2 import EngineCheck, Gate, GateKind, Manifest, OutputRole
-    from attnlens_export.engines.result import EngineSummary
+    from attnlens_export.engines.measure import EngineSummary
 
 # Failures that are shown: a wrong graph is wrong on every shape.
 _MAX_LINES = 3
@@ -17,7 +17,7 @@ _MAX_LINES = 3
 
 def show_engines(summary: "EngineSummary") -> None:
     """Print the errors of the grid, the cosines of texts, what failed and what was not measured."""
-    checks = [result.check for result in summary.results]
+    checks = [result.to_message() for result in summary.results]
     if checks:
         _show_grid(checks)
         if any(check.num_texts for check in checks):
@@ -39,7 +39,7 @@ def _show_grid(checks: Sequence["EngineCheck"]) -> None:
     from rich.table import Table  # noqa: PLC0415 - heavy
 
     from attnlens_cli.show.console import make_console  # noqa: PLC0415 - heavy
-    from attnlens_export.engines.result import precision_name  # noqa: PLC0415 - heavy
+    from attnlens_export.engines.measure import precision_name  # noqa: PLC0415 - heavy
 
     first = checks[0]
     where = escape(f"{first.engine} {first.version} on {first.device}, {first.processor}")
@@ -112,7 +112,7 @@ def _show_texts(checks: Sequence["EngineCheck"]) -> None:
 
     from attnlens.v1.manifest_pb2 import GateKind  # noqa: PLC0415 - heavy
     from attnlens_cli.show.console import make_console  # noqa: PLC0415 - heavy
-    from attnlens_export.engines.result import precision_name  # noqa: PLC0415 - heavy
+    from attnlens_export.engines.measure import precision_name  # noqa: PLC0415 - heavy
 
     kinds = (GateKind.GATE_KIND_MEAN_COSINE, GateKind.GATE_KIND_MIN_COSINE)
     table = Table(box=SIMPLE, pad_edge=False, padding=(0, 0, 0, 1))
@@ -136,7 +136,7 @@ def _limit(gates: Sequence["Gate"], kind: "GateKind.ValueType") -> float:
 
 def show_stated(manifest: "Manifest") -> None:
     """Print a line for what the manifest says of engines that were measured before."""
-    from attnlens_export.engines.result import precision_name  # noqa: PLC0415 - heavy
+    from attnlens_export.engines.measure import precision_name  # noqa: PLC0415 - heavy
 
     for check in manifest.engine_checks:
         verdict = "passed" if check.passed else "FAILED"
@@ -149,7 +149,7 @@ def show_stated(manifest: "Manifest") -> None:
 def engines_as_json(summary: "EngineSummary") -> dict[str, Any]:
     """Return what was measured, and what was not, as JSON values."""
     return {
-        "engine_checks": [result.as_json() for result in summary.results],
+        "engine_checks": [result.to_json() for result in summary.results],
         "precisions_not_measured": [
             {"precision": missing.precision, "reason": missing.reason} for missing in summary.not_measured
         ],

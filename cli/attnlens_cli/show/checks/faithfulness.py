@@ -7,7 +7,7 @@ import click
 from attnlens_cli.show.printable import counted
 
 if TYPE_CHECKING:
-    from attnlens_export.faithfulness.result import FaithfulnessResult
+    from attnlens_export.faithfulness.measure import FaithfulnessResult
 
 
 def show_faithfulness(result: "FaithfulnessResult") -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from attnlens_export.verdict import Verdict
+    from attnlens_export.contents import Verdict
 
 
 def show_further(verdict: "Verdict") -> None:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from attnlens.v1.manifest_pb2 import ParityFigure
-    from attnlens_export.verdict import Verdict
+    from attnlens_export.contents import Verdict
 
 
 def parity_table(verdict: "Verdict", title: str) -> "Table":
@@ -18,7 +18,7 @@ def parity_table(verdict: "Verdict", title: str) -> "Table":
     from rich.table import Table  # noqa: PLC0415 - heavy
 
     from attnlens_export.graph.names import role_name  # noqa: PLC0415 - heavy
-    from attnlens_export.parity.result import summarize  # noqa: PLC0415 - heavy
+    from attnlens_export.parity.measure import summarize  # noqa: PLC0415 - heavy
 
     parity = verdict.parity
     table = Table(
@@ -43,7 +43,7 @@ def parity_table(verdict: "Verdict", title: str) -> "Table":
             _verdict(passed=all(error.passed for error in group)),
         )
     for result in verdict.precisions:
-        for figure in result.figures():
+        for figure in result.manifest_figures():
             table.add_row(result.path.rpartition("/")[2])
             table.add_row(f"  {role_name(figure.role)}", *_cells(figure), _verdict(passed=result.passed))
     table.caption, table.caption_justify = parity.describe_lengths(), "left"

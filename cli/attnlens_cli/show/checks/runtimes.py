@@ -7,7 +7,7 @@ import click
 
 if TYPE_CHECKING:
     from attnlens_export.check import CheckSummary
-    from attnlens_export.runtimes.result import RuntimeResult
+    from attnlens_export.runtimes import RuntimeResult
 
 
 # Failures that are shown of one runtime: a wrong graph is wrong on every shape.
@@ -80,9 +80,7 @@ def runtimes_as_json(summary: "CheckSummary") -> dict[str, Any]:
     """Return the measurements in other runtimes as JSON values; nothing if none was asked for."""
     if not summary.runtimes and not summary.missing:
         return {}
-    from attnlens_export.report import runtime_content  # noqa: PLC0415 - heavy
-
-    results = [runtime_content(result) for result in summary.runtimes]
+    results = [result.to_json() for result in summary.runtimes]
     missing = [{"name": runtime.name, "reason": runtime.reason} for runtime in summary.missing]
     return {"runtimes": results, "missing_runtimes": missing}
 

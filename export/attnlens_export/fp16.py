@@ -1,0 +1,539 @@
+"""Embeddings in fp16, for GPUs: conversion of the graph, comparison with PyTorch, and the result.
+
+The choice of operations that run in fp16 follows `torch.autocast`
+(https://docs.pytorch.org/docs/stable/amp.html):
+
+- MatMul and Conv take and return fp16. Their weights and the table of token embeddings are stored in fp16.
+- An operation with one computed input keeps the type of that input. Examples are a bias, a product with a
+  parameter, an activation, and operations that only move numbers (Reshape, Transpose, Slice, Unsqueeze,
+  Concat, Gather).
+- All other operations are fp32: LayerNormalization, Softmax, the sums and roots of RMSNorm; sums of two
+  computed values, i.e. residual connections and the masks and biases of attention scores; squares; and
+  operations with an fp32 input, i.e. the product after the softmax, and rotations.
+- In a graph with Tanh, products of two computed values are fp32, too. The tanh form of GELU computes a third
+  power, which exceeds the range of fp16 for large inputs.
+
+onnxruntime.transformers.float16 is not used. It decides by operator and can't distinguish a bias from a
+residual sum, it clips weights to the range of fp16, and it needs the fp32 model in one message of up to 2
+GiB.
+
+ONNX Runtime has few fp16 kernels for CPUs. It casts to fp32, computes, and removes pairs of casts, so its
+results say little about a GPU. The comparison therefore runs each input twice: in the graph as it is, and in
+a copy that rounds the result of every fp16 operation to fp16. (Sums inside an operation are assumed to be
+fp32, the default of cuBLAS.) The copy also returns the rounded values to compare them with the range of fp16.
+
+The limits for each input: the cosine of every token vector with PyTorch's is at least `MIN_COSINE`, all
+outputs are finite, and no value exceeds 65504. Padding is not compared.
+
+Shapes: B texts in a batch, T tokens, D hidden size.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper
+from tokenizers import Tokenizer
+
+from attnlens.v1 import manifest_pb2
+from attnlens.v1.manifest_pb2 import GateKind, Graph, ParityFigure
+from attnlens_export import sessions
+from attnlens_export.errors import GraphError
+from attnlens_export.graph.lint import MAX_FP16
+from attnlens_export.graph.names import EMBEDDINGS_PATH, HIDDEN_OUTPUT, input_names, role_number
+from attnlens_export.graph.read import read_structure, read_weight
+from attnlens_export.graph.trace import TracedGraph
+from attnlens_export.json_files import finite
+from attnlens_export.parity.grid import LONG_LENGTH, Case, Inputs, make_inputs
+from attnlens_export.parity.measure import Errors, Subject, worst_errors
+from attnlens_export.parity.reference import (
+    FloatArray,
+    difference,
+    max_abs_difference,
+    run_float64,
+    run_fp32,
+)
+from attnlens_export.precision import Fp32Graph, Precision, Stated
+from attnlens_export.progress import Progress, StageProgress, report_each
+from attnlens_export.results import Figure, FigureSet, GraphResult, Table, max_or_nan
+from attnlens_model import Encoder, EncoderConfig
+
+FP16_PATH = "onnx/model_fp16.onnx"
+MIN_COSINE = 0.9999
+MAX_BATCH_SIZE = 3
+SMALLEST_NORMAL_FP16 = float(np.finfo(np.float16).tiny)
+FP16_SUFFIX, EXACT_SUFFIX = "_fp16", "_fp32"
+TOKEN_TABLE = "embeddings.token.weight"  # noqa: S105 - the name of a parameter
+SENTENCES = (
+    "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be ...",
+    "Call me Ishmael.",
+    "It was the best of times, it was the worst of times, it was the age of wisdom ...",
+    "En un lugar de la Mancha, de cuyo nombre no quiero acordarme, no ha mucho tiempo que vivía un hidalgo.",
+    "Habe nun, ach! Philosophie, Juristerei und Medizin durchaus studiert, mit heißem Bemühn.",
+    "Four score and seven years ago, in 1776.",
+)
+"""The first sentences of Pride and Prejudice, Moby-Dick, A Tale of Two Cities, Don Quixote and Faust, and a
+sentence with a date."""
+
+_PRODUCTS = frozenset({"MatMul", "Conv"})
+_MOVES = frozenset({"Reshape", "Transpose", "Slice", "Unsqueeze", "Gather"})
+_ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Erf", "Relu", "Sigmoid", "Tanh", "Concat"})
+
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class Fp16Weights:
+    """Effects of rounding the weights to fp16.
+
+    Attributes:
+        num_values: Number of values stored in fp16.
+        num_zeroed: Number of values that were rounded to 0.
+        num_subnormal: Number of values below 6.1e-5, which fp16 stores with fewer than 11 significant bits.
+    """
+
+    num_values: int
+    num_zeroed: int
+    num_subnormal: int
+
+
+@dataclass(frozen=True)
+class Fp16Measurement(Errors, FigureSet):
+    """Errors of the rounded copy on one input.
+
+    `min_cosine` is the minimum of the rounded copy and the graph as it is.
+
+    Attributes:
+        inputs: Input shape, or the number of sentences.
+        length: Number of tokens, including padding.
+        largest_value: Maximum magnitude in fp16, including padding. Infinite or NaN beyond the range.
+        largest_place: Name of the largest value, and of the parameter it is computed with.
+        worst_index: Index of the largest error: (batch, token, component).
+        worst_values: Values of fp16 and of PyTorch fp32 at `worst_index`.
+        finite: Whether the outputs of both graphs are finite.
+    """
+
+    inputs: str
+    length: int
+    largest_value: float
+    largest_place: str
+    worst_index: tuple[int, ...]
+    worst_values: tuple[float, float]
+    finite: bool
+
+    def figures(self) -> list[Figure]:
+        """Return the minimum cosine, the largest value, and whether the outputs are finite."""
+        where = f"{self.graph} at {self.inputs}"
+        role = role_number(self.role)
+        is_in_range = self.largest_value <= MAX_FP16
+        cosine = (
+            f"{where}: a token vector has the cosine {self.min_cosine:.6f} with PyTorch's (minimum "
+            f"{MIN_COSINE}); {self.role}{list(self.worst_index)} is {self.worst_values[0]:.8g}, PyTorch "
+            f"returns {self.worst_values[1]:.8g}"
+        )
+        overflow = f"{where}: {self.largest_place} exceeds {MAX_FP16:g}, the largest number in fp16"
+        return [
+            Figure(self.graph, self.min_cosine, MIN_COSINE, cosine, GateKind.GATE_KIND_MIN_COSINE, role),
+            Figure(
+                self.graph, self.largest_value, MAX_FP16, overflow, GateKind.GATE_KIND_MAX_FP16_VALUE, role
+            ),
+            # An overflow is the cause of NaN and infinity, and is reported by the figure above.
+            Figure(
+                self.graph,
+                float(is_in_range and not self.finite),
+                0.0,
+                f"{where}: the output contains NaN or infinity",
+            ),
+        ]
+
+
+@dataclass(frozen=True)
+class Fp16Result(GraphResult):
+    """Measurements of the graph in fp16 and of its weights."""
+
+    name: ClassVar[str] = "fp16"
+    path: ClassVar[str] = FP16_PATH
+    title: ClassVar[str] = "In fp16"
+
+    measurements: tuple[Fp16Measurement, ...]
+    weights: Fp16Weights
+
+    def figures(self) -> list[Figure]:
+        """Return the figures of all inputs."""
+        return [figure for measurement in self.measurements for figure in measurement.figures()]
+
+    @property
+    def largest(self) -> Fp16Measurement:
+        """The measurement with the largest value in fp16."""
+        return max(
+            self.measurements,
+            key=lambda measurement: float(np.nan_to_num(measurement.largest_value, nan=np.inf)),
+        )
+
+    def manifest_figures(self) -> list[ParityFigure]:
+        """Return the worst errors of all inputs. NaN is worse than any number."""
+        longest = max(measurement.length for measurement in self.measurements)
+        figure = worst_errors(self.measurements, longest)
+        figure.max_fp16_value = max_or_nan(measurement.largest_value for measurement in self.measurements)
+        return [figure]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the limit, the effects on the weights and every measurement."""
+        return {"min_cosine_allowed": MIN_COSINE, **finite(asdict(self))}
+
+    def table(self) -> Table:
+        """Return remarks. The errors are in the table of all graphs."""
+        weights, largest = self.weights, self.largest
+        caption = (
+            f"{len(self.measurements)} inputs, each in ONNX Runtime on the CPU, and with every fp16 result "
+            "rounded like on a GPU. The errors above are those of the rounded results. The limits are the "
+            f"range of fp16, and a cosine of {MIN_COSINE} with PyTorch fp32 for every token vector"
+        )
+        cosine = f"fp16: the minimum cosine is {self.manifest_figures()[0].min_cosine:.7f}"
+        values = (
+            f"fp16: the largest value is {largest.largest_value:.4g} ({largest.largest_place} at "
+            f"{largest.inputs}), the range ends at {MAX_FP16:g}; of {weights.num_values:,} weights, "
+            f"{weights.num_subnormal:,} are subnormal and {weights.num_zeroed:,} were rounded to 0"
+        )
+        return Table(caption, remarks=(cosine, values))
+
+
+@dataclass(frozen=True)
+class Fp16(Precision):
+    """Matrix products in fp16, for GPUs."""
+
+    name: ClassVar[str] = "fp16"
+    path: ClassVar[str] = FP16_PATH
+    number: ClassVar[manifest_pb2.Precision.ValueType] = manifest_pb2.Precision.PRECISION_FP16
+    element_types: ClassVar[frozenset[int]] = frozenset({TensorProto.FLOAT16})
+
+    def write(self, source: Fp32Graph, progress: Progress) -> Stated:
+        """Convert and write the graph."""
+        progress("Converting to fp16", "", 0, 1)
+        self.save(source, to_fp16(source.embeddings))
+        return Stated(Graph())
+
+    def measure(self, subject: Subject, _stated: Stated, progress: Progress) -> Fp16Result:
+        """Compare the graph with PyTorch on short inputs and on sentences."""
+        return measure_fp16(subject, partial(progress, "Parity in fp16"))
+
+
+def measure_fp16(subject: Subject, progress: StageProgress) -> Fp16Result:
+    """Compare `model_fp16.onnx` with PyTorch, and its weights with those of `model.onnx`.
+
+    Args:
+        subject: Bundle and reference. Only short cases with small batches are measured.
+        progress: Called before each input.
+
+    Raises:
+        GraphError: A weight differs from the rounded weight of `model.onnx`.
+    """
+    directory = subject.directory
+    weights = compare_weights(directory)
+    inputs = dict(_inputs(directory, subject.config, subject.cases))
+    graph, rounded = sessions.Graph(directory, FP16_PATH), RoundedGraph(directory / FP16_PATH)
+    measurements = tuple(
+        _measure(subject.encoder, name, inputs[name], graph, rounded)
+        for name in report_each(inputs, progress)
+    )
+    progress("", len(inputs), len(inputs))
+    return Fp16Result(measurements, weights)
+
+
+def _measure(
+    encoder: Encoder, name: str, inputs: Inputs, graph: sessions.Graph, rounded: "RoundedGraph"
+) -> Fp16Measurement:
+    live = inputs.attention_mask == 1
+    expected = run_fp32(encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
+    exact = run_float64(encoder, inputs, lambda *_: None)
+    on_cpu = graph.run(inputs)[HIDDEN_OUTPUT]
+    hidden, largest_place, largest_value = rounded.run(inputs)
+    errors = difference(hidden, expected, live)
+    return Fp16Measurement(
+        graph=FP16_PATH,
+        inputs=name,
+        length=live.shape[1],
+        max_abs_error=errors.max_abs,
+        max_abs_error_float64=max_abs_difference(hidden[live], exact[live]),
+        torch_max_abs_error_float64=max_abs_difference(expected[live], exact[live]),
+        mean_abs_error=errors.mean_abs,
+        p99_abs_error=errors.p99_abs,
+        # np.minimum returns NaN if either is NaN.
+        min_cosine=float(np.minimum(errors.min_cosine, difference(on_cpu, expected, live).min_cosine)),
+        num_elements=errors.count,
+        largest_value=largest_value,
+        largest_place=largest_place,
+        worst_index=errors.index,
+        worst_values=errors.values,
+        finite=bool(np.isfinite(on_cpu).all() and np.isfinite(hidden).all()),
+        role=HIDDEN_OUTPUT,
+    )
+
+
+def _inputs(directory: Path, config: EncoderConfig, cases: Sequence[Case]) -> Iterator[tuple[str, Inputs]]:
+    for case in cases:
+        if case.length <= LONG_LENGTH and case.batch_size <= MAX_BATCH_SIZE:
+            yield str(case), make_inputs(case, config)
+    path = directory / "tokenizer.json"
+    if path.is_file():
+        yield f"{len(SENTENCES)} sentences", sentence_inputs(path, config)
+
+
+def sentence_inputs(tokenizer_path: Path, config: EncoderConfig) -> Inputs:
+    """Return `SENTENCES` as one batch, padded on the right."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    tokenizer.enable_padding(pad_id=config.embeddings.pad_token_id)
+    encodings = tokenizer.encode_batch(list(SENTENCES))
+    types = np.array([encoding.type_ids for encoding in encodings], np.int64)
+    return Inputs(
+        np.array([encoding.ids for encoding in encodings], np.int64),
+        np.array([encoding.attention_mask for encoding in encodings], np.int64),
+        types if "token_type_ids" in input_names(config) else None,
+    )
+
+
+def compare_weights(directory: Path) -> Fp16Weights:
+    """Compare the weights of the graph in fp16 with those in fp32.
+
+    Raises:
+        GraphError: A weight differs from the rounded weight of the graph in fp32.
+    """
+    path = directory / FP16_PATH
+    exact = {tensor.name: tensor for tensor in read_structure(directory / EMBEDDINGS_PATH).graph.initializer}
+
+    def pairs() -> Iterator[tuple[Array, Array]]:
+        for tensor in read_structure(path).graph.initializer:
+            name = tensor.name if tensor.name in exact else tensor.name.removesuffix(FP16_SUFFIX)
+            if name not in exact:
+                raise GraphError(f"{path}: {tensor.name} is not a weight of {EMBEDDINGS_PATH}")
+            is_fp16 = tensor.data_type == TensorProto.FLOAT16
+            values = read_weight(path.parent, tensor)
+            original = read_weight(path.parent, exact[name])
+            if not np.array_equal(values, round_weight(name, original) if is_fp16 else original):
+                raise GraphError(f"{path}: {tensor.name} differs from the weight in {EMBEDDINGS_PATH}")
+            if is_fp16:
+                yield original, values
+
+    return count_rounded(pairs())
+
+
+def count_rounded(pairs: Iterable[tuple[Array, Array]]) -> Fp16Weights:
+    """Count the effects of rounding in pairs of weights (fp32, fp16)."""
+    num_values = num_zeroed = num_subnormal = 0
+    for exact, rounded in pairs:
+        num_values += rounded.size
+        num_zeroed += int(np.count_nonzero((rounded == 0) & (exact != 0)))
+        num_subnormal += int(np.count_nonzero((rounded != 0) & (np.abs(rounded) < SMALLEST_NORMAL_FP16)))
+    return Fp16Weights(num_values, num_zeroed, num_subnormal)
+
+
+class RoundedGraph:
+    """An fp16 graph that computes in fp32 and rounds the result of every fp16 operation to fp16."""
+
+    def __init__(self, path: Path) -> None:
+        model = onnx.load(path)
+        self._value_names = _describe_values(model)
+        rounded_everywhere(model)
+        self._session = sessions.open_session(
+            model.SerializeToString(), use_arena=False, disabled_optimizers=()
+        )
+
+    def run(self, inputs: Inputs) -> tuple[FloatArray, str, float]:
+        """Return hidden states (B, T, D), and the name and magnitude of the largest value in fp16.
+
+        The magnitude is infinite or NaN if a value exceeds the range. The name is that of the first such
+        value.
+        """
+        hidden, *values = self._session.run(None, inputs.feed())
+        largest = {
+            name: float(np.abs(value).max(initial=0))
+            for name, value in zip(self._value_names, values, strict=True)
+        }
+        name = max(largest, key=lambda name: np.nan_to_num(largest[name], nan=np.inf, posinf=np.inf))
+        return hidden, name, largest[name]
+
+
+def _describe_values(model: onnx.ModelProto) -> list[str]:
+    """Return the names of a model's fp16 values, each with the parameter it is computed with."""
+    parameters = {tensor.name for tensor in model.graph.initializer if "." in tensor.name}
+    of = {node.output[0]: parameters.intersection(node.input) for node in model.graph.node}
+    return [" with ".join([name, *of[name]]) for name in fp16_values(model)]
+
+
+def rounded_everywhere(model: onnx.ModelProto) -> list[str]:
+    """Change a model so that fp16 nodes compute in fp32, and round and return their results.
+
+    Returns:
+        The names of the rounded values, which are outputs after those of the model.
+    """
+    values = fp16_values(model)
+    in_fp16 = {tensor.name for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT16}
+    nodes = [_cast(name, f"{name}.exact", TensorProto.FLOAT) for name in sorted(in_fp16)]
+    in_fp16.update(values)
+    for node in model.graph.node:
+        is_cast = node.op_type == "Cast"
+        for index, name in enumerate(node.input):
+            # A Cast from fp16 to fp32 may read the fp32 copy, which has the rounded values.
+            if name in in_fp16:
+                node.input[index] = f"{name}.exact"
+        rounded = [name for name in node.output if name in in_fp16]
+        if not is_cast:
+            for index, name in enumerate(node.output):
+                if name in in_fp16:
+                    node.output[index] = f"{name}.unrounded"
+        nodes.append(node)
+        for name in rounded:
+            if not is_cast:
+                nodes.append(_cast(f"{name}.unrounded", name, TensorProto.FLOAT16))
+            nodes.append(_cast(name, f"{name}.exact", TensorProto.FLOAT))
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(copies)
+    model.graph.output.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT16, None) for name in values
+    )
+    return values
+
+
+def _cast(source: str, result: str, data_type: int) -> onnx.NodeProto:
+    return helper.make_node("Cast", [source], [result], to=data_type)
+
+
+def fp16_values(model: onnx.ModelProto) -> list[str]:
+    """Return the names of all computed fp16 values, in the order of their computation."""
+    in_fp16 = {tensor.name for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT16}
+    values: list[str] = []
+    for node in model.graph.node:
+        is_fp16 = node.op_type != "Shape" and node.input[0] in in_fp16
+        if node.op_type == "Cast":
+            is_fp16 = helper.get_node_attr_value(node, "to") == TensorProto.FLOAT16
+        if is_fp16:
+            in_fp16.update(node.output)
+            values.extend(node.output)
+    return values
+
+
+def to_fp16(graph: TracedGraph) -> TracedGraph:
+    """Return the graph in fp16, with the same inputs and outputs.
+
+    Raises:
+        GraphError: A weight exceeds the range of fp16.
+    """
+    return _Conversion(graph).convert()
+
+
+def round_weight(name: str, array: Array) -> npt.NDArray[np.float16]:
+    """Round a weight to fp16.
+
+    Raises:
+        GraphError: A value exceeds the range of fp16.
+    """
+    largest = float(np.abs(array).max(initial=0.0))
+    if not largest <= MAX_FP16:
+        raise GraphError(
+            f"{name} contains a value of magnitude {largest:.8g}, but the range of fp16 ends at "
+            f"{MAX_FP16:g}: export without --precision fp16"
+        )
+    return array.astype(np.float16)
+
+
+class _Conversion:
+    """Converts the nodes in order, and records which values are fp16."""
+
+    def __init__(self, graph: TracedGraph) -> None:
+        self._source = graph
+        self._fp16: set[str] = set()
+        self._casts: dict[str, str] = {}
+        self._nodes: list[onnx.NodeProto] = []
+        self._exact_weights: set[str] = set()
+        self._fp16_weights: set[str] = set()
+        self._has_tanh = any(node.op_type == "Tanh" for node in graph.proto.graph.node)
+
+    def convert(self) -> TracedGraph:
+        source = self._source
+        for node in source.proto.graph.node:
+            self._add(node)
+        for output in source.proto.graph.output:
+            self._return_exact(output.name)
+        proto = onnx.ModelProto()
+        proto.CopyFrom(source.proto)
+        del proto.graph.node[:]
+        proto.graph.node.extend(self._nodes)
+        weights: dict[str, Array] = {}
+        for name, array in source.weights.items():
+            if name in self._fp16_weights:
+                weights[self._fp16_name(name)] = round_weight(name, array)
+            if name in self._exact_weights:
+                weights[name] = array
+        self._rename_shared(proto)
+        return TracedGraph(proto, weights)
+
+    def _add(self, node: onnx.NodeProto) -> None:
+        is_fp16 = self._runs_in_fp16(node)
+        converted = onnx.NodeProto()
+        converted.CopyFrom(node)
+        for index, name in enumerate(node.input):
+            converted.input[index] = self._as_input(name, is_fp16 and self._is_number(node, index))
+        self._nodes.append(converted)
+        if is_fp16:
+            self._fp16.update(node.output)
+
+    def _runs_in_fp16(self, node: onnx.NodeProto) -> bool:
+        if node.op_type in _PRODUCTS:
+            return True
+        if node.op_type in _MOVES:
+            return node.input[0] in self._fp16 or (node.op_type == "Gather" and node.input[0] == TOKEN_TABLE)
+        computed = [name for name in node.input if name not in self._source.weights]
+        if node.op_type not in _ELEMENTWISE or not computed or not self._fp16.issuperset(computed):
+            return False
+        if len(computed) == 1 or node.op_type == "Concat":
+            return True
+        return node.op_type == "Mul" and len(set(computed)) > 1 and not self._has_tanh
+
+    @staticmethod
+    def _is_number(node: onnx.NodeProto, index: int) -> bool:
+        """Return whether an input contains numbers rather than indices or a shape."""
+        return index == 0 or node.op_type not in _MOVES
+
+    def _as_input(self, name: str, is_fp16: bool) -> str:
+        if name in self._source.weights:
+            (self._fp16_weights if is_fp16 else self._exact_weights).add(name)
+            # `_rename_shared` replaces the name when all readers of the weight are known.
+            return f"{name}{FP16_SUFFIX}" if is_fp16 else name
+        if not name or is_fp16 == (name in self._fp16):
+            return name
+        if name not in self._casts:
+            self._casts[name] = f"{name}{FP16_SUFFIX if is_fp16 else EXACT_SUFFIX}"
+            data_type = TensorProto.FLOAT16 if is_fp16 else TensorProto.FLOAT
+            self._nodes.append(_cast_node(name, self._casts[name], data_type))
+        return self._casts[name]
+
+    def _return_exact(self, name: str) -> None:
+        if name not in self._fp16:
+            return
+        inner = f"{name}{FP16_SUFFIX}"
+        for node in self._nodes:
+            for names in (node.input, node.output):
+                for index, current in enumerate(names):
+                    if current == name:
+                        names[index] = inner
+        self._nodes.append(_cast_node(inner, name, TensorProto.FLOAT))
+
+    def _fp16_name(self, name: str) -> str:
+        """Return the name of a weight in fp16. It has a suffix if the weight is also used in fp32."""
+        return f"{name}{FP16_SUFFIX}" if name in self._exact_weights else name
+
+    def _rename_shared(self, proto: onnx.ModelProto) -> None:
+        names = {f"{name}{FP16_SUFFIX}": self._fp16_name(name) for name in self._fp16_weights}
+        for node in proto.graph.node:
+            for index, name in enumerate(node.input):
+                node.input[index] = names.get(name, name)
+
+
+def _cast_node(source: str, result: str, data_type: int) -> onnx.NodeProto:
+    return helper.make_node("Cast", [source], [result], name=f"cast_{result}", to=data_type)

@@ -1,1 +1,0 @@
-"""A graph of the embeddings in fp16: conversion, measurement, result."""

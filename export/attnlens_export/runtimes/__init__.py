@@ -1,1 +1,0 @@
-"""The graphs of a bundle in other runtimes than the one that it is served with."""
