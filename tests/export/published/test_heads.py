@@ -211,7 +211,7 @@ def test_a_classifier_needs_a_pooling_beside_the_decision_to_leave_its_head_out(
     assert run_export(source, "--output", output, "--pooling", "mean").exit_code == 1
     result = run_export(source, "--output", output, "--without-head")
     assert result.exit_code == 1
-    assert f"choose with --pooling {'|'.join(POOLINGS)}" in result.stderr
+    assert f"specify --pooling {'|'.join(POOLINGS)}" in result.stderr
 
 
 def test_the_other_heads_of_bge_m3_and_code_that_was_not_run_are_told(tmp_path: Path, output: Path) -> None:
