@@ -20,10 +20,10 @@ from attnlens_export.graph.names import CONTRIBUTIONS_PATH
 from attnlens_export.json_files import finite
 from attnlens_export.parity.grid import Case, Padding, make_inputs
 from attnlens_export.parity.reference import Tensors, max_abs_difference
+from attnlens_export.parity.sessions import Feed, Graph
 from attnlens_export.progress import StageProgress, report_each
 from attnlens_export.published.pooling import read_embedding_size
 from attnlens_export.results import CheckResult, Figure
-from attnlens_export.sessions import Feed, Graph
 from attnlens_model import EncoderConfig
 
 THREADS = (1, 2, 4)

@@ -36,10 +36,10 @@ from attnlens_export.parity.measure import (
     to_grid_graph,
 )
 from attnlens_export.parity.reference import run_fp32
+from attnlens_export.parity.sessions import ProcessGraph
 from attnlens_export.progress import StageProgress
 from attnlens_export.published.pooling import read_pooling
 from attnlens_export.results import CheckResult, Figure, max_or_nan
-from attnlens_export.sessions import ProcessGraph
 from attnlens_model import ATTENTION_WEIGHTS
 from attnlens_runtimes import (
     FP32,

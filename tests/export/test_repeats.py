@@ -17,8 +17,8 @@ from attnlens_export.graph.names import CONTRIBUTIONS_PATH, EMBEDDINGS_PATH
 from attnlens_export.graph.trace import embeddings_graph, trace
 from attnlens_export.graph.write import write_embedded
 from attnlens_export.parity.grid import Case, Padding, make_inputs
+from attnlens_export.parity.sessions import Graph
 from attnlens_export.repeats import measure_repeats, repeated_case
-from attnlens_export.sessions import Graph
 from attnlens_model import Encoder, new_encoder
 from configs import changed, small_config
 

@@ -18,7 +18,7 @@ from attnlens_export.graph.names import ATTENTIONS_PATH, EMBEDDINGS_PATH
 from attnlens_export.graph.read import read_structure
 from attnlens_export.parity.grid import Case, Padding, small_grid
 from attnlens_export.parity.reference import difference
-from attnlens_export.sessions import Graph
+from attnlens_export.parity.sessions import Graph
 from attnlens_model.attention.parts.masks import MASKED_SCORE
 from attnlens_runtimes import FP32, GraphProcess
 from attnlens_runtimes.runtime import Feed

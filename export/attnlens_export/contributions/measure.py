@@ -55,10 +55,10 @@ from attnlens_export.parity.reference import (
     run_float64,
     run_fp32,
 )
+from attnlens_export.parity.sessions import Graph
 from attnlens_export.progress import StageProgress
 from attnlens_export.published.pooling import read_pooling
 from attnlens_export.results import Figure, FigureSet, GraphResult, Table, max_or_nan
-from attnlens_export.sessions import Graph
 from attnlens_model import Encoder, EncoderConfig
 
 LIMIT = 1e-5

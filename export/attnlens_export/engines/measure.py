@@ -28,11 +28,11 @@ from attnlens_export.int8.result import INT8_PATH
 from attnlens_export.json_files import finite, read_object
 from attnlens_export.parity.grid import Case, default_grid
 from attnlens_export.parity.measure import GridMeasurements, Subject, summarize
+from attnlens_export.parity.sessions import ProcessGraph
 from attnlens_export.progress import Progress, StageProgress, no_progress
 from attnlens_export.report import REPORT_JSON, add_section
 from attnlens_export.results import CheckResult, Figure
 from attnlens_export.runtimes import DEFAULT_TIMEOUT_S, MIN_COSINE, measure_processes
-from attnlens_export.sessions import ProcessGraph
 from attnlens_model import EncoderConfig, read_config
 from attnlens_runtimes import (
     FP32,

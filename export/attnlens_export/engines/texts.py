@@ -28,9 +28,9 @@ from attnlens_export.int8.texts import (
     run_all,
 )
 from attnlens_export.parity.grid import Case, Inputs, Padding, make_inputs
+from attnlens_export.parity.sessions import Feed, ProcessGraph, open_session
 from attnlens_export.published.pooling import read_pooling
 from attnlens_export.results import Figure
-from attnlens_export.sessions import Feed, ProcessGraph, open_session
 from attnlens_model import EncoderConfig
 
 # Maximum number of texts of a batch that also run alone.

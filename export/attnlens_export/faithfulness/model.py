@@ -32,8 +32,8 @@ from attnlens_export.graph.names import (
     layer_outputs,
 )
 from attnlens_export.parity.grid import Inputs
+from attnlens_export.parity.sessions import Graph
 from attnlens_export.published.pooling import read_embedding_size
-from attnlens_export.sessions import Graph
 from attnlens_model import ATTENTION_WEIGHTS, EncoderConfig
 
 Float64Array = npt.NDArray[np.float64]

@@ -14,7 +14,7 @@ from attnlens_export.graph.trace import TracedGraph
 from attnlens_export.graph.write import Place, write_referring
 from attnlens_export.int8.recipes import Activations, FloatArray, Group
 from attnlens_export.int8.texts import Batch
-from attnlens_export.sessions import open_session
+from attnlens_export.parity.sessions import open_session
 
 MAX_SAMPLE_ROWS = 1024
 # Maximum size of the covariances that are collected in one pass over the texts.

@@ -40,9 +40,9 @@ from attnlens_export.int8.texts import (
     write_texts,
 )
 from attnlens_export.parity.measure import Subject
+from attnlens_export.parity.sessions import measure_seconds, open_session
 from attnlens_export.precision import Fp32Graph, Precision, Stated
 from attnlens_export.progress import Progress
-from attnlens_export.sessions import measure_seconds, open_session
 from attnlens_model import EncoderConfig
 
 TEXTS_PATH = "parity/int8_texts.txt"

@@ -40,9 +40,9 @@ from attnlens_export.int8.recipes import (
 )
 from attnlens_export.int8.result import Gate
 from attnlens_export.int8.texts import Agreement, Embedder, compare, run_all
+from attnlens_export.parity.sessions import measure_seconds, open_session
 from attnlens_export.precision import Fp32Graph
 from attnlens_export.progress import Progress
-from attnlens_export.sessions import measure_seconds, open_session
 
 MAX_UNITS = 24
 # Number of batches of each kind of texts on which the loss of a unit is measured.

@@ -27,9 +27,9 @@ from attnlens.v1.manifest_pb2 import PoolingDefaults
 from attnlens_export.errors import SourceError
 from attnlens_export.graph.names import HIDDEN_OUTPUT, input_names
 from attnlens_export.parity.grid import Inputs
+from attnlens_export.parity.sessions import Feed
 from attnlens_export.published.pooling import read_pooling
 from attnlens_export.published.side_files import read_max_tokens
-from attnlens_export.sessions import Feed
 from attnlens_model import EncoderConfig
 
 # Longer texts are truncated: the time of attention grows with the square of the length, and attention itself

@@ -37,9 +37,9 @@ from attnlens_export.parity.reference import (
     run_float64,
     run_fp32,
 )
+from attnlens_export.parity.sessions import Graph
 from attnlens_export.progress import StageProgress
 from attnlens_export.results import CheckResult, Figure, max_or_nan
-from attnlens_export.sessions import Graph
 from attnlens_model import AttentionConfig, ConfigError, Encoder, EncoderConfig, new_encoder
 
 MAX_SCORE_BYTES = 2**32

@@ -38,9 +38,9 @@ from attnlens_export.parity.reference import (
     run_fp32,
     select_live,
 )
+from attnlens_export.parity.sessions import Graph, RunnableGraph
 from attnlens_export.progress import StageProgress, report_each
 from attnlens_export.results import CheckResult, Figure, FigureSet, max_or_nan
-from attnlens_export.sessions import Graph, RunnableGraph
 from attnlens_model import AttentionOutput, Encoder, EncoderConfig
 from attnlens_runtimes import RuntimeFailureError
 

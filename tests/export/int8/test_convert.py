@@ -40,8 +40,8 @@ from attnlens_export.int8.texts import (
     split_texts,
 )
 from attnlens_export.parity.grid import Inputs
+from attnlens_export.parity.sessions import open_session
 from attnlens_export.published.pooling import read_pooling
-from attnlens_export.sessions import open_session
 from attnlens_model import load_checkpoint
 from family_cases import EXPORTED
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attnlens_export.sessions import MAX_TIMING_ROUNDS, measure_seconds
+from attnlens_export.parity.sessions import MAX_TIMING_ROUNDS, measure_seconds
 
 
 class TimedSession:
@@ -19,7 +19,7 @@ class TimedSession:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
-    monkeypatch.setattr("attnlens_export.sessions.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("attnlens_export.parity.sessions.time.perf_counter", lambda: now[0])
     return now
 
 

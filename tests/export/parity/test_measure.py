@@ -27,8 +27,8 @@ from attnlens_export.parity.measure import (
     run_case,
 )
 from attnlens_export.parity.reference import Tensors, allowed_error, difference
+from attnlens_export.parity.sessions import Graph
 from attnlens_export.report import write_report
-from attnlens_export.sessions import Graph
 from attnlens_model import Encoder, EncoderConfig, new_encoder
 from configs import changed, small_config
 

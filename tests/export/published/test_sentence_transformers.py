@@ -13,7 +13,7 @@ from attnlens_export.check import check_bundle
 from attnlens_export.int8.texts import Embedder, make_batches
 from attnlens_export.layouts import write_layout
 from attnlens_export.parity.grid import small_grid
-from attnlens_export.sessions import open_session
+from attnlens_export.parity.sessions import open_session
 from attnlens_model import read_config
 from small_bundles import MODELS, TOKENIZERS
 
