@@ -93,7 +93,7 @@ def test_force_does_not_delete_what_is_no_bundle(
 ) -> None:
     output.mkdir()
     (output / "thesis.tex").write_text("mine", encoding="utf-8")
-    with pytest.raises(OutputError, match="is no bundle"):
+    with pytest.raises(OutputError, match="is not a bundle"):
         export_bundle(tiny_config, output, dataclasses.replace(quick, force=True))
     assert (output / "thesis.tex").exists()
 
@@ -105,7 +105,7 @@ def test_force_does_not_delete_a_directory_with_a_manifest_of_another_kind(
     output.mkdir()
     (output / "manifest.json").write_text(manifest, encoding="utf-8")
     (output / "index.html").write_text("mine", encoding="utf-8")
-    with pytest.raises(OutputError, match="is no bundle"):
+    with pytest.raises(OutputError, match="is not a bundle"):
         export_bundle(tiny_config, output, dataclasses.replace(quick, force=True))
     assert {path.name for path in output.iterdir()} == {"manifest.json", "index.html"}
 
@@ -118,7 +118,7 @@ def test_what_appears_at_the_target_during_an_export_is_not_replaced(
             output.mkdir()
             (output / "thesis.tex").write_text("mine", encoding="utf-8")
 
-    with pytest.raises(OutputError, match="is no bundle"):
+    with pytest.raises(OutputError, match="is not a bundle"):
         export_bundle(tiny_config, output, dataclasses.replace(quick, force=True), appear)
     assert [path.name for path in output.iterdir()] == ["thesis.tex"]
     assert [path.name for path in output.parent.iterdir()] == ["tiny"]
@@ -157,7 +157,7 @@ def test_a_source_that_can_not_be_read_is_not_blamed_on_the_target(
 
 def test_a_loop_of_links_is_refused(quick: ExportOptions, tiny_config: EncoderConfig, output: Path) -> None:
     output.symlink_to(output)
-    with pytest.raises(OutputError, match="is no bundle"):
+    with pytest.raises(OutputError, match="is not a bundle"):
         export_bundle(tiny_config, output, quick)
 
 

@@ -82,7 +82,7 @@ def test_a_layout_of_the_working_directory_has_its_name(
     (output.with_name("tiny-ovms") / "file").touch()
     result = run_export("--config", config_file, "--output", ".", "--layout", "ovms")
     assert result.exit_code == 2
-    assert "tiny-ovms exists and is no model repository" in result.stderr
+    assert "tiny-ovms exists and is not a model repository" in result.stderr
 
 
 def test_a_repository_in_the_way_is_noticed_before_the_export(config_file: Path, output: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_repository_in_the_way_is_noticed_before_the_export(config_file: Path,
     (output.with_name("tiny-triton") / "file").touch()
     result = run_export("--config", config_file, "--output", output, "--layout", "triton", "--force")
     assert result.exit_code == 2
-    assert "tiny-triton exists and is no model repository made by attnlens" in result.stderr
+    assert "tiny-triton exists and is not a model repository made by attnlens" in result.stderr
     assert "Tracing" not in result.stderr
     assert not output.exists()
 

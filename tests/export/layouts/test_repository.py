@@ -97,11 +97,11 @@ def test_only_a_model_repository_is_replaced_and_only_with_force(tiny_bundle: Pa
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").touch()
     for path in (other, tmp_path / "mine"):
-        with pytest.raises(OutputError, match="exists and is no model repository made by attnlens"):
+        with pytest.raises(OutputError, match="exists and is not a model repository made by attnlens"):
             write_layout(tiny_bundle, "triton", path, force=True)
     assert read_manifest(other).model_name == "tiny"
     # Nor does an export take a model repository for a bundle.
-    with pytest.raises(OutputError, match="exists and is no bundle"):
+    with pytest.raises(OutputError, match="exists and is not a bundle"):
         export_bundle("nothing", models, ExportOptions(force=True))
 
 
