@@ -1,8 +1,8 @@
-"""The root command: global options, subcommands loaded when asked for, one line for every failure.
+"""The root command: global options, lazily imported subcommands, failure reports.
 
-A subcommand is the attribute of the module in `SECTIONS` that has the module's name. The value of an option
-comes from the command line, else the environment (`ATTNLENS_NAME_OPTION`; options of the server also
-`ATTNLENS_OPTION`, for all commands), else the file given by `--config-file`, else the default.
+The value of an option comes from the command line, otherwise from the environment
+(`ATTNLENS_<COMMAND>_<OPTION>`; for connection options also `ATTNLENS_<OPTION>`), otherwise from
+`--config-file`, otherwise from the default.
 """
 
 import os
@@ -15,58 +15,61 @@ from typing import Any, cast
 
 import click
 
-from attnlens_cli.frame import config_file, failures, logs, variables
-from attnlens_cli.frame.sections import write_options
+from attnlens_cli.frame import failures, logs, settings
+from attnlens_cli.frame.options import option, write_options
 
 SECTIONS = {
     "Make and check bundles": {
-        "export": ("bundles.export", "Turn a checkpoint into a verified ONNX bundle."),
-        "check": ("bundles.check", "Check a bundle: hashes, then parity with PyTorch."),
-        "list": ("bundles.list_bundles", "List bundles: sizes, precisions, verdict, where from."),
-        "layout": ("bundles.layout", "Lay a bundle out for Triton or OpenVINO Model Server."),
+        "export": ("bundles.export", "Export a checkpoint as a verified ONNX bundle."),
+        "check": ("bundles.check", "Verify the files of a bundle and its parity with PyTorch."),
+        "list": ("bundles.list_bundles", "List bundles with size, precisions, verdict and origin."),
+        "layout": ("bundles.layout", "Prepare a bundle for Triton or OpenVINO Model Server."),
     },
     "Serve": {
-        "try": ("serving.try_source", "Show what a model makes of a text, in one go."),
+        "try": ("serving.try_source", "Show tokens, embeddings and attention without a server."),
         "serve": ("serving.serve", "Serve a bundle or a checkpoint over gRPC."),
         "bench": ("serving.bench", "Find the engine and settings of serve for this machine."),
     },
     "Ask a server": {
         "info": ("asking.info", "Show a served model: sizes, limits, parity, versions."),
-        "health": ("asking.health", "Tell whether a server serves, for probes of containers."),
-        "tokenize": ("asking.tokenize", "Show the tokens of a text: ids, spellings, places."),
-        "embed": ("asking.embed", "Turn the lines of a file into vectors."),
-        "encode": ("asking.encode", "Write all that the model computes of texts: .npz or JSON."),
+        "health": ("asking.health", "Report whether a server is ready, for container probes."),
+        "tokenize": ("asking.tokenize", "Show the tokens of a text: ids, spellings, offsets."),
+        "embed": ("asking.embed", "Embed each line of a file."),
+        "encode": ("asking.encode", "Write all outputs of the model for texts: .npz or JSON."),
         "attend": ("asking.attend", "Show which tokens attend to which."),
-        "explain": ("asking.explain", "Show which words made a vector, or a similarity."),
+        "explain": ("asking.explain", "Explain an embedding or a similarity by words."),
         "compare": ("asking.compare", "Show why two texts are similar."),
-        "view": ("asking.view", "Write a page: what made a vector, and its attention."),
+        "view": ("asking.view", "Write an HTML page with explanations and attention."),
     },
     "Study a model": {
-        "heads": ("studies.heads", "Measure what every attention head does."),
-        "teach": ("studies.teach", "Walk a token through one attention head, step by step."),
-        "profile": ("studies.profile", "Show which part of the graph takes the time, by length."),
+        "heads": ("studies.heads", "Measure the function of every attention head."),
+        "teach": ("studies.teach", "Follow a token through one attention head, step by step."),
+        "profile": ("studies.profile", "Show the time of each part of the graph by text length."),
     },
     "Set up": {
-        "completion": ("completion", "Print the script that lets a shell complete commands and options."),
+        "completion": ("completion", "Print the completion script of a shell."),
     },
 }
+"""Subcommands by section of the help: the module below `attnlens_cli.commands`, and one line of help.
+
+The command is the attribute of the module with the module's name.
+"""
 COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
-"""Each subcommand: its module below `attnlens_cli.commands`, and one line of help."""
 
 
 @dataclass
 class Invocation:
-    """What the failure handler needs to know about the run."""
+    """State of the run that a failure report needs."""
 
     command_path: str = "attnlens"
     debug: bool = False
 
 
 class LazyGroup(click.Group):
-    """A group that imports a subcommand's module only when that subcommand is named."""
+    """A group that imports the module of a subcommand when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of a first use."""
+        """Return the names in the order of the help."""
         del ctx
         return list(COMMANDS)
 
@@ -82,41 +85,41 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, note its name for failures, and check its variables and its table of the file."""
+        """Find the command, and validate its variables and its table in the configuration file."""
         name = args[0]
-        if name not in COMMANDS and not ctx.resilient_parsing:  # as when a shell completes a line
+        if name not in COMMANDS and not ctx.resilient_parsing:  # a shell completes a line
             raise failures.unknown_name("command", name, COMMANDS, ctx)
         invocation = ctx.find_object(Invocation)
         if invocation is not None:
             invocation.command_path = f"attnlens {name}"
         resolved = super().resolve_command(ctx, args)
         if resolved[1] is not None and not ctx.resilient_parsing:
-            variables.warn_of_unknown(self, name, resolved[1], COMMANDS)
+            settings.warn_of_unknown_variables(ctx, name, resolved[1])
         if resolved[1] is not None and ctx.default_map is not None and name in ctx.default_map:
-            ctx.default_map[name] = config_file.known_options(
+            ctx.default_map[name] = settings.known_options(
                 resolved[1], ctx.default_map[name], f"table [{name}]"
             )
         return resolved
 
-    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - what a command returns
-        """Run the command. It succeeds if the reader of its output leaves early, as `head` does."""
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - as in click
+        """Run the command. A closed output, as with `| head`, is not a failure."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the buffered rest
             return 0
-        except SystemExit as error:  # rich has done the same
+        except SystemExit as error:  # raised by rich
             if not isinstance(error.__context__, BrokenPipeError):
                 raise
             return 0
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the options as each command does, then the commands."""
+        """Write the options, then the commands."""
         write_options(self, ctx, formatter)
         self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the subcommands without importing them."""
+        """Write the subcommands without importing them."""
         del ctx
         for title, commands in SECTIONS.items():
             with formatter.section(title):
@@ -125,7 +128,7 @@ class LazyGroup(click.Group):
 
 def _read_config_file(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
     if path is not None:
-        ctx.default_map = config_file.read(path, ctx.command, COMMANDS)
+        ctx.default_map = settings.read_config_file(path, ctx.command, COMMANDS)
         ctx.meta[failures.CONFIG_FILE] = path
     return path
 
@@ -143,26 +146,26 @@ Example:
   attnlens serve bundles/minilm --port 50051
   attnlens attend "It rained, so it was wet." --address localhost:50051""",
 )
-@click.version_option(package_name="attnlens", message="attnlens %(version)s")
-@click.option(
+@click.version_option(package_name="attnlens", message="attnlens %(version)s", allow_from_autoenv=False)
+@option(
     "--config-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     is_eager=True,
     expose_value=False,
     callback=_read_config_file,
-    help="Options in TOML: one table for each command, for instance [embed].",
+    help="TOML file with one table of options per command, such as [embed].",
 )
-@click.option(
+@option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="The least important log messages to show.",
+    help="Minimum level of log messages to show.",
 )
-@click.option("--debug", is_flag=True, help="Show a traceback where something fails.")
+@option("--debug", is_flag=True, help="Show the traceback of a failure.")
 @click.pass_obj
 def attnlens(invocation: Invocation, log_level: str, debug: bool) -> None:
-    """Contextual embeddings and attention weights of transformer encoders, over gRPC."""
+    """Serve embeddings, attention and explanations of transformer encoders over gRPC."""
     invocation.debug = debug
     logs.configure(log_level, sys.stderr)
 
@@ -170,14 +173,14 @@ def attnlens(invocation: Invocation, log_level: str, debug: bool) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return the exit code.
 
-    0, 1 failure, 2 usage, 70 bug, 76 a server's reply is wrong, 130 interrupted. Also 0 if the reader of the
-    output has left, as `head` does.
+    0: success, also if the output was closed, as with `| head`. 1: failure. 2: usage. 70: bug. 76: invalid
+    response of a server. 130: interrupted.
     """
     invocation = Invocation(debug=failures.debug_in_environment())
     try:
         result: Any = attnlens.main(
             args=list(arguments), prog_name="attnlens", standalone_mode=False, obj=invocation
         )
-    except Exception as error:  # noqa: BLE001 - the outermost edge: every failure becomes one line
+    except Exception as error:  # noqa: BLE001 - the outermost boundary
         return failures.report(error, invocation.command_path, debug=invocation.debug)
     return result if isinstance(result, int) else 0

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from attnlens_cli import how_to_install
 from attnlens_cli.app import COMMANDS
-from attnlens_cli.frame.extras import how_to_install
 from scripted import ScriptedServer
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from attnlens_cli.app import COMMANDS, Invocation, attnlens
-from attnlens_cli.frame import config_file, failures
+from attnlens_cli.frame import failures, settings
 from attnlens_server.config import ServerConfig
 from served import ServerProcess
 
@@ -31,7 +31,7 @@ def options_of(name: str, tables: dict[str, Any], folder: Path) -> dict[str, Any
     context = click.Context(attnlens)
     command = attnlens.get_command(context, name)
     assert command is not None
-    values = config_file.known_options(command, tables[name], name)
+    values = settings.known_options(command, tables[name], name)
     options = {option.name: option for option in command.params}
     for file in ("ca.pem", "server.pem", "server.key"):
         (folder / file).touch()
@@ -41,7 +41,7 @@ def options_of(name: str, tables: dict[str, Any], folder: Path) -> dict[str, Any
 
 
 def test_every_table_of_the_example_has_options_of_its_command(example: Path) -> None:
-    tables = config_file.read(example, attnlens, COMMANDS)
+    tables = settings.read_config_file(example, attnlens, COMMANDS)
     assert tables.pop("log_level") == "warning"
     assert list(tables) == ["serve", "info", "embed", "attend", "export"]
     for name in tables:
@@ -49,7 +49,7 @@ def test_every_table_of_the_example_has_options_of_its_command(example: Path) ->
 
 
 def test_the_table_of_serve_is_a_configuration_of_a_server(example: Path) -> None:
-    tables = config_file.read(example, attnlens, COMMANDS)
+    tables = settings.read_config_file(example, attnlens, COMMANDS)
     options = options_of("serve", tables, example.parent)
     config = ServerConfig(bundle=Path("bundle"), **options)
     assert (config.max_concurrent_inputs, config.explain, config.tls_key) == (4096, False, Path("server.key"))

@@ -10,8 +10,7 @@ import pytest
 import safetensors.numpy
 from click.testing import CliRunner
 
-from attnlens_cli.commands.bundles.check import check
-from attnlens_cli.sources.served_bundle import ServedBundle
+from attnlens_cli.commands.bundles.check import ServedBundle, check
 from attnlens_export import ExportOptions, SourceError, export_bundle
 from attnlens_export.parity.grid import small_grid
 from attnlens_export.publisher import MAX_TOKENS, PublisherResult, compare_with_publisher

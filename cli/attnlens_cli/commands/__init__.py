@@ -1,1 +1,1 @@
-"""One module for each subcommand; what is slow to import is imported when the command runs."""
+"""Subcommands. Slow imports are inside of the functions, so that `attnlens --help` is fast."""

@@ -1,4 +1,4 @@
-"""Options that are fields of the server's configuration, which states their defaults."""
+"""Options for the fields of `ServerConfig`, which defines their defaults."""
 
 import dataclasses
 import re
@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from attnlens_cli.frame.sections import in_section
+from attnlens_cli.frame.options import in_section
 from attnlens_server.config import ConfigError, EngineName, GraphPrecision, Precision, Provider, ServerConfig
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -21,18 +21,18 @@ GRAPH_PRECISIONS = click.Choice(get_args(GraphPrecision))
 
 
 class ConfigFailure(click.BadParameter):
-    """An invalid value of a field of ServerConfig, named as its option."""
+    """An invalid field of `ServerConfig`, reported by its option."""
 
     def __init__(self, error: ConfigError) -> None:
         ctx = click.get_current_context()
         first, _, rest = str(error).partition(" ")
-        option = next((each for each in ctx.command.params if each.name == first), None)
-        # Elsewhere in a message, only names with an underscore are sure to be fields and not words.
-        rest = re.sub(r"\w+_\w+", lambda found: _flag(found[0]), rest)
+        option = next((option for option in ctx.command.params if option.name == first), None)
+        # In the rest of the message, a name without an underscore could also be a word.
+        rest = re.sub(r"\w+_\w+", lambda match: _flag(match[0]), rest)
         super().__init__(f"{_flag(first)} {rest}", ctx, option)
 
     def format_message(self) -> str:
-        """Return the message as it is: it names the option."""
+        """Return the message unchanged, because it contains the option."""
         return self.message
 
 
@@ -47,9 +47,9 @@ def config_option(
     *,
     section: str,
 ) -> Callable[[_Command], _Command]:
-    """Return the option for the field `name` of ServerConfig, with the default that the field has.
+    """Return the option for the field `name` of `ServerConfig`, with its default.
 
-    A field that is false by default becomes a flag, one that is true a pair: `--NAME/--no-NAME`.
+    A boolean field becomes a flag, or `--NAME/--no-NAME` if its default is True.
     """
     default, option = _DEFAULTS[name], name.replace("_", "-")
     return in_section(section)(

@@ -1,1 +1,1 @@
-"""Files that are read and written piece by piece."""
+"""Input and output files, read and written in bounded memory."""

@@ -1,4 +1,4 @@
-"""Reads texts and pairs from lines or JSON lines, one at a time, each with the number of its line."""
+"""Reads texts and pairs from plain lines or JSON lines, in bounded memory."""
 
 import asyncio
 import json
@@ -12,21 +12,25 @@ from typing import Any, BinaryIO
 
 import click
 
-# A line of JSON may hold more than its text: the characters as \\u1234, and other fields.
-_JSON_BYTES_A_BYTE = 6
+from attnlens_cli.printable import is_utf8
+
+# A line of JSON may be longer than its text: characters as \\u1234, and other keys.
+_JSON_BYTES_PER_BYTE = 6
 _JSON_OTHER_BYTES = 1 << 20
 STDIO = "-"
-LIMIT_OF_BYTES = "--truncate cuts tokens, not bytes; `attnlens serve --max-text-bytes` raises the limit"
-"""What to say of a text of too many bytes."""
+BYTE_LIMIT_REMEDY = "--truncate cuts tokens, not bytes; `attnlens serve --max-text-bytes` raises the limit"
 # How long an incomplete batch waits for more lines.
 _PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A text or pair, the number of its line from 1, and the bytes read up to its end.
+    """A text or a pair.
 
-    `other_keys` is JSON: the other keys of its object with their values, as in `"id": 1, "lang": "en"`.
+    Attributes:
+        number: Line number, from 1. 0 if the text is not from a file.
+        end_byte: Number of bytes read up to the end of the line.
+        other_keys: JSON of the other keys of the object, such as `"id": 1, "lang": "en"`.
     """
 
     text: str | tuple[str, str]
@@ -35,35 +39,35 @@ class Line:
     other_keys: str = ""
 
     def as_json(self, index: int | None) -> str:
-        """Return a JSON object with the row's number, the text and the other keys, without its last brace."""
+        """Return a JSON object with index, text and other keys, without the closing brace."""
         first, *second = (self.text,) if isinstance(self.text, str) else self.text
         number = {} if index is None else {"index": index}
         texts = {"text": first, **({"text_pair": second[0]} if second else {})}
-        told = json.dumps(number | texts, ensure_ascii=False).removesuffix("}")
-        return f"{told}, {self.other_keys}" if self.other_keys else told
+        content = json.dumps(number | texts, ensure_ascii=False).removesuffix("}")
+        return f"{content}, {self.other_keys}" if self.other_keys else content
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
     """A file of texts, or standard input."""
 
-    path: str  # STDIO: standard input
+    path: str  # or STDIO
     is_jsonl: bool
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name in messages."""
         return "standard input" if self.path == STDIO else self.path
 
     @property
     def size_bytes(self) -> int | None:
-        """How large it is. None: that is not known."""
+        """The size of a regular file, otherwise None."""
         return None if self.path == STDIO or not Path(self.path).is_file() else Path(self.path).stat().st_size
 
     def lines(self, max_text_bytes: int, own_keys: Collection[str] | None) -> Iterator[Line]:
-        """Open it, yield its lines as `read_lines` does, and close it."""
+        """Open the file and yield its lines. See `read_lines`."""
         try:
-            # Not sys.stdin: at exit the interpreter would wait for the lock of a thread that reads.
+            # Not sys.stdin: at exit, the interpreter would wait for the lock of the reading thread.
             with open(0 if self.path == STDIO else self.path, "rb", closefd=self.path != STDIO) as file:
                 yield from read_lines(
                     file,
@@ -78,10 +82,10 @@ class InputFile:
 
 
 def input_file(path: str, input_format: str) -> InputFile:
-    """Return the file for the value of `--input-format`: auto, lines or jsonl.
+    """Return the input file for a value of `--input-format`: auto, lines or jsonl.
 
     Raises:
-        click.UsageError: it is standard input, which is closed.
+        click.UsageError: Standard input is closed.
     """
     if path == STDIO and sys.stdin is None:
         raise click.UsageError("standard input is closed: give FILE")
@@ -99,19 +103,25 @@ def read_lines(
 ) -> Iterator[Line]:
     """Yield the texts of `file`.
 
-    Plain lines: each is a text without its line end. An empty line is an empty text, so that row i of the
-    result belongs to line i. JSON lines: each is an object with the text under `text`, for a pair with the
-    second text under `text_pair`; blank lines are skipped. With a limit `max_text_bytes`, a longer line is
-    never in memory as a whole. Other keys of an object are kept where the output has a place for them:
-    `own_keys` are those that the output has itself. None: they are dropped.
+    Plain lines are one text each. An empty line is an empty text, so that row i of the result belongs to line
+    i. JSON lines are objects with the text under `text` and the second text of a pair under `text_pair`;
+    blank lines are skipped.
+
+    Args:
+        file: File or standard input.
+        name: Name in messages.
+        is_jsonl: Whether lines are JSON objects.
+        max_text_bytes: Maximum size of a text. Longer lines are never read into memory. If 0, no limit.
+        own_keys: Keys that the output adds, which must not occur in the input. If None, the output does not
+            keep other keys.
 
     Raises:
-        click.ClickException: a line is not UTF-8, too long, not such an object, or has one of `own_keys`. The
-            message has `name` and the number of the line.
+        click.ClickException: A line is not UTF-8, too long, not such an object, or has one of `own_keys`. The
+            message contains `name` and the line number.
     """
     limit = max_text_bytes
     if is_jsonl and limit:
-        limit = limit * _JSON_BYTES_A_BYTE + _JSON_OTHER_BYTES
+        limit = limit * _JSON_BYTES_PER_BYTE + _JSON_OTHER_BYTES
     end_byte, number = 0, 0
     while raw := file.readline(limit + len(b"\xef\xbb\xbf\r\n") if limit else -1):
         end_byte, number = end_byte + len(raw), number + 1
@@ -121,8 +131,8 @@ def read_lines(
         line = raw.removesuffix(b"\n").removesuffix(b"\r")
         if limit and len(line) > limit:
             raise click.ClickException(
-                f"{where} has more than {limit} bytes, a text may have {max_text_bytes}: send it in pieces "
-                f"({LIMIT_OF_BYTES})"
+                f"{where} has more than {limit} bytes, a text may have {max_text_bytes}: split it "
+                f"({BYTE_LIMIT_REMEDY})"
             )
         try:
             text = line.decode()
@@ -131,71 +141,63 @@ def read_lines(
         if not is_jsonl:
             yield Line(text, number, end_byte)
         elif text.strip():
-            given = _object_of(text, where)
-            found = _text_of(given, where)
-            others = "" if own_keys is None else _other_keys(given, where, own_keys)
-            yield Line(found, number, end_byte, others)
+            content = _parse_object(text, where)
+            others = "" if own_keys is None else _other_keys(content, where, own_keys)
+            yield Line(_text_of(content, where), number, end_byte, others)
 
 
-def _object_of(line: str, where: str) -> dict[str, Any]:
+def _parse_object(line: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
         raise click.ClickException(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists
-        raise click.ClickException(f"{where}: can't be read as JSON: {error}") from error
+    except (ValueError, RecursionError) as error:  # too many digits or nested lists
+        raise click.ClickException(f"{where}: cannot be read as JSON: {error}") from error
     return value if isinstance(value, dict) else {}
 
 
-def _other_keys(given: dict[str, Any], where: str, own_keys: Collection[str]) -> str:
-    others = {key: value for key, value in given.items() if key not in {"text", "text_pair"}}
+def _other_keys(content: dict[str, Any], where: str, own_keys: Collection[str]) -> str:
+    others = {key: value for key, value in content.items() if key not in {"text", "text_pair"}}
     taken = next((key for key in others if key in own_keys), None)
     if taken is not None:
         raise click.ClickException(
-            f'{where}: the output has a key "{taken}" of its own: rename that of the line'
+            f'{where}: the output uses the key "{taken}" itself: rename it in the input'
         )
     try:
-        told = json.dumps(others, ensure_ascii=False, allow_nan=False)
-    except (ValueError, RecursionError) as error:  # NaN and Infinity, which Python reads
-        raise click.ClickException(f"{where}: an other key holds what is not JSON: {error}") from error
-    if not is_sendable(told):  # half of a surrogate pair, which JSON can hold as an escape
-        told = json.dumps(others)
-    return told[1:-1]
+        encoded = json.dumps(others, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError) as error:  # NaN and Infinity, which Python accepts
+        raise click.ClickException(f"{where}: the value of another key is not JSON: {error}") from error
+    if not is_utf8(encoded):  # an unpaired surrogate, which JSON can contain as an escape
+        encoded = json.dumps(others)
+    return encoded[1:-1]
 
 
-def _text_of(given: dict[str, Any], where: str) -> str | tuple[str, str]:
-    text, second = given.get("text"), given.get("text_pair")
+def _text_of(content: dict[str, Any], where: str) -> str | tuple[str, str]:
+    text, second = content.get("text"), content.get("text_pair")
     if not isinstance(text, str):
-        raise click.ClickException(f'{where}: want an object with a string "text", as in {{"text": "..."}}')
+        raise click.ClickException(f'{where}: not an object with a string "text", as in {{"text": "..."}}')
     if second is not None and not isinstance(second, str):
-        raise click.ClickException(f'{where}: want a string under "text_pair", or leave it out')
-    if not is_sendable(text + (second or "")):
-        raise click.ClickException(f"{where}: the text has half of a surrogate pair, not a character")
+        raise click.ClickException(f'{where}: "text_pair" is not a string: give a string, or omit the key')
+    if not is_utf8(text + (second or "")):
+        raise click.ClickException(f"{where}: the text contains an unpaired surrogate, not a character")
     return text if second is None else (text, second)
 
 
-def is_sendable(text: str) -> bool:
-    """Tell whether `text` can be written as UTF-8, as gRPC does."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 class Batches:
-    """Reads lines ahead in a thread of its own, so that nothing else waits for the input.
+    """Reads lines ahead in a thread, so that requests do not wait for the input.
 
-    The thread owns the iterator. It is a daemon thread: waiting for standard input does not delay the exit.
+    The thread owns the iterator. It is a daemon thread, so that a blocked standard input does not delay exit.
     """
 
     def __init__(self, lines: Callable[[], Iterator[Line]], size: int) -> None:
-        """Start to read what `lines` returns, two batches of `size` ahead. Needs a running loop."""
+        """Start to read `lines()`, up to two batches of `size` ahead. Requires a running loop."""
         self._lines = lines
         self._size = size
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Line | Exception | None] = asyncio.Queue()  # used by the loop only
-        self._room = threading.Semaphore(2 * size)
+        self._queue: asyncio.Queue[Line | Exception | None] = (
+            asyncio.Queue()
+        )  # used only by the loop's thread
+        self._free_slots = threading.Semaphore(2 * size)
         self._ended = False
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -203,21 +205,21 @@ class Batches:
         last: Exception | None = None
         try:
             for line in self._lines():
-                self._room.acquire()
-                self._hand_over(line)
-        except Exception as error:  # noqa: BLE001 - raised where the batch is awaited
+                self._free_slots.acquire()
+                self._put(line)
+        except Exception as error:  # noqa: BLE001 - raised by `next`
             last = error
-        self._hand_over(last)
+        self._put(last)
 
-    def _hand_over(self, item: Line | Exception | None) -> None:
-        with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+    def _put(self, item: Line | Exception | None) -> None:
+        with suppress(RuntimeError):  # the loop has been closed
             self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
 
     async def next(self) -> list[Line]:
-        """Return the next lines: `size`, or fewer where no more come for a moment; none at the end.
+        """Return the next lines: `size`, fewer if the input pauses, none at the end.
 
         Raises:
-            Exception: what reading raised.
+            Exception: Reading the input failed.
         """
         batch: list[Line] = []
         while len(batch) < self._size and not self._ended:
@@ -234,5 +236,5 @@ class Batches:
                 self._ended = True
             else:
                 batch.append(item)
-                self._room.release()
+                self._free_slots.release()
         return batch

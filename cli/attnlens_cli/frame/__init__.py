@@ -1,1 +1,1 @@
-"""What all commands have in common: options, failures, logs, signals."""
+"""What all commands share: options, settings, failures, logs and signals."""

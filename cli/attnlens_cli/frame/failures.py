@@ -1,30 +1,30 @@
-"""Every failure of a command becomes one line on stderr and an exit code.
+"""Failure reports: one line on stderr and an exit code.
 
-An exception class of our own packages is a message for the user, and so is an OSError; any other
-exception is a bug and says so. Tracebacks are shown only with `--debug` or ATTNLENS_DEBUG=1.
+Exceptions of the attnlens packages and OSError have messages for the user. Any other exception is reported
+as a bug. Tracebacks are printed only with `--debug` or ATTNLENS_DEBUG=1.
 """
 
 import os
 import traceback
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
-from functools import partial
 
 import click
 from click.core import ParameterSource
 
-from attnlens_cli.frame.extras import how_to_install
-from attnlens_cli.show.printable import printable
+from attnlens_cli import how_to_install
+from attnlens_cli.frame.options import Option
+from attnlens_cli.printable import printable
 
 CONFIG_FILE = "attnlens.config_file"
-"""The key of the path of `--config-file` in `Context.meta`."""
+"""Key of the path of `--config-file` in `Context.meta`."""
 
 FAILURE, USAGE, BUG, BAD_REPLY, INTERRUPTED = 1, 2, 70, 76, 130
 
 REPORTED_COMMAND = "_ATTNLENS_REPORTED_COMMAND"
-"""The environment variable with the command that the user ran, if it runs another one in a child process."""
+"""Environment variable of a child process: the command that the user ran, to be named in failures."""
 
-# The extra that installs a module, for modules where it does not depend on the command.
+# The extra that installs each module, unless it depends on the command.
 _EXTRAS = {
     "grpc_health": "server",
     "grpc_reflection": "server",
@@ -48,33 +48,33 @@ _EXTRAS_BY_COMMAND = {
     "attnlens teach": "export",
     "attnlens try": "server",
 }
-# The names of arguments that are texts, and how click begins to say that there is one argument more.
+# Names of arguments that are texts, and the start of click's message about an additional argument.
 _TEXTS = {"text", "first", "second"}
 _TOO_MANY = "Got unexpected extra argument"
-# What to say of an argument that is missing: the command's name, and the parameter's.
+# Remedy for a missing argument, by the names of command and parameter.
 _IF_MISSING = {
     ("compare", "first"): "it compares two texts, each in quotes",
     ("compare", "second"): "it compares two texts, each in quotes",
     ("try", "source"): "give a bundle or a checkpoint, then texts in quotes",
     ("try", "texts"): "give a bundle or a checkpoint as SOURCE, then texts in quotes",
 }
-# How click begins its own sentences. Other messages may begin with the user's words, which stay as they are.
-_OF_CLICK = ("Could not open", "Got unexpected", "Invalid value", "Missing ", "No such", "Option '")
+# Starts of click's own sentences. Other messages may start with a word of the user and are not changed.
+_CLICK_STARTS = ("Could not open", "Got unexpected", "Invalid value", "Missing ", "No such", "Option '")
 
 
 class BadReplyFailure(click.ClickException):
-    """A server's reply is not what was asked for. The code is EX_PROTOCOL of BSD's sysexits."""
+    """A response does not match the request. The exit code is EX_PROTOCOL of BSD's sysexits."""
 
     exit_code = BAD_REPLY
 
 
 def debug_in_environment() -> bool:
-    """Tell whether ATTNLENS_DEBUG asks for tracebacks, for failures before options are parsed."""
+    """Return whether ATTNLENS_DEBUG requests tracebacks. Applies to failures before options are parsed."""
     return os.environ.get("ATTNLENS_DEBUG", "").lower() in {"1", "true", "yes", "on"}
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean NAME?)` if `name` looks like a known name with a typing error, else nothing."""
+    """Return ` (did you mean NAME?)` with the most similar known name, or "" if none is similar."""
     matches = get_close_matches(name, list(known), n=1, cutoff=0.75)
     return f" (did you mean {matches[0]}?)" if matches else ""
 
@@ -82,7 +82,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def unknown_name(
     kind: str, name: str, known: Iterable[str], ctx: click.Context | None = None
 ) -> click.UsageError:
-    """Return the error for a name that does not exist."""
+    """Return the error for an unknown name."""
     names = list(known)
     return click.UsageError(f"no such {kind} {name}{nearest(name, names)}: there are {', '.join(names)}", ctx)
 
@@ -108,7 +108,7 @@ def report(error: Exception, command_path: str, *, debug: bool) -> int:
 
 
 def _notes(error: BaseException | None) -> Iterator[str]:
-    """Yield the notes on the error and on the errors that caused it."""
+    """Yield the notes of the error and of its causes."""
     while error is not None:
         yield from getattr(error, "__notes__", ())
         error = error.__cause__
@@ -117,7 +117,7 @@ def _notes(error: BaseException | None) -> Iterator[str]:
 def _describe(error: Exception, command_path: str) -> tuple[str, int]:
     if isinstance(error, click.NoSuchOption):
         known = error.possibilities or []
-        remedy = _before_the_command(error) or nearest(error.option_name, known)
+        remedy = _root_option_remedy(error) or nearest(error.option_name, known)
         return f"no such option {error.option_name}{remedy}", USAGE
     if isinstance(error, click.ClickException):
         return _as_clause(error.format_message()) + _remedy(error), error.exit_code
@@ -134,13 +134,8 @@ def _describe(error: Exception, command_path: str) -> tuple[str, int]:
     return f"this is a bug: {kind}: {error} (run `attnlens --debug ...` to see the traceback)", BUG
 
 
-def variable_of_command(option: click.Parameter, ctx: click.Context) -> str:
-    """Return the name of the environment's variable for an option of one command."""
-    return f"{ctx.auto_envvar_prefix}_{str(option.name).upper()}"
-
-
-def _before_the_command(error: click.NoSuchOption) -> str:
-    """Say where an option of the root belongs that was given to a command; nothing for other options."""
+def _root_option_remedy(error: click.NoSuchOption) -> str:
+    """Return the remedy for a global option given after the command, or ""."""
     ctx = error.ctx
     if ctx is None or ctx.parent is None:
         return ""
@@ -153,21 +148,22 @@ def _before_the_command(error: click.NoSuchOption) -> str:
 
 
 def _remedy(error: click.ClickException) -> str:
-    """Say where a wrong value comes from that is not on the command line, and when quotes are missing."""
+    """Return the source of an invalid value, unless it is the command line, or what is missing."""
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     if ctx is None:
         return ""
     if isinstance(error, click.MissingParameter) and error.param is not None:
-        told = _IF_MISSING.get((str(ctx.info_name), str(error.param.name)))
-        return f": {told}" if told else ""
+        remedy = _IF_MISSING.get((str(ctx.info_name), str(error.param.name)))
+        return f": {remedy}" if remedy else ""
     if isinstance(error, click.BadParameter):
         hint = error.param_hint if isinstance(error.param_hint, str) else ""
         for option in ctx.command.params:
-            is_it = option is error.param or hint.strip("'") in option.opts
-            if is_it and ctx.get_parameter_source(str(option.name)) is ParameterSource.ENVIRONMENT:
-                named = getattr(option, "variable", partial(variable_of_command, option))
-                return f" (from the variable {named(ctx)})"
-            if is_it and ctx.get_parameter_source(str(option.name)) is ParameterSource.DEFAULT_MAP:
+            if option is not error.param and hint.strip("'") not in option.opts:
+                continue
+            source = ctx.get_parameter_source(str(option.name))
+            if source is ParameterSource.ENVIRONMENT and isinstance(option, Option):
+                return f" (from the variable {option.variable_set(ctx)})"
+            if source is ParameterSource.DEFAULT_MAP:
                 return f" (from {ctx.find_root().meta[CONFIG_FILE]})"
         return ""
     takes_text = any(parameter.name in _TEXTS for parameter in ctx.command.params)
@@ -175,14 +171,14 @@ def _remedy(error: click.ClickException) -> str:
 
 
 def _as_clause(message: str) -> str:
-    """Return the message as the end of a line: a sentence of click without its capital and full stop."""
-    if not message.startswith(_OF_CLICK):
+    """Return the message. A sentence of click loses its capital and its period, to fit into the line."""
+    if not message.startswith(_CLICK_STARTS):
         return message
     return message[:1].lower() + message[1:].removesuffix(".")
 
 
 def _missing_module(error: ImportError, command_path: str) -> tuple[str, str] | None:
-    """Return the missing module and the extra that installs it; None if no extra does."""
+    """Return the missing module and the extra that installs it, or None if no extra does."""
     if not error.name:
         return None
     root = error.name.partition(".")[0]

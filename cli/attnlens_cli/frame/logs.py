@@ -1,4 +1,4 @@
-"""Log output: readable lines on a terminal, one JSON object a line elsewhere. Configured only here."""
+"""Log output: readable lines on a terminal, otherwise one JSON object per line."""
 
 import json
 import logging
@@ -6,45 +6,41 @@ import re
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from attnlens_cli.show.printable import printable
+from attnlens_cli.printable import printable
 
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
-# Beyond what json escapes: some programs take these for the end of a line, and a half of a surrogate pair has
-# no UTF-8.
+# Characters that json does not escape: some programs treat them as line ends, and unpaired surrogates cannot
+# be encoded as UTF-8.
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04x}"
-
-
-def _one_word(value: object) -> str:
-    """Return a value that can't be taken for several fields, or for several lines."""
+def _quoted(value: object) -> str:
+    """Return a value, quoted if it could be mistaken for several fields or lines."""
     text = printable(str(value))
     return json.dumps(text, ensure_ascii=False) if re.search(r'[\s="]', text) or not text else text
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    return {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
 
 
 class HumanFormatter(logging.Formatter):
     """`12:34:56 INFO  message key=value`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line, and the traceback below it where there is one."""
+        """Return one line, followed by the traceback if there is one."""
         time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
-        pairs = "".join(f" {key}={_one_word(value)}" for key, value in _extras(record).items())
+        pairs = "".join(f" {key}={_quoted(value)}" for key, value in _extras(record).items())
         line = f"{time} {record.levelname:<7} {printable(record.getMessage())}{pairs}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object: time (UTC), level, logger, message, then whatever `extra` held."""
+    """One JSON object: time (UTC), level, logger, message, then the fields of `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line; a traceback becomes the field `exception`."""
+        """Return one line. A traceback becomes the field `exception`."""
         entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -54,15 +50,17 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return _UNSAFE.sub(_escaped, json.dumps(entry, ensure_ascii=False, default=str))
+        return _UNSAFE.sub(
+            lambda match: f"\\u{ord(match[0]):04x}", json.dumps(entry, ensure_ascii=False, default=str)
+        )
 
 
 def configure(level: str, stream: TextIO) -> None:
-    """Send our messages from `level` on to `stream`, and everybody else's from warning on."""
+    """Write attnlens messages of `level` and above to `stream`, and warnings of other libraries."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(HumanFormatter() if stream.isatty() else JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    for room in ("cli", "client", "export", "model", "server"):
-        logging.getLogger(f"attnlens_{room}").setLevel(level.upper())
+    for package in ("cli", "client", "export", "model", "server"):
+        logging.getLogger(f"attnlens_{package}").setLevel(level.upper())

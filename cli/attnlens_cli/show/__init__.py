@@ -1,1 +1,1 @@
-"""How results are shown in the terminal or in a picture."""
+"""Results as terminal output, JSON or pictures."""

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from attnlens_cli.show.console import make_console
-from attnlens_cli.show.printable import counted
+from attnlens_cli.printable import counted
+from attnlens_cli.show.console import make_console, make_table
 from attnlens_server.config import DEFAULT_DEVICE, ServerConfig
 from attnlens_server.tuning import (
     EXACT,
@@ -200,7 +199,7 @@ def _show_comparison(console: Console, comparison: Comparison) -> None:
 def _comparison_table(comparison: Comparison) -> Table:
     speeds, accuracies = ("tokens/s", "relative"), ("mean\ncosine", "smallest\ncosine")
     headings = ("engine", "precision", *speeds, *accuracies, "ms\nalone", "MiB")
-    table = _table("Engines and precisions, with default settings", headings, num_words=2)
+    table = make_table("Engines and precisions, with default settings", headings[:2], headings[2:])
     for result in comparison.results:
         variant, device = result.variant, result.device
         table.add_row(
@@ -220,7 +219,7 @@ def _settings_table(report: Report, workload: Workload) -> Table:
     headings = ("threads", "lanes", "batch\ntokens", "texts/s", "tokens/s", "spread", "times", "")
     in_flight = counted(report.num_in_flight, "text")
     title = f"Settings, {report.variant} on {report.device}, {in_flight} waiting or running"
-    table = _table(title, headings)
+    table = make_table(title, (), headings)
     for result in report.results:
         rates, median = result.tokens_per_s, result.median_tokens_per_s
         table.add_row(
@@ -233,14 +232,6 @@ def _settings_table(report: Report, workload: Workload) -> Table:
         )
     table.caption_justify = "left"
     table.caption = "tokens/s: median of all times; settings over 20 % slower than the best were not repeated"
-    return table
-
-
-def _table(title: str, headings: tuple[str, ...], *, num_words: int = 0) -> Table:
-    """Return an empty table of numbers, with words in the first `num_words` columns."""
-    table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False, padding=(0, 0, 0, 1))
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if index < num_words else "right", no_wrap=True)
     return table
 
 

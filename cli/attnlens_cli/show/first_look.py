@@ -1,6 +1,6 @@
-"""What `attnlens try` prints of each text: tokens, vector, what made it, and its strongest attention.
+"""Output of `attnlens try`: tokens, embedding, contributions, attention and similarities.
 
-Letters: N texts, D width of an embedding, W words, k largest weights.
+Shapes: N texts, D components of an embedding, W words, k largest weights.
 """
 
 from collections.abc import Sequence
@@ -12,27 +12,27 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attnlens_cli.show.attention.map import AttentionMap
-from attnlens_cli.show.explanations.bars import print_scores
-from attnlens_cli.show.printable import counted, printable
+from attnlens_cli.printable import counted, printable
+from attnlens_cli.show.attention_map import AttentionMap
+from attnlens_cli.show.explanation import print_scores
 from attnlens_client import EncodedText, Explanation, ModelInfo
 
-_COMPONENTS = 5
-_MOST_WORDS = 12
-_MOST_SCORES = 6
-_MOST_OTHERS = 2
+_MAX_COMPONENTS = 5
+_MAX_WORDS = 12
+_MAX_SCORES = 6
+_MAX_TARGETS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a server said of a text.
+    """Results of a server for one text.
 
     Attributes:
-        text: as it was given.
-        encoded: its tokens, and where `attention` is set the largest weights of each word, (1, 1, W, k).
-        vector: float32, (D,).
-        attention: None where the model has no weights between tokens.
-        explanation: None where the bundle has no contributions.
+        text: The text.
+        encoded: Its tokens, and if `attention` is set the largest weights of each word, (1, 1, W, k).
+        vector: Embedding, float32 (D,).
+        attention: None if the model has no weights between tokens.
+        explanation: None if the bundle has no contribution graph.
     """
 
     text: str
@@ -50,7 +50,7 @@ def print_model(console: Console, model: ModelInfo) -> None:
 
 
 def print_look(console: Console, look: Look) -> None:
-    """Print what there is of one text."""
+    """Print the results of one text."""
     console.print()
     console.print(Text(printable(look.text), "bold"))
     encoded = look.encoded
@@ -59,17 +59,17 @@ def print_look(console: Console, look: Look) -> None:
         count = f"the first {count} of {encoded.num_tokens_total}"
     facts = Table.grid(padding=(0, 2))
     facts.add_row("tokens", Text.assemble((f"{count}: ", "dim"), _tokens(encoded)))
-    facts.add_row("vector", _vector(look.vector))
+    facts.add_row("embedding", _embedding(look.vector))
     console.print(facts)
     if look.explanation is None:
-        console.print(Text("This bundle has no graph of contributions.", "dim"))
+        console.print(Text("This bundle has no contribution graph.", "dim"))
     else:
-        heading = "Contributions to the vector of words, punctuation and special tokens:"
+        heading = "Contributions of words, punctuation and special tokens to the embedding:"
         console.print(Text(heading, "dim"))
         texts = {"text": look.text}
-        print_scores(console, look.explanation, texts=texts, top=_MOST_SCORES, verify=False)
+        print_scores(console, look.explanation, texts=texts, top=_MAX_SCORES, verify=False)
     if look.attention is None:
-        console.print(Text("This model has no weights between words to show here.", "dim"))
+        console.print(Text("This model has no attention weights between words.", "dim"))
     else:
         _print_strongest(console, look.attention)
 
@@ -95,34 +95,34 @@ def print_similarities(console: Console, looks: Sequence[Look]) -> None:
 def _tokens(encoded: EncodedText) -> Text:
     shown = [
         (printable(token.text), "dim" if token.is_special else "")
-        for token in encoded.tokens[: 4 * _MOST_WORDS]
+        for token in encoded.tokens[: 4 * _MAX_WORDS]
     ]
-    more = [("…", "dim")] if len(shown) < len(encoded.tokens) else []
-    return Text(" ").join(Text(text, style) for text, style in [*shown, *more])
+    ellipsis = [("…", "dim")] if len(shown) < len(encoded.tokens) else []
+    return Text(" ").join(Text(text, style) for text, style in [*shown, *ellipsis])
 
 
-def _vector(vector: npt.NDArray[np.float32]) -> Text:
+def _embedding(vector: npt.NDArray[np.float32]) -> Text:
     length = np.linalg.norm(vector.astype(np.float64))
-    first = " ".join(f"{value:+.4f}" for value in vector[:_COMPONENTS])
-    more = " …" if len(vector) > _COMPONENTS else ""
-    described = f"{counted(len(vector), 'number')}, length {length:.4f}: "
-    return Text.assemble((described, "dim"), first, (more, "dim"))
+    first = " ".join(f"{value:+.4f}" for value in vector[:_MAX_COMPONENTS])
+    ellipsis = " …" if len(vector) > _MAX_COMPONENTS else ""
+    size = f"{counted(len(vector), 'component')}, length {length:.4f}: "
+    return Text.assemble((size, "dim"), first, (ellipsis, "dim"))
 
 
 def _print_strongest(console: Console, attention: AttentionMap) -> None:
-    """Print for each word the other words that it attends to most."""
+    """Print the other words that each word attends to most."""
     top, labels = attention.result.attention[0].top_k, attention.labels
-    if len(labels) < 2:  # noqa: PLR2004 - there is no other word
+    if len(labels) < 2:  # noqa: PLR2004 - no other word
         return
-    console.print(Text("What each word attends to most, the mean of all layers and heads:", "dim"))
+    console.print(Text("Largest attention weights of each word, mean of all layers and heads:", "dim"))
     table = _table()
-    for row, label in list(enumerate(labels))[:_MOST_WORDS]:
+    for row, label in list(enumerate(labels))[:_MAX_WORDS]:
         largest = zip(top.indices[0, 0, row].tolist(), top.values[0, 0, row].tolist(), strict=True)
-        others = [f"{labels[place]} {value:.2f}" for place, value in largest if place != row]
-        table.add_row(label, f"→ {', '.join(others[:_MOST_OTHERS])}")
+        targets = [f"{labels[column]} {value:.2f}" for column, value in largest if column != row]
+        table.add_row(label, f"→ {', '.join(targets[:_MAX_TARGETS])}")
     console.print(table)
-    if len(labels) > _MOST_WORDS:
-        console.print(Text(f"and {counted(len(labels) - _MOST_WORDS, 'more word')}", "dim"))
+    if len(labels) > _MAX_WORDS:
+        console.print(Text(f"and {counted(len(labels) - _MAX_WORDS, 'more word')}", "dim"))
 
 
 def _table() -> Table:

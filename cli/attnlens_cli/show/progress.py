@@ -1,5 +1,5 @@
-"""Progress on stderr: a bar on a terminal, elsewhere nothing or a few lines."""
-# ruff: noqa: PLC0415 - rich is loaded only where there is something to draw
+"""Progress on stderr: a bar on a terminal, otherwise nothing or a few lines."""
+# ruff: noqa: PLC0415 - rich is imported only for a terminal
 
 import sys
 import time
@@ -10,20 +10,20 @@ from typing import TypeAlias
 
 import click
 
-from attnlens_cli.show.printable import counted
+from attnlens_cli.printable import counted
 
 SECONDS_BEFORE_ESTIMATE = 5.0
-"""How long a stage runs before its remaining time is estimated."""
+"""Minimum duration of a stage before its remaining time is estimated."""
 
 TextProgress: TypeAlias = Callable[[int, int], None]
-"""Takes how many texts are done, and the byte of the input at which the last one ends."""
+"""Receives the number of finished texts and the number of finished input bytes."""
 Stages: TypeAlias = Callable[[str, str, int, int], None]
-"""Takes the name of a stage, a detail or "", how much of it is done, and its whole."""
+"""Receives the name of a stage, a detail or "", the number of finished steps, and the number of all steps."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """How much has been done so far."""
+    """Numbers of processed texts and tokens."""
 
     texts: int = 0
     tokens: int = 0
@@ -31,7 +31,7 @@ class Counts:
     started: float = field(default_factory=time.monotonic)
 
     def summary(self) -> str:
-        """Return the line that is printed at the end."""
+        """Return the line that commands print at the end."""
         seconds = time.monotonic() - self.started
         cut = f", {self.truncated:,} of them truncated" if self.truncated else ""
         per_s = self.texts / seconds if seconds else 0.0
@@ -40,8 +40,8 @@ class Counts:
         return f"{done} in {seconds:.1f} s ({rate})"
 
     @contextmanager
-    def told_by_failures(self) -> Iterator[None]:
-        """Say in a failure how much was done before it."""
+    def added_to_failures(self) -> Iterator[None]:
+        """Add the number of finished texts to a failure."""
         try:
             yield
         except Exception as error:
@@ -52,7 +52,7 @@ class Counts:
 
 @contextmanager
 def shown_progress(total_bytes: int | None) -> Iterator[TextProgress]:
-    """Show a bar until the block ends; without `total_bytes` it only moves to and fro."""
+    """Show a progress bar until the block ends. Without `total_bytes`, it has no end."""
     if not sys.stderr.isatty():
         yield lambda _texts, _end_byte: None
         return
@@ -78,9 +78,9 @@ def shown_progress(total_bytes: int | None) -> Iterator[TextProgress]:
 
 @contextmanager
 def shown_stages(*, in_lines: bool = False) -> Iterator[Stages]:
-    """Yield a callback that draws a bar until the block ends.
+    """Yield a callback that updates a progress bar until the block ends.
 
-    Where stderr is not a terminal, nothing is shown, or with `in_lines` a line for each kind of stage.
+    If stderr is not a terminal, prints nothing, or one line per stage with `in_lines`.
     """
     if not sys.stderr.isatty():
         yield _StageLines() if in_lines else lambda _stage, _detail, _done, _total: None
@@ -95,7 +95,7 @@ def shown_stages(*, in_lines: bool = False) -> Iterator[Stages]:
 
         def update(stage: str, detail: str, done: int, total: int) -> None:
             nonlocal last_stage
-            if stage != last_stage:  # its speed says nothing about the next stage
+            if stage != last_stage:  # the next stage has another speed
                 bar.reset(task)
                 last_stage = stage
             bar.update(task, description=f"{stage} {detail}", completed=done, total=total)
@@ -104,7 +104,7 @@ def shown_stages(*, in_lines: bool = False) -> Iterator[Stages]:
 
 
 class _StageLines:
-    """Prints a line when a stage begins, and one with the remaining time of a long stage."""
+    """Prints a line when a stage starts, and one with the remaining time of a long stage."""
 
     def __init__(self) -> None:
         self._last_stage = ""

@@ -1,1 +1,1 @@
-"""SOURCE of a command: a bundle, or a checkpoint that is exported into a cache first."""
+"""The SOURCE argument: a bundle, or a checkpoint that is first exported into the cache."""

@@ -1,7 +1,7 @@
-"""The cache: a directory of bundles that were exported from checkpoints when a command needed them.
+"""The cache: a directory of bundles that commands exported from checkpoints.
 
-NAME/         the bundle, as any other
-.NAME.json    what it was exported from; a record counts only for the bundle whose manifest it names
+NAME/         the bundle
+.NAME.json    record of its origin, valid only for the manifest with the recorded hash
 .NAME.lock    held by the process that exports it
 """
 
@@ -15,74 +15,60 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import click
 
 from attnlens.bundle import MANIFEST_NAME, BundleError, read_manifest, verify_files
-from attnlens_cli.files.new_file import replacing
-from attnlens_cli.sources.source import Checkpoint
+from attnlens_cli.files.output_file import replacing
 
-# What an export may read of a directory: there, and in its modules, such as 1_Pooling.
-_READ = {".bin", ".json", ".md", ".model", ".safetensors", ".txt"}
+# Suffixes of files that an export may read, in the directory and in its modules, such as 1_Pooling.
+_READ_SUFFIXES = {".bin", ".json", ".md", ".model", ".safetensors", ".txt"}
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
-_MOST_LETTERS = 80
+_MAX_NAME_CHARACTERS = 80
 _PARTIAL = r"\.{name}\.[0-9a-f]{{8}}\.(partial|replaced)"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a cached bundle must have been exported from.
+class ExportedFrom:
+    """Identity of an export.
 
     Attributes:
-        source: the hub id, or the absolute path of the directory.
-        revision: as it was asked for.
-        files_sha256: of the files of a directory; empty for a checkpoint on the hub.
-        precision: the one that was asked for.
-        attnlens: the version that exports.
+        source: Hub id, or absolute path of a directory.
+        revision: The requested branch, tag or commit.
+        files_sha256: Hash of the files of a directory. Empty for a checkpoint on the hub.
+        precision: The requested precision.
+        attnlens: Version of the exporter.
     """
 
     source: str
     revision: str | None
     files_sha256: str
     precision: str
-    attnlens: str
+    attnlens: str = field(default_factory=lambda: importlib.metadata.version("attnlens"))
 
 
 def default_directory() -> Path:
     """Return `$XDG_CACHE_HOME/attnlens`, or `~/.cache/attnlens`."""
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    xdg_cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        return (given if given.is_absolute() else Path.home() / ".cache") / "attnlens"
+        return (xdg_cache if xdg_cache.is_absolute() else Path.home() / ".cache") / "attnlens"
     except RuntimeError as error:
-        raise click.UsageError(f"there is no place for a cache ({error}): give --cache-dir DIR") from error
+        raise click.UsageError(f"no directory for the cache ({error}): give --cache-dir DIR") from error
 
 
-def wanted(checkpoint: Checkpoint, precision: str) -> Wanted:
-    """Return what the bundle of a checkpoint must have been exported from. Reads all files of a directory.
+def files_sha256(directory: Path) -> str:
+    """Return the SHA-256 of names and contents of all files that an export may read.
 
     Raises:
-        click.ClickException: one of them is not a regular file.
+        click.ClickException: A file is not a regular file.
     """
-    directory = checkpoint.directory
-    return Wanted(
-        source=checkpoint.name if directory is None else str(directory.resolve()),
-        revision=checkpoint.revision,
-        files_sha256="" if directory is None else _hash_of_files(directory),
-        precision=precision,
-        attnlens=importlib.metadata.version("attnlens"),
-    )
-
-
-def _hash_of_files(directory: Path) -> str:
-    """Return a SHA-256 of names and contents of what an export may read."""
-    paths = [
-        path for place in (directory, *_modules(directory)) if place.is_dir() for path in place.iterdir()
-    ]
+    folders = [folder for folder in (directory, *_modules(directory)) if folder.is_dir()]
+    paths = [path for folder in folders for path in folder.iterdir()]
     total = hashlib.sha256()
     for path in sorted(set(paths)):
-        is_read = path.suffix in _READ or path.name.startswith("LICENSE")
+        is_read = path.suffix in _READ_SUFFIXES or path.name.startswith("LICENSE")
         if is_read and not path.name.startswith(".") and _is_regular(path):
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -91,10 +77,10 @@ def _hash_of_files(directory: Path) -> str:
 
 
 def _is_regular(path: Path) -> bool:
-    """Return whether there is a regular file.
+    """Return whether `path` is a regular file.
 
     Raises:
-        click.ClickException: there is a pipe, socket or device. Reading a pipe would never end.
+        click.ClickException: It is a pipe, socket or device. Reading a pipe would block forever.
     """
     if not path.exists() or path.is_dir():
         return False
@@ -104,7 +90,7 @@ def _is_regular(path: Path) -> bool:
 
 
 def _modules(directory: Path) -> list[Path]:
-    """Return the directories of modules, those inside the checkpoint alone. The export refuses a bad file."""
+    """Return the directories of modules inside the checkpoint. The export reports an invalid modules.json."""
     file = directory / "modules.json"
     try:
         modules = json.loads(file.read_bytes()) if _is_regular(file) else []
@@ -116,65 +102,62 @@ def _modules(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A place in the cache.
+    """A bundle in the cache, which may not exist yet.
 
     Attributes:
-        directory: of the bundle.
-        wanted: what that must have been exported from.
+        directory: Directory of the bundle.
+        expected: The origin that the bundle must have.
     """
 
     directory: Path
-    wanted: Wanted
+    expected: ExportedFrom
 
     @property
     def _record(self) -> Path:
         return self.directory.with_name(f".{self.directory.name}.json")
 
     def reason_to_export(self) -> str:
-        """Return why the bundle that is there can't be used; empty: it can, all its hashes were compared."""
+        """Return why an export is needed, or "" if the bundle is up to date. Verifies all its hashes."""
         if not self.directory.exists():
             return "it is not in the cache yet"
         recorded = self._read_record()
         if recorded is None:
-            return f"nothing says what {self.directory} was exported from"
-        stated, version = recorded
-        return self._difference(stated) or self._damage(version)
+            return f"the origin of {self.directory} is unknown"
+        exported_from, version = recorded
+        return self._difference(exported_from) or self._damage(version)
 
-    def _read_record(self) -> tuple[Wanted, str] | None:
-        """Return what the bundle was exported from and the hash of its manifest. None: no valid record."""
+    def _read_record(self) -> tuple[ExportedFrom, str] | None:
+        """Return the origin of the bundle and the hash of its manifest, or None without a valid record."""
         if not self._record.is_file():
             return None
         try:
             record = json.loads(self._record.read_bytes())
-            stated, version = Wanted(**record["exported_from"]), record["manifest_sha256"]
+            return ExportedFrom(**record["exported_from"]), record["manifest_sha256"]
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
-        return stated, version
 
-    def _difference(self, stated: Wanted) -> str:
-        if stated.files_sha256 != self.wanted.files_sha256:
-            return "the files of the checkpoint have changed since it was exported"
-        if stated.attnlens != self.wanted.attnlens:
-            return f"attnlens {stated.attnlens} exported it, this is {self.wanted.attnlens}"
-        return "" if stated == self.wanted else f"{self.directory} was exported from something else"
+    def _difference(self, recorded: ExportedFrom) -> str:
+        if recorded.files_sha256 != self.expected.files_sha256:
+            return "the files of the checkpoint have changed since its export"
+        if recorded.attnlens != self.expected.attnlens:
+            return f"it was exported by attnlens {recorded.attnlens}, and this is {self.expected.attnlens}"
+        return "" if recorded == self.expected else f"{self.directory} was exported from another checkpoint"
 
     def _damage(self, version: str) -> str:
         try:
             manifest = read_manifest(self.directory)
             if _hash_of_manifest(self.directory) != version:
-                return f"{self.directory} was replaced since it was exported"
+                return f"{self.directory} was replaced after its export"
             verify_files(self.directory, manifest)
         except BundleError as error:
             return str(error)
         return "" if manifest.parity.passed else f"{self.directory} failed parity"
 
     def clear(self) -> Path | None:
-        """Make way for an export: only what the cache wrote itself is deleted.
+        """Free the directory for an export, and return the new path of an existing directory if it was moved.
 
-        Leftovers of an export that was killed are deleted, and so is a recorded bundle that can't be read any
-        more. What has no valid record is moved aside, and its new path returned.
-
-        Call while the entry is locked.
+        Deletes only files that the cache wrote: leftovers of a killed export, and a recorded bundle that
+        cannot be read anymore. A directory without a valid record is moved. Requires the lock.
         """
         pattern = re.compile(_PARTIAL.format(name=re.escape(self.directory.name)))
         for path in self.directory.parent.iterdir():
@@ -193,52 +176,52 @@ class Entry:
         return None
 
     def record(self) -> None:
-        """Write down what the bundle was exported from."""
+        """Write the record of the bundle's origin."""
         version = _hash_of_manifest(self.directory)
-        content = {"exported_from": asdict(self.wanted), "manifest_sha256": version}
+        content = {"exported_from": asdict(self.expected), "manifest_sha256": version}
         with replacing(self._record) as file:
             file.write((json.dumps(content, indent=2) + "\n").encode())
 
     @contextmanager
     def locked(self) -> Iterator[int]:
-        """Hold the entry against other processes, and say so where one has it. Yields the lock's descriptor.
+        """Lock the entry, waiting for other processes. Yields the file descriptor of the lock.
 
         Raises:
-            click.ClickException: the cache can't be written.
+            click.ClickException: The cache is not writable.
         """
         try:
             self.directory.parent.mkdir(parents=True, exist_ok=True)
             lock = self.directory.with_name(f".{self.directory.name}.lock").open("a")
         except OSError as error:
             raise click.ClickException(
-                f"the cache {self.directory.parent} can't be written ({error.strerror}): give another "
+                f"the cache {self.directory.parent} is not writable ({error.strerror}): give another "
                 "--cache-dir DIR"
             ) from error
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                click.echo(f"waiting: another process exports {self.directory}", err=True)
+                click.echo(f"waiting for another process that exports {self.directory}", err=True)
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield lock.fileno()
 
 
-def entry_of(cache: Path, wanted: Wanted) -> Entry:
-    """Return the place of a bundle: a readable name, and a hash of source, revision and precision."""
-    name = Path(wanted.source).name if wanted.files_sha256 else wanted.source.replace("/", "--")
+def entry_of(cache: Path, expected: ExportedFrom) -> Entry:
+    """Return the entry of a bundle. Its name ends in a hash of source, revision and precision."""
+    name = Path(expected.source).name if expected.files_sha256 else expected.source.replace("/", "--")
     parts = [_readable(name)]
-    if wanted.revision is not None:
-        parts.append(_readable(wanted.revision))
-    if wanted.precision != "fp32":
-        parts.append(wanted.precision)
-    identity = repr((os.fsencode(wanted.source), wanted.revision, wanted.precision))
+    if expected.revision is not None:
+        parts.append(_readable(expected.revision))
+    if expected.precision != "fp32":
+        parts.append(expected.precision)
+    identity = repr((os.fsencode(expected.source), expected.revision, expected.precision))
     parts.append(hashlib.sha256(identity.encode()).hexdigest()[:8])
-    return Entry(cache / "--".join(parts), wanted)
+    return Entry(cache / "--".join(parts), expected)
 
 
 def _readable(name: str) -> str:
-    # No hidden name, and none that is too long together with what is put around it.
-    return _UNSAFE.sub("-", name).strip(".-")[:_MOST_LETTERS] or "model"
+    # Neither hidden nor too long for a file name with a prefix and a suffix.
+    return _UNSAFE.sub("-", name).strip(".-")[:_MAX_NAME_CHARACTERS] or "model"
 
 
 def _hash_of_manifest(directory: Path) -> str:

@@ -11,9 +11,9 @@ import pytest
 from matplotlib import font_manager
 from matplotlib.image import imread
 
-from attnlens_cli.show.attention.map import AttentionMap
-from attnlens_cli.show.pictures import fonts, style
-from attnlens_cli.show.pictures.picture import write_picture
+from attnlens_cli.show import picture
+from attnlens_cli.show.attention_map import AttentionMap
+from attnlens_cli.show.picture import write_picture
 from attnlens_client import AttentionQuery, Client
 from served import ServerProcess
 
@@ -74,7 +74,7 @@ def test_an_svg_holds_the_tokens_as_text_where_no_font_here_has_them(fetch: Fetc
     letter = "\U00012000"  # a cuneiform sign
     note = write_picture(fetch(f"{letter} $x$ <b>", layers=[0], heads=[0]), path, "sqrt")
     if note:
-        assert note == f"; no font here has {letter}: the reader's own fonts are used"
+        assert note == f"; no installed font has {letter}: the reader's own fonts are used"
         words = "".join(ET.parse(path).getroot().itertext())
         assert letter in words
         assert "$x$ <b>" in words
@@ -86,25 +86,25 @@ def test_an_svg_holds_the_tokens_as_text_where_no_font_here_has_them(fetch: Fetc
 def test_boxes_in_a_png_are_named_with_the_remedy(fetch: Fetch, tmp_path: Path) -> None:
     attention = fetch("it \U0010fffd", layers=[0], heads=[0])  # of private use: no font has it
     note = write_picture(attention, tmp_path / "map.png", "sqrt")
-    assert note.startswith("; no font here has \U0010fffd: shown as boxes; install one")
+    assert note.startswith("; no installed font has \U0010fffd: shown as boxes; install one")
 
 
 def test_a_font_that_has_what_the_first_lacks_is_found() -> None:
-    of_stix = fonts._letters(fonts._plain_fonts()["STIXGeneral"])
-    lacking = min(of_stix - fonts._letters(font_manager.findfont(fonts.FIRST)))
-    families, missing = fonts.families_for(["plain", lacking])
-    assert (families[0], len(families), missing) == (fonts.FIRST, 2, "")
-    assert fonts.families_for(["plain \u200d"]) == ([fonts.FIRST], "")
+    of_stix = picture._characters(picture._plain_fonts()["STIXGeneral"])
+    lacking = min(of_stix - picture._characters(font_manager.findfont(picture._DEFAULT_FONT)))
+    families, missing = picture.font_families(["plain", lacking])
+    assert (families[0], len(families), missing) == (picture._DEFAULT_FONT, 2, "")
+    assert picture.font_families(["plain \u200d"]) == ([picture._DEFAULT_FONT], "")
 
 
 @pytest.mark.parametrize("scale", ["sqrt", "linear"])
-def test_a_larger_weight_is_a_darker_colour(fetch: Fetch, scale: style.Scale) -> None:
+def test_a_larger_weight_is_a_darker_color(fetch: Fetch, scale: picture.Scale) -> None:
     attention = fetch("It rained.", layers=[0])
-    norm, colormap = style.colours(attention, scale)
+    norm, colormap = picture._colormap(attention, scale)
     weights = np.linspace(0, attention.largest, 50)
-    colours = np.asarray(colormap(norm(weights)))[:, :3]
-    assert (colours[0] == 1).all()
-    assert (np.diff(colours @ [0.2126, 0.7152, 0.0722]) < 0).all()
+    colors = np.asarray(colormap(norm(weights)))[:, :3]
+    assert (colors[0] == 1).all()
+    assert (np.diff(colors @ [0.2126, 0.7152, 0.0722]) < 0).all()
     small = attention.largest / 100
     assert norm(small) == pytest.approx({"sqrt": 0.1, "linear": 0.01}[scale])
 
@@ -115,5 +115,5 @@ def test_the_map_is_where_the_weights_are(fetch: Fetch, tmp_path: Path) -> None:
     write_picture(attention, path, "linear")
     dark = np.asarray(imread(path))[..., :3].max(axis=-1) < 0.1  # darker than text
     rows, columns = np.nonzero(dark)
-    left = columns < dark.shape[1] * 0.8  # without the colour bar
+    left = columns < dark.shape[1] * 0.8  # without the color bar
     assert np.corrcoef(rows[left], columns[left])[0, 1] > 0.9

@@ -1,4 +1,4 @@
-"""`attnlens try`: tokens, vector, contributions, attention and similarity, by a server of its own."""
+"""`attnlens try`: tokens, embedding, contributions, attention and similarities from a temporary server."""
 
 import shlex
 import shutil
@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 
 from attnlens_cli.commands.serving import try_source as try_module
 from attnlens_cli.commands.serving.try_source import try_source
-from attnlens_cli.sources import resolve
-from attnlens_cli.sources.child_server import child_server
+from attnlens_cli.sources import source
+from attnlens_cli.sources.child import child_server
 from attnlens_client import Client
 from served import ServerProcess
 from small_files import sign
@@ -27,9 +27,7 @@ def run_try(*arguments: object, columns: int = 100) -> Result:
     return CliRunner().invoke(try_source, list(map(str, arguments)), env={"COLUMNS": str(columns)})
 
 
-def test_the_first_look_has_the_numbers_of_a_server(
-    minilm_bundle: Path, minilm_server: ServerProcess
-) -> None:
+def test_the_output_has_the_numbers_of_a_server(minilm_bundle: Path, minilm_server: ServerProcess) -> None:
     result = run_try(minilm_bundle, FIRST, SECOND)
     assert (result.exit_code, result.stderr) == (0, "")
     with Client(minilm_server.address) as client:
@@ -38,7 +36,7 @@ def test_the_first_look_has_the_numbers_of_a_server(
     lines = result.stdout.splitlines()
     assert lines[0] == "all-MiniLM-L6-v2: bert, 6 layers, 12 heads, up to 256 tokens, fp32"
     shown = " ".join(f"{value:+.4f}" for value in vectors[0, :5])
-    assert f"vector  384 numbers, length 1.0000: {shown} …" in [line.rstrip() for line in lines]
+    assert f"embedding  384 components, length 1.0000: {shown} …" in [line.rstrip() for line in lines]
     word, score = explanation.top(1)[0]
     assert any(line.startswith(word) and f"{score:+.4f}" in line for line in lines)
     [attention] = [line for line in lines if line.startswith("it ") and "→" in line]
@@ -56,15 +54,15 @@ def test_a_bundle_without_contributions_and_texts_without_words_are_shown_in_60_
     assert (result.exit_code, result.stderr) == (0, "")
     shown = result.stdout.partition("\nnext\n")[0]
     assert all(len(line) <= 60 for line in shown.splitlines() if not line.startswith("the cat sat"))
-    assert shown.count("This bundle has no graph of contributions.") == 3
+    assert shown.count("This bundle has no contribution graph.") == 3
     assert "the first " in shown
     assert "cosine similarity" in shown
 
 
-def test_what_to_run_next_has_the_cache_and_the_start_of_a_long_text(
+def test_the_suggested_commands_have_the_cache_and_the_start_of_a_long_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resolve, "resolve", lambda *_: STORED_BUNDLE)  # as if the cache had it
+    monkeypatch.setattr(source, "resolve", lambda *_: STORED_BUNDLE)  # the cached bundle
     cache = tmp_path / "a cache"
     result = run_try("--cache-dir", cache, "org/name", "the cat's mat. " * 40)
     assert (result.exit_code, result.stderr) == (0, "")
@@ -74,25 +72,26 @@ def test_what_to_run_next_has_the_cache_and_the_start_of_a_long_text(
     assert python.count("the cat's mat.") < 10
 
 
-def test_a_bundle_without_a_tokenizer_is_refused_before_a_server_starts(tmp_path: Path) -> None:
+def test_a_bundle_without_a_tokenizer_is_rejected_before_a_server_starts(tmp_path: Path) -> None:
     bundle = shutil.copytree(STORED_BUNDLE, tmp_path / "bundle")
     (bundle / "tokenizer.json").unlink()
     sign(bundle)
     result = run_try(bundle, "It rained.")
     assert result.exit_code == 1
-    assert (
-        "has no tokenizer, and this command sends text: make a bundle with `attnlens export" in result.stderr
-    )
+    message = "has no tokenizer, which this command needs: export a bundle with `attnlens export"
+    assert message in result.stderr
     assert "token_ids" not in result.stderr
 
 
-def test_a_source_that_is_nothing_is_refused_before_a_server_starts(tmp_path: Path) -> None:
+def test_an_invalid_source_is_rejected_before_a_server_starts(tmp_path: Path) -> None:
     result = run_try(tmp_path, "It rained.")
     assert result.exit_code == 1
     assert "is not a bundle" in result.stderr
 
 
-def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_reported_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(try_module, "find_spec", lambda name: None if name == "onnxruntime" else name)
     result = run_try(STORED_BUNDLE, "It rained.")
     assert result.exit_code == 2
@@ -100,7 +99,7 @@ def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.Mon
 
 
 def _interrupted() -> str:
-    """Ask a server, and be interrupted. Returns its address."""
+    """Raise KeyboardInterrupt while a server runs, and return its address."""
     with suppress(KeyboardInterrupt), child_server(STORED_BUNDLE, ["--precision", "fp32"]) as address:
         with Client(address) as client:
             assert np.isfinite(client.embed(["cat"])).all()
@@ -108,13 +107,13 @@ def _interrupted() -> str:
     return address
 
 
-def test_its_server_ends_when_it_is_interrupted() -> None:
+def test_an_interrupt_stops_the_server() -> None:
     host, _, port = _interrupted().rpartition(":")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)), timeout=5)
 
 
-def test_a_server_that_does_not_start_gives_its_exit_code(
+def test_the_exit_code_of_a_server_that_does_not_start_is_kept(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(click.exceptions.Exit) as caught, child_server(tmp_path, []):

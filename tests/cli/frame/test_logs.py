@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from attnlens_cli.frame import logs
-from attnlens_cli.show.printable import printable
+from attnlens_cli.printable import printable
 
 
 class _Terminal(io.StringIO):

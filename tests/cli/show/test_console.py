@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.table import Table
 
+from attnlens_cli.printable import source_text
 from attnlens_cli.show.console import make_console
-from attnlens_cli.show.printable import source_text
 
 
 class Terminal(io.StringIO):

@@ -1,10 +1,10 @@
-"""A checkpoint that is served: exported for real, by a process of its own."""
+"""Serving a checkpoint, with a real export in a child process."""
 
 import sys
 from pathlib import Path
 
 from attnlens.bundle import read_manifest
-from attnlens_cli.sources.cache import entry_of, wanted
+from attnlens_cli.sources.cache import entry_of
 from attnlens_cli.sources.source import Checkpoint
 from attnlens_client import Client
 from served import ServerProcess
@@ -12,7 +12,7 @@ from small_bundles import MODELS, copy_without_json
 from small_files import write_pooling_files
 
 
-def test_a_checkpoint_is_served_by_a_process_that_never_had_pytorch(tmp_path: Path) -> None:
+def test_a_checkpoint_is_served_by_a_process_without_pytorch(tmp_path: Path) -> None:
     checkpoint, cache = tmp_path / "tiny", tmp_path / "cache"
     MODELS["wordpiece"].make().save_pretrained(checkpoint)
     copy_without_json("wordpiece", checkpoint)
@@ -25,6 +25,6 @@ def test_a_checkpoint_is_served_by_a_process_that_never_had_pytorch(tmp_path: Pa
             files = Path(f"/proc/{server.process.pid}/maps").read_text()
             assert "onnxruntime" in files
             assert "libtorch" not in files
-    entry = entry_of(cache, wanted(Checkpoint("", checkpoint), "fp32"))
+    entry = entry_of(cache, Checkpoint("", checkpoint).exported_from("fp32"))
     assert entry.reason_to_export() == ""
     assert read_manifest(entry.directory).parity.passed

@@ -1,4 +1,4 @@
-"""What SOURCE may be, and what is said where it is nothing that can be served."""
+"""Recognition of SOURCE as a bundle, a checkpoint or a hub id, and messages for anything else."""
 
 import shutil
 from pathlib import Path
@@ -23,7 +23,7 @@ def refusal(source: str) -> str:
 
 
 def test_a_directory_with_a_manifest_is_a_bundle() -> None:
-    assert find_source(STORED_BUNDLE) == STORED_BUNDLE  # which has a config.json, too
+    assert find_source(STORED_BUNDLE) == STORED_BUNDLE  # has a config.json, too
 
 
 @pytest.mark.parametrize("name", ["config.json", "modules.json", "adapter_config.json"])
@@ -41,7 +41,7 @@ def test_a_directory_with_a_configuration_is_a_checkpoint(tmp_path: Path, name: 
     ],
 )
 @pytest.mark.usefixtures("here")
-def test_what_is_not_here_and_looks_like_a_hub_id_is_one(
+def test_a_missing_path_that_looks_like_a_hub_id_is_a_hub_id(
     source: str, name: str, revision: str | None
 ) -> None:
     assert find_source(Path(source)) == Checkpoint(name, revision=revision)
@@ -51,17 +51,17 @@ def test_what_is_not_here_and_looks_like_a_hub_id_is_one(
     "source", ["minilm", "/no/such/model", "../no/model", "org/name@", "a/b/c", "org/-x"]
 )
 @pytest.mark.usefixtures("here")
-def test_what_is_neither_here_nor_a_hub_id_does_not_exist(source: str) -> None:
+def test_a_missing_path_that_is_not_a_hub_id_does_not_exist(source: str) -> None:
     assert refusal(source).startswith(f"{source} does not exist: give the directory of a bundle")
 
 
-def test_a_wrong_path_is_no_hub_id_and_the_bundles_beside_it_are_named(here: Path) -> None:
+def test_a_misspelled_path_is_not_a_hub_id_and_existing_bundles_are_listed(here: Path) -> None:
     shutil.copytree(STORED_BUNDLE, here / "bundles" / "small")
     assert refusal("bundles/smal").endswith("bundles: the bundles there are bundles/small")
     assert refusal("bundles").endswith("(it has no config.json): the bundles there are bundles/small")
 
 
-def test_a_directory_that_is_neither_says_what_it_holds(tmp_path: Path) -> None:
+def test_the_contents_of_an_invalid_directory_are_listed(tmp_path: Path) -> None:
     assert refusal(str(tmp_path)).endswith("it is empty")
     for number in range(7):
         (tmp_path / f"{number}\x1b.txt").touch()
@@ -72,15 +72,15 @@ def test_a_directory_that_is_neither_says_what_it_holds(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_is_not_served(tmp_path: Path) -> None:
+def test_a_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.touch()
     assert refusal(str(path)) == f"{path} is a file: give the directory of a bundle or of a checkpoint"
 
 
-def test_a_bundle_without_its_manifest_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_bundle_without_its_manifest_is_not_a_checkpoint(tmp_path: Path) -> None:
     bundle = shutil.copytree(STORED_BUNDLE, tmp_path / "Bundle")
     (bundle / "manifest.json").unlink()
-    assert refusal(str(bundle)).startswith(f"{bundle} looks like a bundle whose manifest.json is missing")
-    (bundle / "model.safetensors").touch()  # as of a checkpoint with graphs of others beside its weights
+    assert refusal(str(bundle)).startswith(f"{bundle} looks like a bundle without manifest.json")
+    (bundle / "model.safetensors").touch()  # a checkpoint with weights and third-party graphs
     assert find_source(bundle) == Checkpoint(str(bundle), bundle)

@@ -13,7 +13,7 @@ from attnlens.bundle import BundleError, read_manifest, verify_files
 from attnlens.explanations import ExplainMethod
 from attnlens.v1 import explanation_pb2
 from attnlens_cli.commands.bundles.check import check
-from attnlens_cli.show.checks.faithfulness import show_faithfulness
+from attnlens_cli.show.bundle import show_faithfulness
 from attnlens_export.errors import SourceError
 from attnlens_export.faithfulness import measure
 from attnlens_export.faithfulness.measure import (

@@ -1,1 +1,1 @@
-"""The commands that ask a server."""
+"""Commands that send requests to a server."""

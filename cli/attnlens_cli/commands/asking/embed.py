@@ -1,5 +1,5 @@
-"""`attnlens embed`: turns the lines of a file into vectors, many calls at a time, in bounded memory."""
-# ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
+"""`attnlens embed`: embed the lines of a file with concurrent calls and bounded memory."""
+# ruff: noqa: PLC0415 - heavy imports belong in the command, so that `attnlens --help` is fast
 
 import asyncio
 import os
@@ -12,21 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnlens_cli.commands.options import POOLINGS, check_prompt, dimensions_option, text_failure
-from attnlens_cli.files.new_file import check_is_other, checked_path, replacing
+from attnlens_cli.commands.options import (
+    batch_size_option,
+    check_version,
+    data_type_option,
+    input_format_option,
+    reading_options,
+    text_failure,
+    vector_options,
+)
+from attnlens_cli.files.output_file import check_is_other, checked_path, replacing
 from attnlens_cli.files.text_lines import STDIO, Batches, InputFile, Line, input_file
-from attnlens_cli.frame.sections import SectionCommand, in_section
-from attnlens_cli.frame.server_options import ServerOptions, server_options
+from attnlens_cli.frame.options import Command, in_section
+from attnlens_cli.frame.server import ServerOptions, server_options
 from attnlens_cli.show.progress import Counts, TextProgress, shown_progress
 
 if TYPE_CHECKING:
-    from attnlens_cli.files.vector_files import VectorWriter
+    from attnlens_cli.files.writers import VectorWriter
     from attnlens_client import AsyncClient, Embeddings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What to embed, how, and where to write it."""
+class _Settings:
+    """Input, output, concurrency, and arguments of the client's method."""
 
     input: InputFile
     output: str
@@ -36,9 +44,9 @@ class Settings:
 
 
 class _TextFile(click.Path):
-    """A file that exists. The message says what to do with a text that is given in its place."""
+    """An existing file. The message for a missing file explains how to embed a single text."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - as in click
         """Return the path."""
         try:
             return super().convert(value, param, ctx)
@@ -51,53 +59,36 @@ class _TextFile(click.Path):
             raise click.BadParameter(f"{error.message.removesuffix('.')}: {hint}", ctx, param) from error
 
 
-_file = in_section("Files")
-_read = in_section("What to read")
-_vectors = in_section("Vectors")
-_calls = in_section("Calls")
-
-
 @click.command(
-    cls=SectionCommand,
+    cls=Command,
     epilog="""\b
 Example:
   attnlens embed sentences.txt --address localhost:50051 --output vectors.npy
   zcat corpus.jsonl.gz | attnlens embed - --input-format jsonl --output - > vectors.jsonl""",
 )
 @click.argument("file", default=STDIO, type=_TextFile(exists=True, dir_okay=False, allow_dash=True))
-@_file(
+@input_format_option
+@reading_options
+@vector_options
+@in_section("Embedding")(
+    "--normalize/--no-normalize", default=None, help="Scale embeddings to length 1.  [default: the model's]"
+)
+@in_section("Output")(
     "--output",
     "-o",
     default=STDIO,
     type=click.Path(dir_okay=False, allow_dash=True),
-    help="A name ending in .npy or .jsonl; - writes JSON lines to standard output.  [default: -]",
+    help="File that ends in .npy or .jsonl; - writes JSON lines to standard output.  [default: -]",
 )
-@_file(
-    "--input-format",
-    type=click.Choice(["auto", "lines", "jsonl"]),
-    default="auto",
+@data_type_option
+@batch_size_option(128)
+@in_section("Requests")(
+    "--in-flight",
+    type=click.IntRange(1, 1_024),
+    default=8,
     show_default=True,
-    help="auto: jsonl where FILE ends in .jsonl, else lines.",
+    help="Number of concurrent calls.",
 )
-@_vectors("--pooling", type=click.Choice(POOLINGS), help="How to pool tokens.  [default: the model's]")
-@_vectors(
-    "--normalize/--no-normalize", default=None, help="Scale vectors to length 1.  [default: the model's]"
-)
-@_read("--prompt-name", help="Put this prompt of the model before each text.  [default: the model's]")
-@_read("--prompt", metavar="TEXT", help="Put TEXT before each text; '' for no prompt at all.")
-@dimensions_option("Vectors")
-@_vectors(
-    "--dtype",
-    type=click.Choice(["float32", "float16"]),
-    default="float32",
-    show_default=True,
-    help="The element type.",
-)
-@_read("--truncate", is_flag=True, help="Cut texts that are too long; the default is to fail.")
-@_calls(
-    "--batch-size", type=click.IntRange(1, 65_536), default=128, show_default=True, help="Texts in one call."
-)
-@_calls("--in-flight", type=click.IntRange(1, 1_024), default=8, show_default=True, help="Calls at a time.")
 @server_options
 def embed(
     file: str,
@@ -106,21 +97,19 @@ def embed(
     batch_size: int,
     in_flight: int,
     server: ServerOptions,
-    **options: Any,  # noqa: ANN401 - each is an argument of `embed`
+    **options: Any,  # noqa: ANN401 - arguments of the client's method
 ) -> None:
-    """Turn each line of FILE (- or nothing: standard input) into a vector.
+    """Embed each line of FILE. Without FILE or with -, read standard input.
 
-    FILE holds one text a line. An empty line is an empty text, so that row i belongs to line i. A file of
-    JSON lines holds objects with the text under "text", and for a pair of texts that the model reads as one
-    input the second one under "text_pair". JSON lines that are written keep the other keys, such as "id". An
-    .npy file has a row for each line; of JSON lines, for each that is not blank. The output appears under its
-    name only when it is complete.
+    FILE contains one text per line, or JSON lines with the text under "text" and the second text of a pair
+    under "text_pair". An empty line is an empty text, and blank JSON lines are skipped. Row i of an .npy file
+    belongs to the i-th text. JSON output keeps the other keys of the input, such as "id". The output file
+    appears only when it is complete.
     """
-    check_prompt(options["prompt_name"], options["prompt"])
     if output != STDIO:
         checked_path(output, "--output", (".npy", ".jsonl"))
         check_is_other(output, file)
-    settings = Settings(
+    settings = _Settings(
         input=input_file(file, input_format),
         output=output,
         batch_size=batch_size,
@@ -136,17 +125,17 @@ def embed(
     click.echo(f"{counts.summary()}{target}", err=True)
 
 
-async def _run(settings: Settings, server: ServerOptions) -> Counts:
-    from attnlens_cli.files.vector_files import JSONL_KEYS, JsonlWriter, NpyWriter
+async def _run(settings: _Settings, server: ServerOptions) -> Counts:
+    from attnlens_cli.files.writers import EMBED_KEYS, JsonlWriter, NpyWriter
     from attnlens_client import AsyncClient
 
     connection = server.client_settings()
     async with AsyncClient(server.address, batch_size=settings.batch_size, **connection) as client:
         model = await client.get_model(server.model)
-        settings.options["model"] = model.name  # another model at this address must not answer later calls
+        settings.options["model"] = model.name  # later calls must not be answered by another model
         try:
             like = await client.embed_with_usage([], **settings.options)  # (0, D)
-        except ValueError as error:  # for instance a prompt that is not UTF-8
+        except ValueError as error:  # an invalid option
             raise click.UsageError(str(error)) from error
         with ExitStack() as stack:
             if settings.output == STDIO:
@@ -155,19 +144,19 @@ async def _run(settings: Settings, server: ServerOptions) -> Counts:
                 target = stack.enter_context(replacing(Path(settings.output)))
             is_npy = settings.output.endswith(".npy")
             writer: VectorWriter = (NpyWriter if is_npy else JsonlWriter)(target, like.vectors)
-            own_keys = None if is_npy else JSONL_KEYS
+            own_keys = None if is_npy else EMBED_KEYS
             batches = Batches(
                 lambda: settings.input.lines(model.limits.max_text_bytes, own_keys), settings.batch_size
             )
             progress = stack.enter_context(shown_progress(settings.input.size_bytes))
             counts = Counts()
-            with counts.told_by_failures():
+            with counts.added_to_failures():
                 await _pump(settings, client, batches, writer, progress, counts, like)
             return counts
 
 
 async def _pump(
-    settings: Settings,
+    settings: _Settings,
     client: "AsyncClient",
     batches: Batches,
     writer: "VectorWriter",
@@ -175,23 +164,21 @@ async def _pump(
     counts: Counts,
     like: "Embeddings",
 ) -> None:
-    """Send batches, `in_flight` at a time, and write the results in the input's order, as they come.
+    """Send up to `in_flight` batches concurrently, and write results in input order.
 
-    All of them must be as wide as those of `like`, and made by the same version of the model.
+    All embeddings must have the size and the model version of `like`.
     """
     from attnlens_client import BadReplyError
 
     running: deque[tuple[list[Line], asyncio.Task[Embeddings]]] = deque()
 
     def write(batch: list[Line], result: "Embeddings") -> None:
-        found, width = result.vectors.shape[1], like.vectors.shape[1]
-        if found != width:
-            raise BadReplyError(f"the reply is wrong: the embeddings are {found} wide now instead of {width}")
-        if result.model_version != like.model_version:
+        size, expected = result.vectors.shape[1], like.vectors.shape[1]
+        if size != expected:
             raise BadReplyError(
-                f"the reply is wrong: the version of the model is {result.model_version!r} now instead of "
-                f"{like.model_version!r}"
+                f"the embedding size changed from {expected} to {size} components during the command"
             )
+        check_version(result.model_version, like.model_version)
         writer.write(batch, result.vectors)
         counts.texts += len(batch)
         counts.tokens += sum(usage.num_tokens for usage in result.usages)
@@ -221,8 +208,7 @@ async def _pump(
     writer.finish()
 
 
-async def _embed(settings: Settings, client: "AsyncClient", batch: list[Line]) -> "Embeddings":
-    """Embed one batch."""
+async def _embed(settings: _Settings, client: "AsyncClient", batch: list[Line]) -> "Embeddings":
     from attnlens_client import AttnlensError
 
     try:

@@ -1,37 +1,38 @@
-"""`attnlens info`: what a server says about its model."""
-# ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
+"""`attnlens info`: show a served model."""
+# ruff: noqa: PLC0415 - heavy imports belong in the command, so that `attnlens --help` is fast
 
 import dataclasses
 
 import click
 
-from attnlens_cli.frame.sections import SectionCommand
-from attnlens_cli.frame.server_options import ServerOptions, server_options
-from attnlens_cli.show.printable import printable_json
+from attnlens_cli.commands.options import json_option
+from attnlens_cli.frame.options import Command
+from attnlens_cli.frame.server import ServerOptions, server_options
+from attnlens_cli.printable import printable_json
 
 
 @click.command(
-    cls=SectionCommand,
+    cls=Command,
     epilog="""\b
 Example:
   attnlens info --address localhost:50051
   attnlens info --json | jq .limits""",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @server_options
 def info(as_json: bool, server: ServerOptions) -> None:
-    """Show a served model: version, state, sizes, limits, engine, parity and versions."""
+    """Show a served model: state, sizes, limits, engine, parity and versions."""
     from attnlens_client import Client
 
     with Client(server.address, **server.client_settings()) as client:
         model = client.get_model(server.model)
     if as_json:
-        described = dataclasses.asdict(model)
-        names = {"model": described.pop("name"), "model_version": described.pop("version")}
-        click.echo(printable_json(names | described, indent=2))
+        content = dataclasses.asdict(model)
+        names = {"model": content.pop("name"), "model_version": content.pop("version")}
+        click.echo(printable_json(names | content, indent=2))
         return
     from attnlens_cli.show.console import make_console
-    from attnlens_cli.show.model_tables import figures_table, gates_table, model_table
+    from attnlens_cli.show.model import figures_table, gates_table, model_table
 
     console = make_console()
     console.print(model_table(model, server.address))

@@ -1,23 +1,23 @@
-"""`attnlens tokenize`: what the model reads of a text."""
-# ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
+"""`attnlens tokenize`: show the tokens of a text."""
+# ruff: noqa: PLC0415 - heavy imports belong in the command, so that `attnlens --help` is fast
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnlens_cli.commands.options import text_failure
-from attnlens_cli.commands.text_options import Texts, text_options
-from attnlens_cli.files.json_text import json_line
+from attnlens_cli.commands.options import Texts, json_option, prompt_text, text_failure, text_options
 from attnlens_cli.files.text_lines import Line
-from attnlens_cli.frame.sections import SectionCommand
-from attnlens_cli.frame.server_options import ServerOptions, server_options
+from attnlens_cli.frame.options import Command
+from attnlens_cli.frame.server import ServerOptions, server_options
+from attnlens_cli.printable import counted, json_line, printable
 
 if TYPE_CHECKING:
     from attnlens_client import Client, ModelInfo, TokenizedText
 
 _BATCH_SIZE = 128
-OWN_KEYS = frozenset(
+_SOURCES_WITHOUT_OFFSETS = {"special", "ids"}
+TOKENIZE_KEYS = frozenset(
     {
         "index",
         "model",
@@ -29,11 +29,11 @@ OWN_KEYS = frozenset(
         "tokens",
     }
 )
-"""What a line of JSON has beside the texts and the keys of the line that was read."""
+"""Keys that `tokenize` adds to a JSON line."""
 
 
 @click.command(
-    cls=SectionCommand,
+    cls=Command,
     epilog="""\b
 Example:
   attnlens tokenize "It was unbelievably wet."
@@ -41,29 +41,27 @@ Example:
   attnlens tokenize --input texts.jsonl | jq -c '{id, num_tokens_total}'""",
 )
 @text_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @server_options
 def tokenize(texts: Texts, as_json: bool, server: ServerOptions) -> None:
-    """Show all tokens of TEXT, special tokens included, also those beyond the model's longest input.
+    """Show all tokens of TEXT, including special tokens and tokens beyond the model's maximum.
 
-    Each has its id, its spelling, where it comes from, and the characters of its text that it stands for.
-    With --input each text becomes a JSON line, which keeps the other keys of a line that was JSON.
+    Each token has an id, a spelling, a source, and offsets in characters. With --input, each text becomes a
+    JSON line that keeps the other keys of a JSON input line.
     """
     from attnlens_client import Client
 
     with Client(server.address, **server.client_settings()) as client:
         model = client.get_model(server.model)
         index = 0
-        for batch in texts.batches(_BATCH_SIZE, model, OWN_KEYS):
-            for line, found in zip(batch, _tokenize(client, texts, batch, model), strict=True):
+        for batch in texts.batches(_BATCH_SIZE, model, TOKENIZE_KEYS):
+            for line, result in zip(batch, _tokenize(client, texts, batch, model), strict=True):
                 if texts.file is None and not as_json:
-                    from attnlens_cli.show.tokens_table import print_tokens
-
-                    print_tokens(found, model)
+                    _print_table(result, model)
                 else:
-                    number = None if texts.file is None else index
-                    described = _described(found, model, texts.prompt_of(model))
-                    click.echo(json_line(line.as_json(number), described).encode())
+                    row = None if texts.file is None else index
+                    content = _as_json(result, model, prompt_text(model, **texts.prompts))
+                    click.echo(json_line(line.as_json(row), content).encode())
                 index += 1
 
 
@@ -78,13 +76,37 @@ def _tokenize(client: "Client", texts: Texts, batch: list[Line], model: "ModelIn
         raise text_failure(error, texts.name_of(batch[error.text_index])) from error
 
 
-def _described(found: "TokenizedText", model: "ModelInfo", prompt: str) -> dict[str, Any]:
+def _as_json(result: "TokenizedText", model: "ModelInfo", prompt: str) -> dict[str, Any]:
     return {
-        "model": found.model,
-        "model_version": found.model_version,
+        "model": result.model,
+        "model_version": result.model_version,
         "prompt": prompt,
-        "num_tokens_total": len(found.tokens),
+        "num_tokens_total": len(result.tokens),
         "max_tokens": model.max_tokens,
-        "exceeds_max_tokens": found.exceeds_max_tokens,
-        "tokens": [dataclasses.asdict(token) for token in found.tokens],
+        "exceeds_max_tokens": result.exceeds_max_tokens,
+        "tokens": [dataclasses.asdict(token) for token in result.tokens],
     }
+
+
+def _print_table(result: "TokenizedText", model: "ModelInfo") -> None:
+    from rich import box
+    from rich.table import Table
+
+    from attnlens_cli.show.console import make_console
+
+    console = make_console()
+    summary = f"{printable(result.model)}: {counted(len(result.tokens), 'token')}"
+    summary += f", the model's maximum is {model.max_tokens:,}"
+    if result.exceeds_max_tokens:
+        summary += "; other commands truncate the text with --truncate"
+    console.print(summary, soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading, justify in (("index", "right"), ("id", "right"), ("token", "left"), ("source", "left")):
+        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("characters", justify="right", no_wrap=True)
+    for index, token in enumerate(result.tokens):
+        offsets = f"{token.char_start}-{token.char_end}"
+        if token.source in _SOURCES_WITHOUT_OFFSETS:
+            offsets = ""
+        table.add_row(str(index), str(token.id), printable(token.text), token.source, offsets)
+    console.print(table)

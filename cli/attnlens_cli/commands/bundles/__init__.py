@@ -1,1 +1,1 @@
-"""The commands that make, check and list bundles."""
+"""Commands that create, check and list bundles."""

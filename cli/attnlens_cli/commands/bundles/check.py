@@ -1,4 +1,5 @@
-"""`attnlens check DIR`."""
+"""`attnlens check`: verify the files of a bundle and its parity with PyTorch."""
+# ruff: noqa: PLC0415 - heavy imports belong in the command, so that `attnlens --help` is fast
 
 import json
 from collections.abc import Iterator
@@ -6,27 +7,34 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from attnlens_cli.commands.options import parity_tokens_option
-from attnlens_cli.frame.sections import SectionCommand, in_section
-from attnlens_cli.frame.stopping import stopped_by_signals
-from attnlens_cli.show.checks.engines import (
+from attnlens_cli.commands.options import bundle_argument, measurements_json_option, parity_tokens_option
+from attnlens_cli.frame.options import Command, in_section
+from attnlens_cli.frame.signals import stopped_by_signals
+from attnlens_cli.show.bundle import (
     engines_as_json,
-    raise_engine_failures,
+    raise_engine_failure,
+    raise_parity_failure,
+    raise_publisher_failure,
+    raise_runtime_failure,
+    runtimes_as_json,
     show_engines,
-    show_stated,
+    show_faithfulness,
+    show_publisher,
+    show_runtimes,
+    show_stated_engines,
+    show_verdict,
 )
-from attnlens_cli.show.checks.faithfulness import show_faithfulness
-from attnlens_cli.show.checks.further import show_further
-from attnlens_cli.show.checks.parity import parity_table, raise_failures
-from attnlens_cli.show.checks.publisher import raise_publisher_failures, show_publisher
-from attnlens_cli.show.checks.runtimes import raise_runtime_failures, runtimes_as_json, show_runtimes
 from attnlens_cli.show.progress import shown_stages
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from attnlens.openvino_settings import OpenvinoPrecision
     from attnlens_export.check import CheckSummary
     from attnlens_export.engines.measure import Engine, EngineSummary
@@ -53,13 +61,13 @@ _runtimes = in_section("Other runtimes")
 _faithfulness = in_section("Faithfulness")
 
 
-@click.command(cls=SectionCommand, epilog=EPILOG)
-@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.command(cls=Command, epilog=EPILOG)
+@bundle_argument
 @_parity(
     "--source",
-    help="Compare with this checkpoint, a directory or hub id, instead of the bundle's own weights.",
+    help="Checkpoint to compare with, a directory or hub id.  [default: the weights in the bundle]",
 )
-@_parity("--revision", help="Branch, tag or commit of a --source on the hub.")
+@_parity("--revision", help="Branch, tag or commit of --source on the hub.")
 @_parity(
     "--against",
     type=click.Choice([_TRANSFORMERS]),
@@ -71,32 +79,32 @@ _faithfulness = in_section("Faithfulness")
     type=click.Choice([_ONNXRUNTIME, _OPENVINO]),
     default=_ONNXRUNTIME,
     show_default=True,
-    help="Measure the bundle in this engine of `serve` too, and write that into the bundle.",
+    help="Engine of `serve`. With openvino, measure the bundle in OpenVINO and record the result in it.",
 )
 @_engine(
     "--precision",
     "precisions",
     multiple=True,
     type=click.Choice(["fp32", "bf16", "int8"]),
-    help="For --engine openvino: embeddings in this precision; may be repeated.  [default: each that the "
-    "bundle and the processor have]",
+    help="Precision of embeddings for --engine openvino; may be repeated.  [default: all that the bundle and "
+    "the processor support]",
 )
 @_engine(
     "--device",
     metavar="NAME",
-    help="For --engine openvino: where it runs, by its own name.  [default: CPU; others are untested]",
+    help="OpenVINO device for --engine openvino.  [default: CPU; other devices are untested]",
 )
 @_runtimes(
     "--runtime",
     "runtimes",
     multiple=True,
     metavar="NAME",
-    help="Run the same inputs in this runtime too; may be repeated; `all`: in every one that is installed.",
+    help="Also compare in this runtime; may be repeated. `all` selects all installed runtimes.",
 )
 @_runtimes(
     "--node-modules",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Where onnxruntime-node and onnxruntime-web are.  [default: where Node.js would look]",
+    help="Directory with onnxruntime-node and onnxruntime-web.  [default: the search path of Node.js]",
 )
 @_runtimes(
     "--answer-timeout",
@@ -104,27 +112,27 @@ _faithfulness = in_section("Faithfulness")
     default=300,
     show_default=True,
     metavar="SECONDS",
-    help="How long a runtime or an engine may take to open a graph, and to run it once.",
+    help="Maximum time for a runtime or an engine to open a graph, and for each run.",
 )
 @parity_tokens_option
 @_faithfulness(
     "--faithfulness",
     is_flag=True,
-    help="Measure how well explanation methods rank tokens, with deletion curves, and write that into the "
-    "bundle.",
+    help="Measure how well explanation methods rank tokens, with deletion curves, and record the result in "
+    "the bundle.",
 )
 @_faithfulness(
     "--texts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="For --faithfulness: one text per line.  [default: 30 English sentences]",
+    help="File with one text per line for --faithfulness.  [default: 30 English sentences]",
 )
 @_faithfulness(
     "--contribution-norm",
     is_flag=True,
-    help="For --faithfulness: measure this method too, which takes a run per embedding component and text: "
-    "minutes for a model with 384 components, hours for a large one.",
+    help="Include the method contribution_norm in --faithfulness. It takes one run per embedding component "
+    "and text: minutes for a model with 384 components, hours for a large model.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print every measurement as JSON.")
+@measurements_json_option
 def check(
     directory: Path,
     engine: str,
@@ -134,49 +142,49 @@ def check(
     node_modules: Path | None,
     answer_timeout: float,
     as_json: bool,
-    **wanted_options: Any,  # noqa: ANN401 - fields of _Wanted
+    **requested: Any,  # noqa: ANN401 - fields of _Request
 ) -> None:
     """Check a bundle: the hash of every file, the graphs, then parity with PyTorch.
 
-    Without --source the PyTorch encoder gets the weights inside the bundle; with it, the checkpoint's, which
-    must also be equal to those inside, bit for bit.
+    PyTorch runs with the weights in the bundle, or with those of --source, which must be equal to them bit
+    for bit.
 
-    With --against transformers the bundle is served in this process and compared with the publisher's own
-    implementation from text to embedding, prompts, lower-casing and truncation included. This detects a
-    configuration that the export misread, which parity cannot.
+    --against transformers also compares the bundle with the publisher's implementation, from text to
+    embedding, including prompts, lower-casing and truncation. It detects a misread configuration, which
+    parity does not.
 
-    With --engine openvino the graphs must also pass as `attnlens serve --engine openvino` runs them, in each
-    precision. The figures go into the report and the manifest of the bundle, and a server refuses to start
-    with what did not pass.
+    --engine openvino also compares the graphs as `attnlens serve --engine openvino` runs them, in each
+    precision. The result is recorded in the bundle's report and manifest, and a server refuses to start with
+    a failed precision.
 
-    With --runtime the graphs must pass in other runtimes too, each in a process of its own. A runtime that is
-    not installed is an error if it was named; with `all` it is only reported.
+    --runtime also compares the graphs in other runtimes, each in its own process. A named runtime must be
+    installed; with `all`, missing runtimes are only reported.
 
-    With --faithfulness the ranking of tokens by each method of `attnlens explain` is compared with what
-    leaving out each token changes. The figures go into the report and the manifest of the bundle, and every
-    explanation repeats them.
+    --faithfulness compares the ranking of tokens by each method of `attnlens explain` with the effect of
+    leaving out each token. The result is recorded in the bundle's report and manifest, and every explanation
+    includes it.
     """
-    from attnlens_export.runtimes import RuntimeOptions  # noqa: PLC0415 - heavy
+    from attnlens_export.runtimes import RuntimeOptions
 
     options = RuntimeOptions(runtimes, node_modules, answer_timeout) if runtimes else None
-    wanted = _Wanted(directory, options, **wanted_options)
-    wanted.check_usage()
+    request = _Request(directory, options, **requested)
+    request.check_usage()
     if engine != _OPENVINO and (precisions or device):
         raise click.UsageError("--precision and --device need --engine openvino")
     with _reported_errors():
-        found = _find_engine(precisions, device, answer_timeout) if engine == _OPENVINO else None
-        measured = _measure(wanted, found)
+        selected = _find_engine(precisions, device, answer_timeout) if engine == _OPENVINO else None
+        measured = _measure(request, selected)
     _show(measured, as_json=as_json)
     _raise_failures(measured, directory)
 
 
 @contextmanager
 def _reported_errors() -> Iterator[None]:
-    """Raise ClickException for what can go wrong with a bundle, a checkpoint or a runtime."""
-    from attnlens.bundle import BundleError  # noqa: PLC0415 - heavy
-    from attnlens_export import ExportError  # noqa: PLC0415 - heavy
-    from attnlens_model import ModelError  # noqa: PLC0415 - heavy
-    from attnlens_runtimes import NotInstalledError, UnknownRuntimeError  # noqa: PLC0415 - heavy
+    """Convert failures of bundles, checkpoints and runtimes to ClickException."""
+    from attnlens.bundle import BundleError
+    from attnlens_export import ExportError
+    from attnlens_model import ModelError
+    from attnlens_runtimes import NotInstalledError, UnknownRuntimeError
 
     try:
         yield
@@ -187,8 +195,8 @@ def _reported_errors() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """What is to be checked, besides an engine. Most fields are options of the command."""
+class _Request:
+    """The requested checks except those of an engine. Most fields are options of the command."""
 
     directory: Path
     runtimes: "RuntimeOptions | None"
@@ -201,7 +209,7 @@ class _Wanted:
     contribution_norm: bool
 
     def check_usage(self) -> None:
-        """Raise UsageError for an option without the one that it needs."""
+        """Raise UsageError for an option without the option that it depends on."""
         if self.revision is not None and self.source is None:
             raise click.UsageError("--revision needs --source")
         if self.against and self.source is None:
@@ -216,7 +224,7 @@ class _Wanted:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What was found; optional measurements only if they were requested and parity passed."""
+    """Results. Optional measurements are None unless they were requested and parity passed."""
 
     summary: "CheckSummary"
     publisher: "PublisherResult | None"
@@ -227,80 +235,80 @@ class _Measured:
 def _find_engine(
     precisions: "tuple[OpenvinoPrecision, ...]", device: str | None, timeout_s: float
 ) -> "Engine":
-    from attnlens_export.engines.measure import CPU, EngineOptions, find_engine  # noqa: PLC0415 - heavy
+    from attnlens_export.engines.measure import CPU, EngineOptions, find_engine
 
     return find_engine(EngineOptions(precisions, device or CPU, timeout_s))
 
 
-def _measure(wanted: _Wanted, engine: "Engine | None") -> _Measured:
-    from attnlens_export.check import check_bundle  # noqa: PLC0415 - heavy
+def _measure(request: _Request, engine: "Engine | None") -> _Measured:
+    from attnlens_export.check import check_bundle
 
     with stopped_by_signals(), shown_stages(in_lines=True) as progress:
         summary = check_bundle(
-            wanted.directory,
-            wanted.source,
-            revision=wanted.revision,
-            parity_tokens=wanted.parity_tokens,
-            runtimes=wanted.runtimes,
+            request.directory,
+            request.source,
+            revision=request.revision,
+            parity_tokens=request.parity_tokens,
+            runtimes=request.runtimes,
             progress=progress,
         )
         publisher = engines = faithfulness = None
-        if wanted.against and summary.verdict.passed:
-            publisher = _compare_with_publisher(wanted, summary, progress)
+        if request.against and summary.verdict.passed:
+            publisher = _compare_with_publisher(request, summary, progress)
         if engine and summary.verdict.passed:
-            engines = _measure_engine(wanted, engine, progress)
-        if wanted.faithfulness and summary.verdict.passed:
-            faithfulness = _measure_faithfulness(wanted, progress)
+            engines = _measure_engine(request, engine, progress)
+        if request.faithfulness and summary.verdict.passed:
+            faithfulness = _measure_faithfulness(request, progress)
     return _Measured(summary, publisher, engines, faithfulness)
 
 
 def _compare_with_publisher(
-    wanted: _Wanted, summary: "CheckSummary", progress: "Progress"
+    request: _Request, summary: "CheckSummary", progress: "Progress"
 ) -> "PublisherResult":
-    from attnlens_cli.sources.served_bundle import ServedBundle  # noqa: PLC0415 - heavy
-    from attnlens_export.publisher import (  # noqa: PLC0415 - heavy
+    from attnlens_export.publisher import (
         MAX_TOKENS,
         compare_with_publisher,
         hidden_states_limit,
     )
-    from attnlens_server.errors import StartupError  # noqa: PLC0415 - heavy
+    from attnlens_server.errors import StartupError
 
-    assert wanted.source is not None  # noqa: S101 - `check` requires it
+    assert request.source is not None  # noqa: S101 - `check` requires it
     try:
-        with ServedBundle(wanted.directory, MAX_TOKENS) as served:
+        with ServedBundle(request.directory, MAX_TOKENS) as served:
             return compare_with_publisher(
                 served,
-                wanted.source,
+                request.source,
                 hidden_states_limit(summary.verdict.parity),
                 partial(progress, "Against the publisher"),
-                revision=wanted.revision,
+                revision=request.revision,
                 pooling=summary.manifest.pooling,
             )
     except StartupError as error:
-        raise click.ClickException(f"--against serves the bundle, which failed: {error}") from error
+        raise click.ClickException(f"--against cannot serve the bundle: {error}") from error
 
 
-def _measure_engine(wanted: _Wanted, engine: "Engine", progress: "Progress") -> "EngineSummary":
-    from attnlens_export.engines.measure import measure_engine, record  # noqa: PLC0415 - heavy
+def _measure_engine(request: _Request, engine: "Engine", progress: "Progress") -> "EngineSummary":
+    from attnlens_export.engines.measure import measure_engine
+    from attnlens_export.engines.measure import record
 
-    measured = measure_engine(wanted.directory, engine, parity_tokens=wanted.parity_tokens, progress=progress)
-    record(wanted.directory, measured.results)
+    measured = measure_engine(
+        request.directory, engine, parity_tokens=request.parity_tokens, progress=progress
+    )
+    record(request.directory, measured.results)
     return measured
 
 
-def _measure_faithfulness(wanted: _Wanted, progress: "Progress") -> "FaithfulnessResult":
-    from attnlens_export.faithfulness.measure import (  # noqa: PLC0415 - heavy
-        measure_faithfulness,
-        record,
-    )
+def _measure_faithfulness(request: _Request, progress: "Progress") -> "FaithfulnessResult":
+    from attnlens_export.faithfulness.measure import measure_faithfulness
+    from attnlens_export.faithfulness.measure import record
 
     measured = measure_faithfulness(
-        wanted.directory,
-        wanted.texts,
+        request.directory,
+        request.texts,
         partial(progress, "Faithfulness"),
-        with_norm=wanted.contribution_norm,
+        with_norm=request.contribution_norm,
     )
-    record(wanted.directory, measured)
+    record(request.directory, measured)
     return measured
 
 
@@ -314,7 +322,7 @@ def _show(measured: _Measured, *, as_json: bool) -> None:
     if measured.engines:
         show_engines(measured.engines)
     else:
-        show_stated(measured.summary.manifest)
+        show_stated_engines(measured.summary.manifest)
     if measured.faithfulness:
         show_faithfulness(measured.faithfulness)
 
@@ -332,15 +340,11 @@ def _as_json(measured: _Measured) -> dict[str, Any]:
 
 
 def _show_tables(summary: "CheckSummary") -> None:
-    from attnlens_cli.show.console import make_console  # noqa: PLC0415 - heavy
-
     manifest, verdict = summary.manifest, summary.verdict
-    title = f"{manifest.model_name} against {verdict.parity.reference_name}"
-    make_console(markup=True).print(parity_table(verdict, title))
-    show_further(verdict)
-    click.echo(f"{len(manifest.files)} files have the hashes of the manifest; the graphs are portable")
+    show_verdict(verdict, f"{manifest.model_name} against {verdict.parity.reference_name}")
+    click.echo(f"{len(manifest.files)} files match the hashes in the manifest; the graphs are portable")
     if summary.not_stated:
-        click.echo(f"not compared, as the manifest does not state it: {', '.join(summary.not_stated)}")
+        click.echo(f"not compared, because the manifest lacks it: {', '.join(summary.not_stated)}")
     if summary.runtimes or summary.missing:
         show_runtimes(summary)
 
@@ -348,13 +352,57 @@ def _show_tables(summary: "CheckSummary") -> None:
 def _raise_failures(measured: _Measured, directory: Path) -> None:
     """Raise ClickException with the first failure, if there is one."""
     summary = measured.summary
-    raise_failures(summary.verdict)
-    raise_runtime_failures(summary)
+    raise_parity_failure(summary.verdict)
+    raise_runtime_failure(summary)
     if measured.publisher:
-        raise_publisher_failures(measured.publisher)
+        raise_publisher_failure(measured.publisher)
     if measured.engines:
-        raise_engine_failures(measured.engines)
+        raise_engine_failure(measured.engines)
     if not summary.manifest.parity.passed:
         raise click.ClickException(
-            f"the export of this bundle failed parity, a server refuses it: see {directory}/parity/report.md"
+            f"this bundle failed parity at its export, so servers reject it: see {directory}/parity/report.md"
         )
+
+
+class ServedBundle:
+    """Runs a bundle in this process for the comparison with the publisher's implementation.
+
+    Implements `attnlens_export.publisher.Embedder` with the handlers of a server, without the network.
+
+    Args:
+        directory: The bundle.
+        max_tokens: Length in tokens to which texts are truncated, unless the bundle's maximum is lower.
+
+    Raises:
+        StartupError: The bundle cannot be served.
+    """
+
+    def __init__(self, directory: Path, max_tokens: int) -> None:
+        from attnlens.bundle import read_manifest
+        from attnlens_server import local
+
+        self.max_tokens = min(read_manifest(directory).max_tokens, max_tokens)
+        self._model = local(directory, precision="fp32", max_tokens=self.max_tokens)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._model.close()
+
+    def encode(self, text: str, prompt_name: str | None) -> "tuple[list[int], npt.NDArray[np.float32]]":
+        """Return token ids (T,) and hidden states (T, D)."""
+        [result] = self._model.encode([text], truncate=True, **_prompt(prompt_name))
+        assert result.last_hidden_state is not None  # noqa: S101 - requested by default
+        return [token.id for token in result.tokens], result.last_hidden_state
+
+    def embed(self, text: str, prompt_name: str | None) -> "npt.NDArray[np.float32]":
+        """Return the final embedding (E,)."""
+        vector: npt.NDArray[np.float32] = self._model.embed([text], truncate=True, **_prompt(prompt_name))[0]
+        return vector
+
+
+def _prompt(prompt_name: str | None) -> dict[str, Any]:
+    return {"prompt": ""} if prompt_name is None else {"prompt_name": prompt_name}

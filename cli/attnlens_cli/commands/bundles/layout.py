@@ -1,42 +1,43 @@
-"""`attnlens layout DIR KIND --output REPO`."""
+"""`attnlens layout`: create the model repository of another server."""
+# ruff: noqa: PLC0415 - heavy imports belong in the command, so that `attnlens --help` is fast
 
 from pathlib import Path
 
 import click
 
-from attnlens_cli.commands.options import LAYOUT_NAMES, link_option
-from attnlens_cli.frame.sections import SectionCommand, in_section
-from attnlens_cli.frame.stopping import stopped_by_signals
-from attnlens_cli.show.layout_summary import describe_layout
+from attnlens_cli.commands.options import LAYOUT_NAMES, bundle_argument, link_option
+from attnlens_cli.frame.options import Command, in_section
+from attnlens_cli.frame.signals import stopped_by_signals
+from attnlens_cli.show.bundle import describe_layout
 
 EPILOG = """\b
 Example:
   attnlens layout bundles/minilm triton --output models
   attnlens layout bundles/minilm ovms --output models-ovms
 
-Then start the server there, for instance: tritonserver --model-repository=$PWD/models"""
+Then start the server, such as: tritonserver --model-repository=$PWD/models"""
 
 _repository = in_section("Model repositories")
 
 
-@click.command(cls=SectionCommand, epilog=EPILOG)
-@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.command(cls=Command, epilog=EPILOG)
+@bundle_argument
 @click.argument("kind", metavar="triton|ovms", type=click.Choice(LAYOUT_NAMES))
 @_repository(
-    "--output", required=True, metavar="REPO", type=click.Path(path_type=Path), help="Directory to make."
+    "--output", required=True, metavar="REPO", type=click.Path(path_type=Path), help="Directory to create."
 )
-@_repository("--force", is_flag=True, help="Replace a model repository made by attnlens.")
+@_repository("--force", is_flag=True, help="Replace an existing model repository of attnlens.")
 @link_option
 def layout(directory: Path, kind: str, output: Path, force: bool, link: bool) -> None:
-    """Lay a bundle out as the model repository of another server.
+    """Create the model repository of another server from the bundle DIR.
 
-    That is NVIDIA's Triton Inference Server (triton) or OpenVINO Model Server (ovms). REPO gets the graphs
-    and weights of the bundle DIR and the server's configuration. Hashes are checked first. Neither server
-    reads text: clients send token ids, README.md in REPO says which.
+    Supports NVIDIA's Triton Inference Server (triton) and OpenVINO Model Server (ovms). REPO contains the
+    graphs, the weights and the server's configuration. Hashes are verified first. Clients of these servers
+    send token ids instead of text; see README.md in REPO.
     """
-    from attnlens.bundle import BundleError  # noqa: PLC0415 - heavy
-    from attnlens_export import ExportError, OutputError  # noqa: PLC0415 - heavy
-    from attnlens_export.layouts import write_layout  # noqa: PLC0415 - heavy
+    from attnlens.bundle import BundleError
+    from attnlens_export import ExportError, OutputError
+    from attnlens_export.layouts import write_layout
 
     try:
         with stopped_by_signals():

@@ -1,1 +1,1 @@
-"""The commands that serve a bundle."""
+"""Commands that serve a bundle."""

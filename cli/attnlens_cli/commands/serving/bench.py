@@ -1,4 +1,4 @@
-"""`attnlens bench DIR`: recommend the engine, precision and settings of `attnlens serve`."""
+"""`attnlens bench`: recommend the engine, precision and settings of `attnlens serve`."""
 # ruff: noqa: PLC0415 - heavy imports belong in the command, so that `attnlens --help` is fast
 
 import json
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attnlens_cli.commands.config_option import ENGINES, PRECISIONS, PROVIDERS, ConfigFailure, config_option
+from attnlens_cli.commands.options import measurements_json_option
 from attnlens_cli.files.text_lines import read_lines
-from attnlens_cli.frame.sections import SectionCommand, in_section
+from attnlens_cli.frame.options import Command, in_section
 from attnlens_cli.show.progress import shown_stages
 from attnlens_server.config import ConfigError, ServerConfig
 
@@ -50,12 +51,11 @@ class _ThreadCounts(click.ParamType[tuple[int, ...]]):
         return tuple(int(part) for part in parts)
 
 
-_measure = in_section("What to measure")
-_compute = in_section("Computing")
-_configure = partial(config_option, section="Computing")
+_measure, _compute = in_section("Measurement"), in_section("Compute")
+_configure = partial(config_option, section="Compute")
 
 
-@click.command(cls=SectionCommand, epilog=EPILOG)
+@click.command(cls=Command, epilog=EPILOG)
 @click.argument("bundle", metavar="DIR", type=click.Path(path_type=Path))
 @_configure("engine", "Engine whose settings to search.", ENGINES)
 @_configure("precision", "Precision of its embeddings.", PRECISIONS)
@@ -66,7 +66,7 @@ _configure = partial(config_option, section="Computing")
     "--texts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Texts to measure with: one per line, or JSON lines if FILE ends in .jsonl.  "
+    help="Texts to measure with, one per line, or JSON lines if FILE ends in .jsonl.  "
     "[default: random token ids, many short texts and a few long ones]",
 )
 @_measure(
@@ -93,7 +93,7 @@ _configure = partial(config_option, section="Computing")
     show_default=True,
     help="Duration of each measurement. Each setting is measured up to three times.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print every measurement as JSON.")
+@measurements_json_option
 def bench(
     bundle: Path,
     texts: Path | None,
@@ -102,7 +102,7 @@ def bench(
     threads: tuple[int, ...] | None,
     seconds: float,
     as_json: bool,
-    **options: Any,  # noqa: ANN401 - each is a field of ServerConfig
+    **options: Any,  # noqa: ANN401 - fields of ServerConfig
 ) -> None:
     """Find the engine, precision and settings of `attnlens serve` for the bundle in DIR on this machine.
 

@@ -1,4 +1,4 @@
-"""`attnlens serve SOURCE`."""
+"""`attnlens serve`: serve a bundle or a checkpoint over gRPC."""
 
 import dataclasses
 import os
@@ -10,9 +10,9 @@ import click
 from click.core import ParameterSource
 
 from attnlens_cli.commands.config_option import ENGINES, PRECISIONS, PROVIDERS, ConfigFailure, config_option
-from attnlens_cli.frame.sections import SectionCommand
-from attnlens_cli.show.printable import counted, printable
-from attnlens_cli.sources.options import cache_option, source_argument
+from attnlens_cli.commands.options import cache_option, source_argument
+from attnlens_cli.frame.options import Command
+from attnlens_cli.printable import counted, printable
 from attnlens_server.config import ConfigError, ServerConfig, graph_precision
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ Example:
   attnlens serve bundles/minilm --viewer-port 8080 --max-tokens 128
   attnlens serve sentence-transformers/all-MiniLM-L6-v2"""
 
-_listen = partial(config_option, section="Listening")
-_compute = partial(config_option, section="Computing")
+_listen = partial(config_option, section="Listen address")
+_compute = partial(config_option, section="Compute")
 _explain = partial(config_option, section="Explanations")
 _limit = partial(config_option, section="Limits")
 _time = partial(config_option, section="Time limits")
@@ -34,103 +34,106 @@ _log = partial(config_option, section="Logs")
 _viewer = partial(config_option, section="Viewer")
 
 
-@click.command(cls=SectionCommand, epilog=EPILOG)
+@click.command(cls=Command, epilog=EPILOG)
 @source_argument
 @cache_option
 @_listen("host", "Address to listen on.")
 @_listen("port", "Port to listen on; 0 picks a free one.")
 @_listen(
     "address",
-    "Where to listen, in place of --host and --port: unix:PATH, unix-abstract:NAME or HOST:PORT, the same as "
-    "--address of the commands that ask a server.",
+    "Address instead of --host and --port: unix:PATH, unix-abstract:NAME or HOST:PORT, as in --address of "
+    "client commands.",
 )
-@_listen("socket_mode", "Permissions of the socket file of unix:PATH; who may write may connect.")
+@_listen("socket_mode", "Permissions of the socket file of unix:PATH. Connecting requires write permission.")
 @_compute(
     "engine",
-    "What runs the model. OpenVINO has bf16, on processors that have it; its vectors differ from those of "
-    "ONNX Runtime in the last digits, in bf16 by more.",
+    "Engine that runs the model. OpenVINO supports bf16 on suitable processors. Its embeddings differ from "
+    "those of ONNX Runtime in the last digits, in bf16 by more.",
     ENGINES,
 )
 @_compute(
     "provider",
-    "Where ONNX Runtime runs. With cuda, the server refuses to start unless CUDA runs the model.",
+    "Device of ONNX Runtime. With cuda, the server refuses to start if CUDA cannot run the model.",
     PROVIDERS,
 )
-@_compute(
-    "device", "Where OpenVINO runs: CPU, or a GPU of Intel's: GPU, GPU.1 for the second. GPUs are not tested."
-)
+@_compute("device", "Device of OpenVINO: CPU, or an Intel GPU: GPU, GPU.1 for the second. GPUs are untested.")
 @_compute(
     "precision",
-    "What embeddings are computed in: fp16 (for CUDA) or int8 (for a CPU) if the bundle has it, bf16 with "
-    "--engine openvino.",
+    "Precision of embeddings: fp16 (for CUDA) or int8 (for CPUs) if the bundle has it, or bf16 with --engine "
+    "openvino.",
     PRECISIONS,
 )
-@_compute("device_id", "Which GPU, for CUDA.")
-@_compute("threads", "Threads that compute; 0: one a physical core.")
+@_compute("device_id", "Index of the GPU, for CUDA.")
+@_compute("threads", "Number of compute threads; 0: one per physical core.")
 @_compute(
     "lanes",
-    "Batches that run side by side; 0: one a thread on a CPU, 1 on CUDA. With 1, the weights are in memory "
-    "once instead of twice.",
+    "Number of batches that run concurrently; 0: one per thread on a CPU, 1 on CUDA. With 1, the weights are "
+    "in memory once instead of twice.",
 )
 @_compute(
     "max_batch_tokens",
-    "Tokens of one batch, padding included; 0: 256 on a CPU, 512 with OpenVINO, 8192 on CUDA.",
+    "Maximum tokens of a batch, including padding; 0: 256 on a CPU, 512 with OpenVINO, 8192 on CUDA.",
 )
-@_compute("max_attention_bytes", "Attention weights of the batches that run, in bytes.")
-@_explain("explain", "Serve Explain and Compare; their graph is opened by the first request.")
+@_compute("max_attention_bytes", "Maximum memory for the attention weights of running batches, in bytes.")
+@_explain("explain", "Serve Explain and Compare. The first request opens their graph.")
 @_limit(
     "max_computed_tokens",
-    "Maximum compute cost of a request for leave-one-out, matrices of pairs and reductions of attention, "
-    "in tokens.",
+    "Maximum compute cost of a request for leave-one-out, pair matrices and attention reductions, in tokens.",
 )
-@_limit("max_concurrent_inputs", "Texts that wait or run at a time; beyond, requests are refused.")
-@_limit("max_inputs_per_request", "Texts in one request.")
-@_limit("max_text_bytes", "Bytes of one text.")
-@_limit("max_request_text_bytes", "Bytes of all texts of a request.")
-@_limit("max_response_bytes", "Bytes of one reply.")
-@_limit("max_memory_bytes", "Memory of all calls and of replies that are not read yet, in bytes.")
-@_limit("max_calls", "Calls at a time.")
-@_limit("accept_compression", "Accept compressed requests, which may be far larger than they look.")
-@_limit("max_tokens", "Tokens of one text.  [default: the bundle's]", int)
-@_compute("worker_threads", "Threads that tokenize and build replies.")
-@_time("stall_timeout_s", "How long a client may take to read a message; then its call is ended.")
-@_time("start_timeout_s", "How long opening and trying a graph may take, for each number of threads.")
-@_time("drain_timeout_s", "How long running requests may take after SIGTERM.")
-@_tls("tls_cert", "PEM certificate chain.", click.Path(path_type=Path))
-@_tls("tls_key", "PEM private key.", click.Path(path_type=Path))
-@_tls("tls_client_ca", "PEM roots: clients must show a certificate.", click.Path(path_type=Path))
+@_limit(
+    "max_concurrent_inputs", "Maximum number of waiting and running texts. Further requests are rejected."
+)
+@_limit("max_inputs_per_request", "Maximum number of texts in a request.")
+@_limit("max_text_bytes", "Maximum size of a text in bytes.")
+@_limit("max_request_text_bytes", "Maximum size of all texts of a request in bytes.")
+@_limit("max_response_bytes", "Maximum size of a response in bytes.")
+@_limit("max_memory_bytes", "Maximum memory of all calls, including unread responses, in bytes.")
+@_limit("max_calls", "Maximum number of concurrent calls.")
+@_limit("accept_compression", "Accept compressed requests, which may be much larger after decompression.")
+@_limit("max_tokens", "Maximum tokens of a text.  [default: the bundle's maximum]", int)
+@_compute("worker_threads", "Number of threads for tokenization and responses.")
+@_time("stall_timeout_s", "Maximum time for a client to read a message before its call is aborted.")
+@_time("start_timeout_s", "Maximum time to open and test a graph, for each number of threads.")
+@_time("drain_timeout_s", "Maximum time for running requests after SIGTERM.")
+@_tls("tls_cert", "Certificate chain (PEM).", click.Path(path_type=Path))
+@_tls("tls_key", "Private key (PEM).", click.Path(path_type=Path))
+@_tls(
+    "tls_client_ca",
+    "Root certificates (PEM) of clients, which then need a certificate.",
+    click.Path(path_type=Path),
+)
 @_viewer(
     "viewer_port",
-    "Show texts in a browser, too: the port of that page; 0 picks a free one.  [default: no]",
+    "Port of the viewer, a web page for exploring texts; 0 picks a free one.  [default: no viewer]",
     int,
 )
-@_viewer("viewer_host", "Address that the page listens on.")
+@_viewer("viewer_host", "Listen address of the viewer.")
 @_viewer(
     "viewer_origin",
-    "Public address of the page, such as https://lens.example.org, if browsers reach it by a DNS name or "
-    "through a reverse proxy.",
+    "Public address of the viewer, such as https://lens.example.org, if browsers use a DNS name or a reverse "
+    "proxy.",
 )
 @_log(
     "log_requests",
-    "Log a line for each request: method, client, texts, tokens, status, times. Never the texts.",
+    "Log one line per request: method, client, numbers of texts and tokens, status, times. Never logs texts.",
 )
 def serve(source: Path, cache_dir: Path | None, **options: Any) -> None:  # noqa: ANN401 - fields of ServerConfig
     """Serve SOURCE over gRPC until SIGTERM.
 
-    SOURCE is the directory of a bundle. It may also be a checkpoint, a directory or a hub id such as org/name
-    or org/name@revision: then it is exported into a cache first, with its --precision, and the next start
-    takes it from there. `attnlens list` shows what is there.
+    SOURCE is a bundle or a checkpoint: a directory, or a hub id such as org/name or org/name@revision. A
+    checkpoint is exported in --precision into the cache, and later starts use the cached bundle. `attnlens
+    list` shows the cache.
 
-    Prints one line when ready. A bundle that was altered, or whose parity failed, is refused.
+    Prints one line when ready. Bundles that were altered or failed parity are rejected.
     """
-    # gRPC's own lines on stderr are not our format, and a client can bring them about as often as it likes.
+    # gRPC's lines on stderr have another format, and clients can cause any number of them.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from attnlens_cli.sources.resolve import resolve  # noqa: PLC0415 - heavy
+    from attnlens_cli.sources.source import resolve  # noqa: PLC0415 - heavy
     from attnlens_server.errors import StartupError  # noqa: PLC0415 - heavy
     from attnlens_server.server import serve as serve_bundle  # noqa: PLC0415 - heavy
 
     if options.get("engine", "onnxruntime") == "onnxruntime":
-        import onnxruntime  # noqa: F401, PLC0415 - where it is missing, nothing is exported first
+        import onnxruntime  # noqa: F401, PLC0415 - fails before an export
 
     _check_address_alone()
     try:
@@ -144,7 +147,7 @@ def serve(source: Path, cache_dir: Path | None, **options: Any) -> None:  # noqa
 
 
 def _check_address_alone() -> None:
-    """Reject --host and --port next to --address. Variables of an image may have them: they are ignored."""
+    """Reject --host and --port in addition to --address. Their variables, as set in an image, are ignored."""
     ctx = click.get_current_context()
     given = [
         f"--{name}"

@@ -1,5 +1,5 @@
-"""`attnlens try SOURCE TEXT`: a first look at a model, without a server running."""
-# ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
+"""`attnlens try`: a first look at a model, without a running server."""
+# ruff: noqa: PLC0415 - heavy imports belong in the command, so that `attnlens --help` is fast
 
 import shlex
 from importlib.util import find_spec
@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from attnlens_cli import how_to_install
 from attnlens_cli.commands.config_option import ENGINES, PRECISIONS, ConfigFailure, config_option
-from attnlens_cli.commands.options import check_sendable
-from attnlens_cli.frame.extras import how_to_install
-from attnlens_cli.frame.sections import SectionCommand
-from attnlens_cli.frame.stopping import stopped_by_signals
-from attnlens_cli.show.printable import printable
-from attnlens_cli.sources.options import cache_option, source_argument
+from attnlens_cli.commands.options import cache_option, source_argument
+from attnlens_cli.frame.options import TEXT, Command
+from attnlens_cli.frame.signals import stopped_by_signals
+from attnlens_cli.printable import printable
 from attnlens_server.config import ConfigError, EngineName, Precision, ServerConfig, graph_precision
 
 if TYPE_CHECKING:
@@ -30,32 +29,30 @@ Example:
   attnlens try sentence-transformers/all-MiniLM-L6-v2 "It rained." "The street was wet."
   attnlens try bundles/minilm "A man is playing a guitar.\""""
 
-_NEEDED = ("onnxruntime", "tokenizers", "grpc_health", "grpc_reflection", "h11", "loky")
-_MOST_CHARACTERS = 70  # of the text in what to run next
-_NUM_LARGEST = 3  # one of them may be that of the word itself
+_SERVER_MODULES = ("onnxruntime", "tokenizers", "grpc_health", "grpc_reflection", "h11", "loky")
+_MAX_CHARACTERS = 70  # of the text in the suggested commands
+_NUM_LARGEST = 3  # one of them may be the weight of the word itself
 
 
-@click.command("try", cls=SectionCommand, epilog=EPILOG)
+@click.command("try", cls=Command, epilog=EPILOG)
 @source_argument
-@click.argument("texts", metavar="TEXT...", nargs=-1, required=True)
+@click.argument("texts", metavar="TEXT...", nargs=-1, required=True, type=TEXT)
 @cache_option
-@config_option("engine", "What runs the model.", ENGINES, section="Options")
+@config_option("engine", "Engine that runs the model.", ENGINES, section="Options")
 @config_option(
     "precision",
-    "What embeddings are computed in; a checkpoint is exported with it. bf16 is for --engine openvino.",
+    "Precision of embeddings and of the export of a checkpoint. bf16 needs --engine openvino.",
     PRECISIONS,
     section="Options",
 )
 def try_source(
     source: Path, texts: tuple[str, ...], cache_dir: Path | None, engine: EngineName, precision: Precision
 ) -> None:
-    """Show what a model makes of each TEXT: tokens, vector, which words made it, attention, similarity.
+    """Show tokens, embedding, contributions of words, attention and similarities of each TEXT.
 
-    SOURCE is as for `attnlens serve`: a bundle, or a checkpoint, which is exported into the cache first. A
-    server runs for as long as this takes.
+    SOURCE is a bundle or a checkpoint, as in `attnlens serve`. Starts a temporary server.
     """
-    check_sendable({"TEXT": "".join(texts)})
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    missing = [name for name in _SERVER_MODULES if find_spec(name) is None]
     if missing:
         raise click.UsageError(f"{missing[0]} is not installed: {how_to_install('server')}")
     try:
@@ -65,14 +62,14 @@ def try_source(
     from attnlens.bundle import read_manifest
     from attnlens_cli.show.console import make_console
     from attnlens_cli.show.first_look import print_look, print_model, print_similarities
-    from attnlens_cli.sources.child_server import child_server
-    from attnlens_cli.sources.resolve import resolve
+    from attnlens_cli.sources.child import child_server
+    from attnlens_cli.sources.source import resolve
     from attnlens_client import Client
 
     bundle = resolve(source, cache_dir, graph_precision(precision))
     if all(file.path != "tokenizer.json" for file in read_manifest(bundle).files):
         raise click.ClickException(
-            f"{source} has no tokenizer, and this command sends text: make a bundle with `attnlens export "
+            f"{source} has no tokenizer, which this command needs: export a bundle with `attnlens export "
             "--tokenizer FILE`, or serve it and send token ids with the Python client"
         )
     options = ["--engine", engine, "--precision", precision]
@@ -85,16 +82,18 @@ def try_source(
         print_look(console, look)
     if len(looks) > 1:
         print_similarities(console, looks)
-    kept = f" --cache-dir {shlex.quote(str(cache_dir))}" if cache_dir is not None and bundle != source else ""
-    _print_next(console, f"{shlex.quote(str(source))}{kept}", texts[0])
+    cache = (
+        f" --cache-dir {shlex.quote(str(cache_dir))}" if cache_dir is not None and bundle != source else ""
+    )
+    _print_next(console, f"{shlex.quote(str(source))}{cache}", texts[0])
 
 
-def _print_next(console: "Console", served: str, text: str) -> None:
-    """Print what to run next: `served` are the arguments of serve."""
-    text = printable(text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…")
+def _print_next(console: "Console", serve_arguments: str, text: str) -> None:
+    """Print commands to run next."""
+    text = printable(text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…")
     console.print()
     console.print("next", style="bold")
-    console.print(f"  attnlens serve {served}", soft_wrap=True)
+    console.print(f"  attnlens serve {serve_arguments}", soft_wrap=True)
     console.print(f"  attnlens view {shlex.quote(text)} --output page.html", soft_wrap=True)
     call = f"Client('127.0.0.1:50051').embed([{text!r}])"
     console.print(f"  python: from attnlens_client import Client; {call}", soft_wrap=True)
@@ -102,7 +101,7 @@ def _print_next(console: "Console", served: str, text: str) -> None:
 
 def _looks(client: "Client", model: "ModelInfo", texts: "Sequence[str]") -> "list[Look]":
     from attnlens.reductions import AttentionReduction, TopK
-    from attnlens_cli.show.attention.map import AttentionMap
+    from attnlens_cli.show.attention_map import AttentionMap
     from attnlens_cli.show.first_look import Look
     from attnlens_client import AttentionQuery
 

@@ -1,1 +1,1 @@
-"""The commands that study a bundle's model by themselves, without a server."""
+"""Commands that analyze the model of a bundle in this process."""

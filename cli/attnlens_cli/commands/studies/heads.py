@@ -1,5 +1,5 @@
-"""`attnlens heads BUNDLE`: what every attention head of a model does, measured."""
-# ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
+"""`attnlens heads`: measure the function of every attention head."""
+# ruff: noqa: PLC0415 - heavy imports belong in the command, so that `attnlens --help` is fast
 
 import csv
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnlens_cli.files.new_file import checked_path, replacing
-from attnlens_cli.frame.sections import SectionCommand, in_section
-from attnlens_cli.show.printable import printable_json
+from attnlens_cli.files.output_file import PAGE_SUFFIXES, checked_path, replacing
+from attnlens_cli.frame.options import Command, in_section, option
+from attnlens_cli.printable import printable_json
 from attnlens_cli.show.progress import shown_stages
 
 if TYPE_CHECKING:
@@ -22,50 +22,51 @@ Example:
   attnlens heads bundles/minilm --texts sentences.txt --stsb sts-dev.csv"""
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_COLUMNS = 3
+_NUM_COLUMNS = 3
 
-_measure = in_section("What to measure")
-_file = in_section("What to write")
+_measure, _output = in_section("Measurement"), in_section("Output")
 
 
-@click.command(cls=SectionCommand, epilog=EPILOG)
+@click.command(cls=Command, epilog=EPILOG)
 @click.argument("bundle", metavar="BUNDLE", type=click.Path(path_type=Path))
 @_measure(
     "--conllu",
     type=_FILE,
     metavar="FILE",
-    help="A treebank in CoNLL-U.  [default: 500 sentences of UD English EWT, which come with attnlens]",
+    help="Treebank in CoNLL-U format.  [default: 500 sentences of UD English EWT, included in attnlens]",
 )
-@_measure("--texts", type=_FILE, metavar="FILE", help="Texts, one a line: all measures but syntax.")
+@_measure(
+    "--texts", type=_FILE, metavar="FILE", help="File with one text per line, for all measures except syntax."
+)
 @_measure(
     "--importance-texts",
     type=click.IntRange(min=0),
     default=25,
     show_default=True,
-    help="How many of the texts to run without each head; 0: leave importance out.",
+    help="Number of texts to run without each head; 0 to skip the importance of heads.",
 )
 @_measure(
     "--stsb",
     type=_FILE,
     metavar="FILE",
-    help="Pairs of texts with human scores, CSV: text, text, score. Measures what each head is worth.",
+    help="CSV file of text pairs with human scores (text, text, score), to measure the worth of each head.",
 )
 @_measure(
     "--pairs",
     type=click.IntRange(min=2),
     default=300,
     show_default=True,
-    help="How many pairs of --stsb, at even distances.",
+    help="Number of pairs of --stsb to use, evenly spaced.",
 )
-@_file("--json", "json_name", metavar="FILE", help="Write every number as JSON.")
-@_file("--markdown", "markdown_name", metavar="FILE", help="Write a page of Markdown.")
-@_file("--html", "html_name", metavar="FILE", help="Write a page that needs no network.")
-@click.option(
+@_output("--json", "json_name", metavar="FILE", help="Write all measurements as JSON.")
+@_output("--markdown", "markdown_name", metavar="FILE", help="Write a report in Markdown.")
+@_output("--html", "html_name", metavar="FILE", help="Write a self-contained HTML report.")
+@option(
     "--threads",
     type=click.IntRange(min=0),
     default=0,
-    show_default="one a physical core",
-    help="Threads of ONNX Runtime.",
+    show_default="one per physical core",
+    help="Number of threads of ONNX Runtime.",
 )
 def heads(
     bundle: Path,
@@ -79,36 +80,37 @@ def heads(
     html_name: str | None,
     threads: int,
 ) -> None:
-    """Measure what every attention head of the model in BUNDLE does.
+    """Measure the function of every attention head of the model in BUNDLE.
 
-    Where its attention goes by place, which syntactic relation it follows, what repeated tokens do to it, and
-    what the embedding loses without it. Heads get labels by stated rules. Runs in this process, on the CPU.
+    Measures the positions that a head attends to, the syntactic relations that it follows, its attention to
+    repeated tokens, and the change of the embedding without it. Labels follow documented rules. Runs in this
+    process, on the CPU.
     """
     from attnlens_analysis.heads import TooShortError, TreebankError, measure_heads
     from attnlens_server.bundle import open_bundle
     from attnlens_server.errors import StartupError
 
     if conllu is not None and texts is not None:
-        raise click.UsageError("--conllu and --texts exclude each other: measure on one of them")
+        raise click.UsageError("--conllu and --texts exclude each other: give one of them")
     outputs = {
         suffixes[0]: checked_path(name, f"--{option}", suffixes)
         for name, option, suffixes in (
             (json_name, "json", (".json",)),
             (markdown_name, "markdown", (".md", ".markdown")),
-            (html_name, "html", (".html", ".htm")),
+            (html_name, "html", PAGE_SUFFIXES),
         )
         if name is not None
     }
     try:
         corpus = _corpus(conllu, texts)
-        chosen = _read_pairs(stsb, pairs) if stsb is not None else []
+        scored_pairs = _read_pairs(stsb, pairs) if stsb is not None else []
         with shown_stages() as stages:
             report = measure_heads(
                 open_bundle(bundle),
                 corpus,
                 lambda stage, done, total: stages(stage, "", done, total),
                 num_importance_texts=importance_texts,
-                pairs=chosen,
+                pairs=scored_pairs,
                 threads=threads,
             )
     except (StartupError, TooShortError, TreebankError) as error:
@@ -125,38 +127,40 @@ def _corpus(conllu: Path | None, texts: Path | None) -> "Corpus":
 
 
 def _read_pairs(path: Path, number: int) -> "list[ScoredPair]":
-    """Read rows of two texts and a score; a first row without a number is a heading."""
+    """Read rows of two texts and a score. A first row without a number is a heading."""
     from attnlens_analysis.heads import ScoredPair
     from attnlens_analysis.heads.importance import spread
 
-    found = []
+    pairs = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file)
             for row in rows:
                 where = f"{path}, line {rows.line_num}"
-                if len(row) < _COLUMNS:
-                    raise click.ClickException(f"{where}: {len(row)} columns, want text, text, score")
+                if len(row) < _NUM_COLUMNS:
+                    raise click.ClickException(f"{where}: {len(row)} columns instead of text, text, score")
                 try:
-                    found.append(ScoredPair(row[0], row[1], float(row[2])))
+                    pairs.append(ScoredPair(row[0], row[1], float(row[2])))
                 except ValueError as error:
                     if rows.line_num > 1:
-                        raise click.ClickException(f"{where}, column 3: {row[2]!r} is no score") from error
+                        raise click.ClickException(
+                            f"{where}, column 3: {row[2]!r} is not a number"
+                        ) from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise click.ClickException(f"{path} is not CSV in UTF-8: {error}") from error
-    if len({pair.score for pair in found}) < 2:  # noqa: PLR2004 - a rank correlation needs two ranks
-        raise click.ClickException(f"{path} has no two pairs with different scores")
-    return spread(found, number)
+    if len({pair.score for pair in pairs}) < 2:  # noqa: PLR2004 - a rank correlation needs two ranks
+        raise click.ClickException(f"{path} needs at least two pairs with different scores")
+    return spread(pairs, number)
 
 
 def _write(report: "HeadReport", outputs: dict[str, Path]) -> None:
-    """Write the files, or show the report where none is asked for."""
+    """Write the requested files, or print the report if there are none."""
     from attnlens_analysis.heads.as_json import as_json
     from attnlens_analysis.heads.markdown import as_markdown
     from attnlens_analysis.heads.page import as_page
 
     if not outputs:
-        from attnlens_cli.show.heads_table import show_heads
+        from attnlens_cli.show.studies import show_heads
 
         show_heads(report)
     for kind, path in outputs.items():

@@ -1,5 +1,5 @@
-"""`attnlens teach DIR TEXT`: one token through one head, step by step."""
-# ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
+"""`attnlens teach`: follow a token through one attention head, step by step."""
+# ruff: noqa: PLC0415 - heavy imports belong in the command, so that `attnlens --help` is fast
 
 import shlex
 import shutil
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnlens_cli.files.new_file import checked_path, replacing
-from attnlens_cli.files.text_lines import is_sendable
-from attnlens_cli.frame.sections import SectionCommand, in_section
+from attnlens_cli.commands.options import bundle_argument
+from attnlens_cli.files.output_file import checked_path, replacing
+from attnlens_cli.frame.options import TEXT, Command, in_section
 
 if TYPE_CHECKING:
     from attnlens_analysis.teach import HeadTrace
@@ -24,35 +24,29 @@ Example:
 _COST_LENGTHS = (16, 128, 256, 512)
 _MAX_WIDTH = 100
 
-_follow = in_section("What to follow")
-_file = in_section("What to write")
+_select, _output = in_section("Selection"), in_section("Output")
 
 
-@click.command(cls=SectionCommand, epilog=EPILOG)
-@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.argument("text")
-@_follow(
-    "--token", required=True, metavar="TOKEN|NUMBER", help="The token, word or number of a token to follow."
-)
-@_follow("--layer", type=int, help="The layer, from 0; negative numbers count from the end.")
-@_follow(
+@click.command(cls=Command, epilog=EPILOG)
+@bundle_argument
+@click.argument("text", type=TEXT)
+@_select("--token", required=True, metavar="TOKEN|INDEX", help="Token or word to follow, or a token index.")
+@_select("--layer", metavar="INDEX", type=int, help="Layer index, from 0 or negative from the end.")
+@_select(
     "--head",
+    metavar="INDEX",
     type=int,
-    help="The head, from 0; negative counts from the end.  [default for both: where the token gives most to "
-    "--to, or to a token that is not next to it]",
+    help="Head index, from 0 or negative from the end.  [default for --layer and --head: the largest "
+    "attention weight on --to, or on a token that is not a neighbor]",
 )
-@_follow(
-    "--to", metavar="TOKEN|NUMBER", help="What it should attend to.  [default: what it gives most to there]"
+@_select("--to", metavar="TOKEN|INDEX", help="Key to explain.  [default: the largest attention weight]")
+@_select(
+    "--rather-than", metavar="TOKEN|INDEX", help="Key to compare with.  [default: the next largest weight]"
 )
-@_follow(
-    "--rather-than",
-    metavar="TOKEN|NUMBER",
-    help="What it should attend to less.  [default: the next of the weights]",
-)
-@_file("--cost/--no-cost", default=True, show_default=True, help="Measure the cost by length too.")
-@_file("--markdown", metavar="FILE", help="Write a page in Markdown (.md).")
-@_file("--html", metavar="FILE", help="Write one HTML file with pictures (.html).")
-@_file("--npz", metavar="FILE", help="Write the head's q, k, v, scores and weights for numpy (.npz).")
+@_output("--cost/--no-cost", default=True, show_default=True, help="Measure the cost of attention by length.")
+@_output("--markdown", metavar="FILE", help="Write the lesson as Markdown (.md).")
+@_output("--html", metavar="FILE", help="Write the lesson as one HTML file with pictures (.html).")
+@_output("--npz", metavar="FILE", help="Write q, k, v, scores and weights of the head for NumPy (.npz).")
 def teach(
     directory: Path,
     text: str,
@@ -66,16 +60,14 @@ def teach(
     html: str | None,
     npz: str | None,
 ) -> None:
-    """Walk a token of TEXT through one attention head of the bundle DIR, with the model's own numbers.
+    """Follow a token of TEXT through one attention head of the bundle DIR, with the model's numbers.
 
-    Each step has its formula, its numbers, a picture, what is easily misread, and something to try. Nothing
-    but the bundle is needed, which is not changed. No server is asked, and no prompt is put before TEXT.
+    Each step has a formula, numbers, a picture, a common misreading, and an experiment. Needs no server, does
+    not change the bundle, and prepends no prompt.
 
-    It takes apart attention that is a softmax of q·k, with rotation, biases, windows or shared keys. Layers
-    of other mechanisms are refused.
+    Supports attention that is a softmax of q·k, with rotation, biases, windows or shared keys. Other
+    mechanisms are rejected.
     """
-    if not is_sendable(text):
-        raise click.BadParameter("it is not UTF-8", param_hint="'TEXT'")
     paths = {
         suffix: checked_path(name, f"--{option}", (suffix,))
         for option, suffix, name in (
@@ -99,14 +91,14 @@ def teach(
 
 
 def _command(directory: Path, text: str, token: str) -> str:
-    """Return the command line that asks the trace, for the reader to extend."""
+    """Return the command line of the lesson, for the reader to extend."""
     from attnlens_analysis.teach.tokens import shown
 
     return shown(shlex.join(["attnlens", "teach", str(directory), text, "--token", token]))
 
 
 def _write(trace: "HeadTrace", command: str, paths: dict[str, Path]) -> None:
-    """Write the files that were asked for; print the lesson where there is none to read."""
+    """Write the requested files, and print the lesson unless it is in one of them."""
     from attnlens_analysis.teach import make_lesson
     from attnlens_analysis.teach.render import as_html, as_markdown, as_text
 

@@ -1,0 +1,213 @@
+"""Connection options of client commands, and messages for connection failures."""
+
+import functools
+import logging
+import math
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import click
+
+from attnlens_cli.frame.failures import BadReplyFailure
+from attnlens_cli.frame.options import TEXT, Option
+from attnlens_cli.frame.signals import interrupt_on_signals
+
+if TYPE_CHECKING:
+    import grpc
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_MAX_TIMEOUT_S = 31_536_000  # one year, as in the client
+
+
+_option = functools.partial(click.option, cls=Option, section="Server", is_shared=True)
+_ADDRESS = _option(
+    "--address",
+    default="127.0.0.1:50051",
+    show_default=True,
+    metavar="ADDRESS",
+    help="Address of the server: HOST:PORT or unix:PATH. ATTNLENS_ADDRESS sets it for all commands.",
+)
+_MODEL = _option("--model", type=TEXT, default="", help="Name of the model.  [default: the server's model]")
+_TLS = (
+    _option("--tls", is_flag=True, help="Use TLS with gRPC's root certificates."),
+    _option("--tls-ca", type=_FILE, help="Use TLS with these root certificates (PEM)."),
+    _option("--tls-cert", type=_FILE, help="Use TLS with this client certificate (PEM)."),
+    _option("--tls-key", type=_FILE, help="Private key of --tls-cert (PEM)."),
+    _option(
+        "--tls-server-name", metavar="NAME", type=TEXT, help="Name to expect in the server's certificate."
+    ),
+)
+
+
+def _timeout(default_s: float) -> Any:  # noqa: ANN401 - a decorator
+    return _option(
+        "--timeout-s",
+        type=click.FloatRange(min=0, min_open=True, max=_MAX_TIMEOUT_S),
+        default=default_s,
+        show_default=True,
+        help="Maximum duration of a call in seconds, including retries.",
+    )
+
+
+class ClientSettings(TypedDict):
+    """Keyword arguments of `Client` and `AsyncClient`."""
+
+    timeout_s: float
+    credentials: "grpc.ChannelCredentials | None"
+    channel_options: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """The connection options. `model` is empty in commands without --model."""
+
+    address: str
+    model: str
+    timeout_s: float
+    tls: bool
+    tls_ca: Path | None
+    tls_cert: Path | None
+    tls_key: Path | None
+    tls_server_name: str | None
+
+    def __post_init__(self) -> None:
+        from attnlens_client.connection import checked_address  # noqa: PLC0415 - heavy
+
+        try:
+            checked_address(self.address)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="'--address'") from error
+        if math.isnan(self.timeout_s):
+            raise click.BadParameter("it is not a number", param_hint="'--timeout-s'")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise click.UsageError("--tls-cert and --tls-key belong together: give both or neither")
+        if self.tls_server_name and not self._uses_tls:
+            raise click.UsageError("--tls-server-name needs TLS: give --tls or --tls-ca")
+
+    @property
+    def _uses_tls(self) -> bool:
+        return bool(self.tls or self.tls_ca or self.tls_cert)
+
+    def client_settings(self) -> ClientSettings:
+        """Return the keyword arguments of `Client` and `AsyncClient`."""
+        name = self.tls_server_name
+        return {
+            "timeout_s": self.timeout_s,
+            "credentials": self._credentials(),
+            "channel_options": (("grpc.ssl_target_name_override", name),) if name else (),
+        }
+
+    def _credentials(self) -> "grpc.ChannelCredentials | None":
+        if not self._uses_tls:
+            return None
+        import grpc  # noqa: PLC0415 - heavy
+
+        ca = _read_pem(self.tls_ca, "--tls-ca", "CERTIFICATE")
+        certificate = _read_pem(self.tls_cert, "--tls-cert", "CERTIFICATE")
+        key = _read_pem(self.tls_key, "--tls-key", "PRIVATE KEY")
+        self._check_tls_files()
+        return grpc.ssl_channel_credentials(ca, key, certificate)
+
+    def _check_tls_files(self) -> None:
+        """Load the files with OpenSSL. gRPC would fail later, without a reason."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        defect, option = f"{self.tls_ca} has no valid certificate", "--tls-ca"
+        try:
+            if self.tls_ca:
+                context.load_verify_locations(self.tls_ca)
+            defect = f"{self.tls_cert} and {self.tls_key} are not a certificate and its private key"
+            option = "--tls-cert"
+            if self.tls_cert:
+                context.load_cert_chain(self.tls_cert, self.tls_key, password="")
+        except ssl.SSLError as error:
+            raise click.BadParameter(f"{defect} ({error.reason})", param_hint=f"'{option}'") from error
+
+    @contextmanager
+    def failures_explained(self) -> Iterator[None]:
+        """Convert connection failures into messages with a remedy."""
+        from attnlens_client import (  # noqa: PLC0415 - heavy
+            BadReplyError,
+            DeadlineExceededError,
+            InvalidRequestError,
+            ServerError,
+            UnavailableError,
+        )
+
+        try:
+            yield
+        except InvalidRequestError as error:
+            fields = {violation.field: violation.description for violation in error.violations}
+            ctx = click.get_current_context()
+            option = next((option for option in ctx.command.params if option.name in fields), None)
+            if not isinstance(option, click.Option):
+                raise
+            raise click.BadParameter(fields[str(option.name)], ctx, option) from error
+        except BadReplyError as error:
+            raise BadReplyFailure(f"{self.address}: {error.message}") from error
+        except (UnavailableError, ServerError) as error:
+            if error.reason:  # the response of an attnlens server
+                raise
+            message = self._connection_failure(error.__cause__, answered=isinstance(error, ServerError))
+            raise click.ClickException(message) from error
+        except DeadlineExceededError as error:
+            raise click.ClickException(
+                f"no server answered at {self.address} within {self.timeout_s:g} s: check the address, or "
+                "give a larger --timeout-s"
+            ) from error
+
+    def _connection_failure(self, error: BaseException | None, *, answered: bool) -> str:
+        from attnlens_client.errors import Trouble, trouble_of  # noqa: PLC0415 - heavy
+
+        trouble, cause = trouble_of(error, answered=answered, uses_tls=self._uses_tls)
+        if trouble is Trouble.OTHER_TLS:
+            return (
+                f"no TLS connection to {self.address}: check --tls-ca, --tls-cert and --tls-server-name, or "
+                f"omit all TLS options if the server does not use TLS ({cause})"
+            )
+        if trouble is Trouble.OTHER_PROGRAM:
+            remedy = "give another --address, or --tls if the server uses TLS"
+            return f"the program at {self.address} is not an attnlens server: {remedy} ({cause})"
+        where = f"--address {self.address}" if self.address.startswith("unix") else "--port PORT"
+        remedy = f"start one with `attnlens serve DIR {where}`, or give another --address"
+        if trouble is Trouble.NO_SERVER_OR_TLS:
+            remedy += ", or --tls if the server uses TLS"
+        return f"no server answers at {self.address}: {remedy} ({cause})"
+
+
+def _read_pem(path: Path | None, option: str, part: str) -> bytes | None:
+    content = path.read_bytes() if path else None
+    if content is not None and b"-----BEGIN" not in content:
+        raise click.BadParameter(f"{path} is not a PEM file", param_hint=f"'{option}'")
+    if content is not None and f"{part}-----".encode() not in content:
+        raise click.BadParameter(f"{path} has no {part} in PEM", param_hint=f"'{option}'")
+    return content
+
+
+def server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the connection options to `command`, which receives them as the argument `server`."""
+    return _with_options(command, (_ADDRESS, _MODEL, _timeout(60.0), *_TLS))
+
+
+def connection_options(timeout_s: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return `server_options` without --model. `timeout_s` is the default of --timeout-s."""
+    return functools.partial(_with_options, options=(_ADDRESS, _timeout(timeout_s), *_TLS))
+
+
+def _with_options(command: Callable[..., None], options: tuple[Any, ...]) -> Callable[..., None]:
+    names = [field.name for field in fields(ServerOptions)]
+
+    @functools.wraps(command)
+    def with_server(*args: Any, **given: Any) -> None:  # noqa: ANN401 - as in click
+        server = ServerOptions(**{name: given.pop(name, "") for name in names})
+        interrupt_on_signals()
+        logging.getLogger("grpc").setLevel(logging.CRITICAL)  # its failures are raised as exceptions
+        with server.failures_explained():
+            command(*args, server=server, **given)
+
+    for option in reversed(options):
+        with_server = option(with_server)
+    return with_server

@@ -1,1 +1,0 @@
-"""How attention is shown: as text, as a picture, as JSON."""

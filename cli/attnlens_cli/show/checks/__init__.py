@@ -1,1 +1,0 @@
-"""How what was measured of a bundle is shown."""

@@ -1,1 +1,0 @@
-"""Explanations for the terminal and as JSON."""

@@ -1,1 +1,0 @@
-"""Attention maps as pictures: PNG, SVG and PDF, by matplotlib without pyplot."""
