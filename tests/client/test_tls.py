@@ -51,7 +51,7 @@ def test_both_sides_can_identify_each_other(certificates: Path, minilm_bundle: P
         )
         assert (result.returncode, result.stderr) == (0, "")
         failures: list[tuple[list[str], str]] = [
-            ([], "or --tls where the server uses TLS"),
+            ([], "or --tls if the server uses TLS"),
             (["--tls"], "no TLS with"),
             (files, "no TLS with"),  # the certificate is for another name
         ]

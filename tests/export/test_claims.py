@@ -68,7 +68,7 @@ def test_a_field_that_an_older_version_did_not_know_is_skipped_and_named(copied:
     assert sorted(summary.not_stated) == sorted(names[1:])
     shown = CliRunner().invoke(check, [str(copied), "--parity-tokens", "2"])
     assert shown.exit_code == 0, shown.output
-    assert "not compared, as the manifest does not state it" in shown.stdout
+    assert "not compared, because the manifest lacks it" in shown.stdout
     assert "pooling.truncate_dim" in shown.stdout
 
 

@@ -81,8 +81,8 @@ def test_options_about_prompts_and_modules_that_make_no_sense_are_named(
 def test_export_of_a_configuration_then_check(config_file: Path, output: Path) -> None:
     result = run_export("--config", config_file, "--output", output)
     assert result.exit_code == 0, result.output
-    assert "my-encoder, 2 layers, 4 heads, 48 wide, up to 40 tokens" in result.stdout
-    assert "no tokenizer: a server takes token ids only" in result.stdout
+    assert "my-encoder, 2 layers, 4 heads, hidden size 48, up to 40 tokens" in result.stdout
+    assert "no tokenizer: a server accepts only token ids" in result.stdout
     assert (
         "from config+seed:0\n"
         "embeddings: mean over the tokens; not normalized; 48 components (the default of a newly initialized "
@@ -98,7 +98,7 @@ def test_export_of_a_configuration_then_check(config_file: Path, output: Path) -
     result = run_check(output)
     assert result.exit_code == 0, result.output
     assert "my-encoder against the weights inside the bundle, 48 input shapes" in result.stdout
-    assert "files have the hashes of the manifest" in result.stdout
+    assert "files match the hashes in the manifest" in result.stdout
 
     result = run_check(output, "--json")
     assert result.exit_code == 0
@@ -127,7 +127,7 @@ def test_export_of_a_checkpoint(published: Path, output: Path) -> None:
     choices = ("--name", "mine", "--pooling", "cls", "--no-normalize")
     result = run_export(published, "--output", output, *choices)
     assert result.exit_code == 0, result.output
-    assert "mine, 1 layers, 3 heads, 96 wide, up to 20 tokens" in result.stdout
+    assert "mine, 1 layers, 3 heads, hidden size 96, up to 20 tokens" in result.stdout
     assert (
         "embeddings: cls over the tokens; not normalized; 96 components (changed by the "
         "options)\nprompts: none\n"
@@ -186,8 +186,8 @@ def test_an_existing_directory_exits_2_without_force(config_file: Path, output: 
     [
         ([], "give either SOURCE or --config"),
         (["org/name", "--config", "CONFIG"], "give either SOURCE or --config"),
-        (["org/name", "--seed", "1"], "--seed is for a fresh encoder"),
-        (["--config", "CONFIG", "--revision", "main"], "--revision is for a SOURCE on the hub"),
+        (["org/name", "--seed", "1"], "--seed is for random weights"),
+        (["--config", "CONFIG", "--revision", "main"], "--revision needs a SOURCE on the hub"),
         (["--config", "missing.json"], "does not exist"),
         (["--config", "CONFIG", "--pooling", "last"], "'last' is not one of"),
         (["--config", "CONFIG", "--seed", "-1"], "-1 is not in the range"),

@@ -85,4 +85,4 @@ def test_the_command_takes_a_task_or_none_and_names_those_that_there_are(
     write(tmp_path / "my.json", {"hidden_size": 8})
     code, shown = run("--config", str(tmp_path / "my.json"), "--adapter-task", "none")
     assert code == 2
-    assert "--adapter-task is for a SOURCE, not for --config" in shown
+    assert "--adapter-task needs a SOURCE, not --config" in shown

@@ -165,7 +165,7 @@ class ServerOptions:
         trouble, cause = trouble_of(error, answered=answered, uses_tls=self._uses_tls)
         if trouble is Trouble.OTHER_TLS:
             return (
-                f"no TLS connection to {self.address}: check --tls-ca, --tls-cert and --tls-server-name, or "
+                f"no TLS with {self.address}: check --tls-ca, --tls-cert and --tls-server-name, or "
                 f"omit all TLS options if the server does not use TLS ({cause})"
             )
         if trouble is Trouble.OTHER_PROGRAM:

@@ -66,7 +66,7 @@ def test_the_table_shows_every_weight_where_the_terminal_is_wide_enough(
 
 def test_a_narrow_terminal_gets_the_largest_weights_and_a_note(attend: Run, weights: np.ndarray) -> None:
     result = attend("--layer", "3", "--head", "1", env={"COLUMNS": "70"})
-    assert "these are the 4 largest weights of each token" in " ".join(result.stdout.split())
+    assert "These are the 4 largest weights of each token" in " ".join(result.stdout.split())
     [row] = [line for line in result.stdout.splitlines() if line.startswith(" 10 it")]
     assert row.split()[2:4] == [f"{weights[3, 1, 10].max():.2f}", "animal"]
     assert row.count(".") == 4
@@ -105,7 +105,7 @@ def test_a_word_is_found_by_all_its_tokens(run: Run, minilm_server: ServerProces
         (("--token", "dog"), "invalid value for '--token': no token or word 'dog' among: [CLS] the animal"),
         (
             ("--token", "16"),
-            "invalid value for '--token': no token or word '16': the numbers are 0 to 15, or",
+            "invalid value for '--token': no token or word '16': the indices are 0 to 15, or",
         ),
         (("--token", "9" * 5000), "invalid value for '--token': no token or word '99"),
         (
@@ -161,7 +161,9 @@ def test_a_word_of_the_second_text_is_found(run: Run, minilm_server: ServerProce
 
 def test_a_pair_that_is_too_long_is_refused(run: Run, minilm_server: ServerProcess) -> None:
     long = ("attend", "Who?", "--text-pair", "word " * 300, "--address", minilm_server.address)
-    assert "the two texts have 305 tokens, the model takes 256: shorten them, or give" in run(*long).stderr
+    assert (
+        "TEXT with --text-pair has 305 tokens, the model takes 256: shorten it, or give" in run(*long).stderr
+    )
     assert "the first 256 tokens of 305" in run(*long, "--truncate").stdout
 
 
@@ -169,7 +171,7 @@ def test_a_model_without_pairs_refuses_them(server: ScriptedServer, run: Run) ->
     result = run("attend", "a", "--text-pair", "b", "--address", server.address)
     assert (result.returncode, result.stderr) == (
         2,
-        "attnlens attend: invalid value for '--text-pair': scripted takes no pairs of texts\n",
+        "attnlens attend: invalid value for '--text-pair': scripted does not support text pairs\n",
     )
     assert run("attend", "a", "--prompt", "b", "--prompt-name", "c").returncode == 2
 

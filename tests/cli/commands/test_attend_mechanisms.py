@@ -106,7 +106,7 @@ def test_what_a_model_or_layer_does_not_have_is_refused(attend: Run) -> None:
     assert result.returncode != 0
     assert "that layer has no such output, these have: 1" in result.stderr
     both = attend("--gates", "--composed")
-    assert (both.returncode, "--gates goes without" in both.stderr) == (2, True)
+    assert (both.returncode, "--gates excludes" in both.stderr) == (2, True)
 
 
 def test_layers_of_several_kinds_are_shown_together(attend: Run, tmp_path: Path) -> None:

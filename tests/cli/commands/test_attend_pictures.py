@@ -74,7 +74,7 @@ def test_an_svg_holds_the_tokens_as_text_where_no_font_here_has_them(fetch: Fetc
     letter = "\U00012000"  # a cuneiform sign
     note = write_picture(fetch(f"{letter} $x$ <b>", layers=[0], heads=[0]), path, "sqrt")
     if note:
-        assert note == f"; no installed font has {letter}: the reader's own fonts are used"
+        assert note == f"; no installed font has {letter}: viewers' fonts are used"
         words = "".join(ET.parse(path).getroot().itertext())
         assert letter in words
         assert "$x$ <b>" in words
@@ -86,7 +86,7 @@ def test_an_svg_holds_the_tokens_as_text_where_no_font_here_has_them(fetch: Fetc
 def test_boxes_in_a_png_are_named_with_the_remedy(fetch: Fetch, tmp_path: Path) -> None:
     attention = fetch("it \U0010fffd", layers=[0], heads=[0])  # of private use: no font has it
     note = write_picture(attention, tmp_path / "map.png", "sqrt")
-    assert note.startswith("; no installed font has \U0010fffd: shown as boxes; install one")
+    assert note.startswith("; no installed font has \U0010fffd: shown as boxes; install a font")
 
 
 def test_a_font_that_has_what_the_first_lacks_is_found() -> None:

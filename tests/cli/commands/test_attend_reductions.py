@@ -87,11 +87,11 @@ def test_json_of_the_largest_has_the_rest(attend: Run, whole: EncodedText) -> No
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["--layer", "x"], "invalid value for '--layer': 'x' is neither a whole number nor 'mean' or"),
+        (["--layer", "x"], "invalid value for '--layer': 'x' is neither an integer nor 'mean' or"),
         (["--layer", "6"], "invalid value for '--layer': 6: all-MiniLM-L6-v2 has the layers 0 to 5"),
-        (["--rollout", "--head", "3"], "--rollout is of all layers and the mean of heads: leave out --layer"),
-        (["--gates", "--words"], "--gates goes without --rollout, --words, --no-special and means"),
-        (["--composed", "--no-special"], "--composed goes without --rollout and --no-special"),
+        (["--rollout", "--head", "3"], "--rollout combines all layers and the mean of heads: omit --layer"),
+        (["--gates", "--words"], "--gates excludes --rollout, --words, --no-special and means"),
+        (["--composed", "--no-special"], "--composed excludes --rollout and --no-special"),
     ],
 )
 def test_what_does_not_go_together_is_a_mistake(attend: Run, args: list[str], line: str) -> None:
@@ -103,7 +103,7 @@ def test_what_does_not_go_together_is_a_mistake(attend: Run, args: list[str], li
 def test_a_text_without_words_has_nothing_left(run: Run, minilm_server: ServerProcess) -> None:
     result = run("attend", "", "--address", minilm_server.address, "--no-special")
     assert (result.returncode, result.stdout) == (1, "")
-    assert "TEXT has special tokens alone: leave out --no-special" in result.stderr
+    assert "TEXT has only special tokens: omit --no-special" in result.stderr
 
 
 def test_all_layers_and_heads_are_one_object(attend: Run, whole: EncodedText) -> None:

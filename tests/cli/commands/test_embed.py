@@ -111,12 +111,16 @@ def test_an_empty_input_gives_an_empty_array(run: Run, minilm_server: ServerProc
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"text": "a"}\n\n{"txt": "b"}\n', ', line 3: want an object with a string "text"'),
+        ("a.jsonl", b'{"text": "a"}\n\n{"txt": "b"}\n', ', line 3: not an object with a string "text"'),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', ", line 2: not JSON: "),
-        ("a.jsonl", b'{"text": "a", "text_pair": 5}', ', line 1: want a string under "text_pair"'),
-        ("a.jsonl", b'{"text": "a", "text_pair": "\\ud800"}', ", line 1: the text has half of a surrogate"),
-        ("a.jsonl", b"[]", ", line 1: want an object"),
-        ("a.jsonl", b'{"text": "\\ud800"}', ", line 1: the text has half of a surrogate pair"),
+        ("a.jsonl", b'{"text": "a", "text_pair": 5}', ', line 1: "text_pair" is not a string'),
+        (
+            "a.jsonl",
+            b'{"text": "a", "text_pair": "\\ud800"}',
+            ", line 1: the text contains an unpaired surrogate",
+        ),
+        ("a.jsonl", b"[]", ", line 1: not an object"),
+        ("a.jsonl", b'{"text": "\\ud800"}', ", line 1: the text contains an unpaired surrogate"),
         ("a.txt", b"fine\nna\xefve\n", ", line 2: not UTF-8 (byte 3 of the line)"),
         ("a.txt", b"fine\n" * 200 + b"word " * 300, ", line 201 has 302 tokens, the model takes 256"),
     ],

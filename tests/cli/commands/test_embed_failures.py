@@ -50,8 +50,8 @@ def test_a_line_without_end_takes_no_memory(server: ScriptedServer) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"text": "a", "id": ' + b"1" * 5000 + b"}", ", line 1: can't be read as JSON: "),
-        (b"[" * 200_000, ", line 1: can't be read as JSON: "),
+        (b'{"text": "a", "id": ' + b"1" * 5000 + b"}", ", line 1: cannot be read as JSON: "),
+        (b"[" * 200_000, ", line 1: cannot be read as JSON: "),
     ],
 )
 def test_json_that_python_can_not_read_is_a_bad_line(
@@ -107,7 +107,7 @@ def test_the_file_of_the_texts_is_not_replaced(
     for output in (source, link):
         code, out, err = run_here(*args, source, "-o", output, "--address", server.address)
         assert (code, out) == (2, "")
-        assert f"invalid value for '--output': {output} is the file of the texts" in err
+        assert f"invalid value for '--output': {output} is the input file" in err
     assert source.read_text() == '{"text": "a"}\n'
 
 
@@ -117,7 +117,7 @@ def test_standard_input_is_not_replaced_either(run: Run, tmp_path: Path) -> None
     with source.open("rb") as file:
         result = run("embed", "-o", source, stdin=file)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert f"{source} is the file of the texts" in result.stderr
+    assert f"{source} is the input file" in result.stderr
     assert source.read_text() == '{"text": "a"}\n'
 
 
@@ -170,7 +170,7 @@ def test_a_wrong_reply_has_an_exit_code_of_its_own_and_leaves_no_file(
     output = tmp_path / f"vectors.{suffix}"
     result = run("embed", "--address", server.address, "-o", output, input="a\nb\nc\n")
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (76, "", 1)
-    assert "the reply is wrong: " in result.stderr
+    assert "invalid response: " in result.stderr
     assert message in result.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -190,7 +190,7 @@ def test_all_batches_of_a_file_are_as_wide_as_the_first(
     result = run("embed", *args, input="a\nb\n")
     assert (result.returncode, list(tmp_path.iterdir())) == (76, [])
     assert result.stderr.endswith(
-        "the reply is wrong: the embeddings are 3 wide now instead of 4; 1 text was done\n"
+        "the embedding size changed from 4 to 3 components during the command; 1 text was done\n"
     )
 
 
@@ -234,7 +234,9 @@ def test_vectors_of_two_versions_are_not_mixed_in_a_file(
     args = ("--address", server.address, "--batch-size", "1", "-o", tmp_path / "vectors.npy")
     result = run("embed", *args, input="a\nb\n")
     assert (result.returncode, list(tmp_path.iterdir())) == (76, [])
-    assert "the version of the model is 'new' now instead of '1a2b'; 1 text was done" in result.stderr
+    assert (
+        "the model version changed from '1a2b' to 'new' during the command; 1 text was done" in result.stderr
+    )
 
 
 def test_the_summary_says_one_text_and_one_token(server: ScriptedServer, run: Run) -> None:
@@ -257,10 +259,10 @@ def test_other_keys_of_a_line_are_kept_as_they_are(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": "a", "embedding": []}', 'the output has a key "embedding" of its own: rename that of'),
-        ('{"index": 1, "text": "a"}', 'the output has a key "index" of its own: rename that of the line'),
-        ('{"text": "a", "x": [1e999]}', "an other key holds what is not JSON: "),
-        ('{"text": "a", "x": NaN}', "an other key holds what is not JSON: "),
+        ('{"text": "a", "embedding": []}', 'the output uses the key "embedding" itself: rename it'),
+        ('{"index": 1, "text": "a"}', 'the output uses the key "index" itself: rename it'),
+        ('{"text": "a", "x": [1e999]}', "the value of another key is not JSON: "),
+        ('{"text": "a", "x": NaN}', "the value of another key is not JSON: "),
     ],
 )
 def test_a_key_that_the_output_can_not_keep_is_an_error_that_names_the_line(

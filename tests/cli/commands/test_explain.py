@@ -41,7 +41,7 @@ def test_every_token_has_its_score_and_a_bar(ask: Run, minilm_server: ServerProc
     result = ask("explain", SENTENCE)
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
-    assert lines[0] == "all-MiniLM-L6-v2, 16 tokens: what made its own vector, 1.0000"
+    assert lines[0] == "all-MiniLM-L6-v2, 16 tokens, target: the text's own embedding, 1.0000"
     with Client(minilm_server.address) as client:
         [text] = client.explain([SENTENCE])
     shown = lines[1:18]
@@ -63,7 +63,7 @@ def test_verify_leaves_out_each_token_and_says_how_well_it_agrees(ask: Run) -> N
     assert lines[1].split() == ["contributions", "leave_one_out"]
     [animal] = [line for line in lines if line.startswith("animal")]
     assert numbers_of(animal) == [0.2813, 0.1609]
-    assert "leave_one_out: sum 0.5156; these need not add up to anything." in lines
+    assert "leave_one_out: sum 0.5156; the scores do not add up to the target." in lines
     assert lines[-2] == "contributions: Spearman 0.86 with leave-one-out over 14 tokens of this text."
     assert "--verify" not in lines[-1]
     single = ask("explain", "a", "--verify").stdout
@@ -84,7 +84,7 @@ def test_a_contrast_has_bars_of_either_sign(ask: Run) -> None:
         "explain", query, "--to", "Recover an account", "--rather-than", "Reset the router", "--words"
     )
     lines = result.stdout.splitlines()
-    assert "less that with 'Reset the router'" in lines[0]
+    assert "minus cosine with 'Reset the router'" in lines[0]
     values = {line.split()[0]: numbers_of(line)[0] for line in lines[1:12]}
     assert values["password"] > 0 > values["reset"]
     [reset] = [line for line in lines if line.startswith("reset ")]

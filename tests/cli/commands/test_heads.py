@@ -131,9 +131,9 @@ def test_plain_lines_have_no_relations(run: Run, minilm_bundle: Path, tmp_path: 
         (["--conllu"], "1\ta\n", 1, "line 1: found 2 columns, but CoNLL-U has 10"),
         (["--texts"], "\n", 1, "contains no text"),
         (["--texts"], "No.\n", 1, "has at least 8 tokens"),
-        (["--stsb"], "a,b\n", 1, "line 1: 2 columns, want text, text, score"),
-        (["--stsb"], "a,b,1\na,b,high\n", 1, "line 2, column 3: 'high' is no score"),
-        (["--stsb"], "a,b,1\n", 1, "no two pairs with different scores"),
+        (["--stsb"], "a,b\n", 1, "line 1: 2 columns instead of text, text, score"),
+        (["--stsb"], "a,b,1\na,b,high\n", 1, "line 2, column 3: 'high' is not a number"),
+        (["--stsb"], "a,b,1\n", 1, "needs at least two pairs with different scores"),
         (["--html", "heads.txt", "--texts"], "It rained.\n", 2, "must end in .html or .htm"),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_server_without_attention_weights_is_told(run_here: RunHere, minilm_se
     ("reply", "words"),
     [
         (NOT_SERVING, "is not serving"),
-        (b"", "does not know whether it is serving"),
+        (b"", "reports an unknown status"),
         (b"\x08\x03", f"has no service {SERVICE}"),
     ],
 )

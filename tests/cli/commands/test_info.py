@@ -78,6 +78,6 @@ def test_info_tells_what_a_server_can_do_now(server: ScriptedServer, run: Run) -
         "a/b at 0123abc",
         "pairs of texts no",
         "2 x 2 heads of 0, softmax",
-        "1 x 2 heads of 8, 1 for keys and values, softmax, 64 places away at most",
+        "1 x 2 heads of 8, 1 for keys and values, softmax, up to 64 positions away",
     ):
         assert words in shown

@@ -44,7 +44,9 @@ def test_a_text_beyond_the_models_limit_is_shown_whole(
 ) -> None:
     address = ("--address", minilm_server.address)
     lines = run_here("tokenize", "word " * 300, *address)[1].splitlines()
-    assert lines[0].endswith("302 tokens, the model takes 256; with --truncate, other commands cut the text")
+    assert lines[0].endswith(
+        "302 tokens, the model takes 256; other commands truncate the text with --truncate"
+    )
     assert len(lines) == 3 + 302
     assert json.loads(run_here("tokenize", "word " * 300, "--json", *address)[1])["exceeds_max_tokens"]
 
@@ -61,7 +63,7 @@ def test_a_file_becomes_json_lines_that_keep_their_keys(
     source.write_text('{"text": "a", "tokens": 7}\n')
     code, out, err = run_here("tokenize", "--input", source, "--address", minilm_server.address)
     assert (code, out) == (1, "")
-    assert 'line 1: the output has a key "tokens" of its own' in err
+    assert 'line 1: the output uses the key "tokens" itself' in err
 
 
 def test_a_token_can_not_control_the_terminal(run_here: RunHere, server: ScriptedServer) -> None:

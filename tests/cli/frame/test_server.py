@@ -133,7 +133,7 @@ def test_another_program_at_the_address_is_reported_as_such(run: Run) -> None:
     for result in (plain, encrypted):
         assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert f"the program at {address} is not an attnlens server: give another --address" in plain.stderr
-    assert f"no TLS connection to {address}: check --tls-ca" in encrypted.stderr
+    assert f"no TLS with {address}: check --tls-ca" in encrypted.stderr
 
 
 def test_another_grpc_server_at_the_address_is_reported_as_such(run: Run) -> None:

@@ -75,7 +75,7 @@ def test_what_is_measured_is_shown_written_and_kept(bundle: Path) -> None:
 
     plain = run_check(bundle)
     assert plain.exit_code == 0, plain.output
-    assert f"stated of openvino {stated.version} on CPU in fp32, not measured again: passed" in plain.stdout
+    assert f"openvino {stated.version} on CPU in fp32: passed according to the manifest" in plain.stdout
     assert list(read_manifest(bundle).engine_checks) == [stated]
 
 
@@ -125,7 +125,7 @@ def test_a_gate_that_does_not_hold_exits_1_and_is_written(
         "(limit 1.5)"
     )
     assert line in result.stdout
-    assert f"failed in {line} (and 4 more); a server with that refuses to start" in result.stderr
+    assert f"failed in {line} (and 4 more); a server with this setting refuses to start" in result.stderr
     assert "2 more failures, see --json" in result.stdout
     manifest = read_manifest(bundle)
     assert [check.passed for check in manifest.engine_checks] == [False]

@@ -148,7 +148,7 @@ def test_links_are_made_where_asked_for_and_what_they_cost_is_said(config_file: 
     assert (output / "onnx" / "model.onnx").stat().st_nlink == 3
     result = run_export("--config", config_file, "--output", output, "--link", "--force")
     assert result.exit_code == 2
-    assert "--link is about the files of --layout" in result.stderr
+    assert "--link needs --layout" in result.stderr
 
 
 @pytest.mark.usefixtures("traced_once")
