@@ -14,9 +14,7 @@ from attnlens_cli.frame.options import Option, variable_part
 PAGE = Path(__file__).parent / "options.md"
 HEAD = """# Options
 
-Look up an option, or the environment variable that sets it. In a terminal, `--help` shows the same texts:
-
-    attnlens serve --help
+Look up an option, or the environment variable that sets it. `attnlens COMMAND --help` shows the same texts.
 
 In a configuration file, the key is the option without the dashes, in the table of the command.
 [Settings](settings.md) explains which source takes precedence.
@@ -28,8 +26,8 @@ In a configuration file, the key is the option without the dashes, in the table 
 def page() -> str:
     """Return the page."""
     context = click.Context(attnlens, info_name="attnlens", auto_envvar_prefix="ATTNLENS")
-    lines = [HEAD, "## Global options", "", "Global options precede the command:", ""]
-    lines += ["    attnlens --log-level debug serve bundles/minilm", "", *_table(attnlens, context)]
+    lines = [HEAD, "## Global options", "", "Before the command: `attnlens --log-level debug serve ...`.", ""]
+    lines += _table(attnlens, context)
     for section, commands in SECTIONS.items():
         lines += ["", f"## {section}"]
         for name in commands:

@@ -28,7 +28,7 @@ _HEAD_COLUMNS = (
 
 
 def show_heads(report: HeadReport) -> None:
-    """Print the labelled heads, the best heads by relation, and the rules of the labels."""
+    """Print the labeled heads, the best heads by relation, and the rules of the labels."""
     console = make_console()
     console.print(f"{printable(report.model_name)}: {len(report.heads)} heads", soft_wrap=True)
     for sentence in (*data_sentences(report), *report.notes):
@@ -58,9 +58,7 @@ def _labelled(report: HeadReport) -> Table:
         *(column.title.replace(" / ", "\n/ ").replace("earlier ", "earlier\n") for column in columns),
         "labels",
     )
-    return _table(
-        f"{len(rows)} heads with a label; --json, --markdown and --html write all heads", titles, rows
-    )
+    return _table(f"{len(rows)} labeled heads; --json, --markdown and --html write all heads", titles, rows)
 
 
 def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

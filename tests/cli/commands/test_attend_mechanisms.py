@@ -85,7 +85,7 @@ def test_composed_weights_keep_their_sign(attend: Run, server: ServerProcess) ->
         [text] = client.encode([SENTENCE], attention=query)
     np.testing.assert_allclose(answer["weights"], text.weights[0, 0], atol=1e-6)
     shown = attend("--composed", "--layer", "2", "--head", "1").stdout
-    assert "a row may sum to any number" in shown
+    assert "rows may have any sum" in shown
     assert "head 1, composed, " in shown
 
 

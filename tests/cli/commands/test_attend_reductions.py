@@ -132,7 +132,7 @@ def test_all_heads_of_words_without_special_tokens(attend: Run) -> None:
 
 def test_a_line_for_each_layer_says_where_its_weight_goes(attend: Run, whole: EncodedText) -> None:
     shown = attend("--layer", "all").stdout
-    assert "so shares may overlap" in " ".join(shown.split())
+    assert "which may be neighbors, too" in " ".join(shown.split())
     lines = shown.splitlines()[-7:-1]
     for layer, line in enumerate(lines):
         weights = whole.weights[layer].mean(axis=0).astype(np.float64)

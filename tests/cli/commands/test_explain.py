@@ -142,7 +142,7 @@ def test_compare_explains_both_texts_and_shows_their_pairs(ask: Run) -> None:
 
 def test_the_input_matrix_is_shown_with_its_baselines(ask: Run) -> None:
     lines = ask("compare", A, B, "--matrix", "input").stdout.splitlines()
-    start = next(place for place, line in enumerate(lines) if line.startswith("input: What"))
+    start = next(index for index, line in enumerate(lines) if line.startswith("input: Joint"))
     header, *rows, sums = lines[start + 1 :]
     assert header.split()[-1] == rows[-1].split()[0] == "(baseline)"
     assert {len(row.split()) for row in rows} == {9}

@@ -20,7 +20,7 @@ def test_every_token_has_a_row(run_here: RunHere, minilm_server: ServerProcess) 
     lines = out.splitlines()
     assert (code, err) == (0, "")
     assert lines[0] == f"all-MiniLM-L6-v2: {len(found.tokens)} tokens, the model takes 256"
-    assert lines[1].split() == ["number", "id", "token", "source", "characters"]
+    assert lines[1].split() == ["index", "id", "token", "source", "characters"]
     rows = [line.split() for line in lines[3:]]
     assert [row[1:3] for row in rows] == [[str(token.id), token.text] for token in found.tokens]
     assert rows[0] == ["0", "101", "[CLS]", "special"]
