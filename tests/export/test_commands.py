@@ -169,7 +169,7 @@ def test_failed_parity_exits_1_with_one_line(config_file: Path, output: Path) ->
     result = run_check(output)
     assert result.exit_code == 1
     assert result.stdout.count("passed") == 3
-    assert "the export of this bundle failed parity" in result.stderr
+    assert "this bundle failed parity at its export" in result.stderr
 
 
 @pytest.mark.usefixtures("traced_once")

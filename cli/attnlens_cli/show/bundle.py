@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     from attnlens.v1.manifest_pb2 import EngineCheck, Gate, GateKind, Manifest, OutputRole, ParityFigure
     from attnlens_export.check import CheckSummary
+    from attnlens_export.contents import Verdict
     from attnlens_export.engines.measure import EngineSummary
     from attnlens_export.faithfulness.measure import FaithfulnessResult
     from attnlens_export.layouts import LayoutSummary
     from attnlens_export.publisher import PublisherResult
     from attnlens_export.runtimes import RuntimeResult
-    from attnlens_export.contents import Verdict
 
 _MAX_FAILURES = 3  # an invalid graph fails on every input shape
 _MAX_NAMED = 3

@@ -31,7 +31,7 @@ def test_a_line_that_is_too_long_is_named_and_never_sent(
     result = run("embed", source, "--address", server.address)
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert f"{source}, line 2 has " in result.stderr
-    assert "a text may have 1000: split it (--truncate cuts tokens, not bytes; " in result.stderr
+    assert "a text may have 1000: send it in pieces (--truncate cuts tokens, not bytes; " in result.stderr
     assert not any(long in str(request) for request in server.requests)
 
 

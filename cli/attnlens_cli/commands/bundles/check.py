@@ -288,8 +288,7 @@ def _compare_with_publisher(
 
 
 def _measure_engine(request: _Request, engine: "Engine", progress: "Progress") -> "EngineSummary":
-    from attnlens_export.engines.measure import measure_engine
-    from attnlens_export.engines.measure import record
+    from attnlens_export.engines.measure import measure_engine, record
 
     measured = measure_engine(
         request.directory, engine, parity_tokens=request.parity_tokens, progress=progress
@@ -299,8 +298,7 @@ def _measure_engine(request: _Request, engine: "Engine", progress: "Progress") -
 
 
 def _measure_faithfulness(request: _Request, progress: "Progress") -> "FaithfulnessResult":
-    from attnlens_export.faithfulness.measure import measure_faithfulness
-    from attnlens_export.faithfulness.measure import record
+    from attnlens_export.faithfulness.measure import measure_faithfulness, record
 
     measured = measure_faithfulness(
         request.directory,
