@@ -170,17 +170,30 @@ class MalformedRequestError(RequestError):
 
 
 class ModelNotFoundError(RequestError):
-    """The request names a model that is not here."""
+    """The requested model, or the requested version of the model, is not loaded.
+
+    Args:
+        model: Requested model name.
+        available: Name of the loaded model.
+        version: Requested version. If empty, any version.
+        available_version: Version of the loaded model.
+    """
 
     status = "NOT_FOUND"
     reason = "MODEL_NOT_FOUND"
 
-    def __init__(self, model: str, available: str) -> None:
+    def __init__(self, model: str, available: str, version: str = "", available_version: str = "") -> None:
         shown = shortened(model, 83)
-        super().__init__(
-            f"no model {shown!r} here: ask for {available!r}, or leave the name empty",
-            metadata={"model": shown, "available": available},
-        )
+        metadata = {"model": shown, "available": available}
+        message = f"no model {shown!r} here: ask for {available!r}, or leave the name empty"
+        if model == available:
+            shown_version = shortened(version, 83)
+            metadata |= {"model_version": shown_version, "available_version": available_version}
+            message = (
+                f"model {shown!r} has no version {shown_version!r} here: request the loaded version, "
+                f"{available_version!r}, or leave model_version empty"
+            )
+        super().__init__(message, metadata=metadata)
 
 
 class OverloadedError(RequestError):

@@ -19,14 +19,13 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import StartupError
 from attnlens_server.grpc_api.calls import remember_creators
-from attnlens_server.grpc_api.grpc_log import leave_out_what_clients_do
 from attnlens_server.grpc_api.health import HealthService
 from attnlens_server.grpc_api.methods import SERVICE_NAME, add_service
 from attnlens_server.grpc_api.reflection import add_reflection
 from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, why_not
 from attnlens_server.listening.tls import tls_context, validity_trouble
 from attnlens_server.served_model import ServedModel
-from attnlens_server.serving.request_log import can_be_seen
+from attnlens_server.serving.request_log import is_enabled
 from attnlens_server.serving.service import State
 from attnlens_server.web import Viewer, start_viewer
 from attnlens_server.web.pages import Pages
@@ -86,7 +85,7 @@ class Server:
         served = self._served = ServedModel(config)
         self._bundle, self._model, self._max_tokens = served.bundle, served.model, served.max_tokens
         self._engine, self._service, self._calls = served.engine, served.service, served.calls
-        if config.log_requests and not can_be_seen():
+        if config.log_requests and not is_enabled():
             logger.warning(
                 "--log-requests writes at level info, which is hidden: use --log-level info or debug"
             )
@@ -143,7 +142,7 @@ class Server:
         return 0.0
 
     async def _listen(self) -> tuple[grpc.aio.Server, str]:
-        leave_out_what_clients_do()
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_is_server_error)
         remember_creators(asyncio.get_running_loop())
         grpc_server = grpc.aio.server(
             options=_channel_options(self._config),
@@ -344,3 +343,9 @@ def _stop_signals() -> Iterator[asyncio.Event]:
     finally:
         for number in heeded:
             loop.remove_signal_handler(number)
+
+
+def _is_server_error(record: logging.LogRecord) -> bool:
+    """Filter out the tracebacks that gRPC logs when a client disconnects before its reply is sent."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, grpc.aio.InternalError)

@@ -16,7 +16,7 @@ import pytest
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_cli.app import run
-from attnlens_server.serving.request_log import RequestRecord, request_id_of
+from attnlens_server.serving.request_log import RequestRecord, validate_request_id
 from served import ServerProcess
 
 SECRET = "Persephone"
@@ -189,11 +189,11 @@ def test_requests_of_the_viewer_are_told_without_what_could_be_a_text(logged: Lo
 
 @pytest.mark.parametrize("value", ["a b", 'a" status=OK', "", "x" * 129, "a\nb", "é", b"bytes", None])
 def test_a_name_that_could_be_taken_for_something_else_is_left_out(value: str | bytes | None) -> None:
-    assert request_id_of(value) == ""
+    assert validate_request_id(value) == ""
 
 
 def test_a_request_keeps_the_first_reason_why_it_ended() -> None:
     record = RequestRecord("Embed")
-    record.ended("ABORTED", "SLOW_CONSUMER")
-    record.left()
+    record.end("ABORTED", "SLOW_CONSUMER")
+    record.disconnect()
     assert (record.status, record.reason) == ("ABORTED", "SLOW_CONSUMER")

@@ -415,8 +415,9 @@ class EmbedRequest(_message.Message):
     NORMALIZE_FIELD_NUMBER: _builtins.int
     DIMENSIONS_FIELD_NUMBER: _builtins.int
     DATA_TYPE_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """The model's name. Empty: the server's only model."""
+    """Model name. If empty, the server's default model, see `Model.is_default`."""
     truncate: _builtins.bool
     """Cut a text that is too long, rather than refuse the request."""
     pooling: _manifest_pb2.Pooling.ValueType
@@ -430,6 +431,10 @@ class EmbedRequest(_message.Message):
     data_type: _tensor_pb2.DataType.ValueType
     """The element type of the result, DATA_TYPE_FLOAT32 (default) or DATA_TYPE_FLOAT16. A result with a value
     beyond 65504 is refused in FLOAT16.
+    """
+    model_version: _builtins.str
+    """Model version, the full SHA-256 of `Model.version`. If empty, any version. A model or version that is not loaded is
+    rejected with MODEL_NOT_FOUND.
     """
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
@@ -450,10 +455,11 @@ class EmbedRequest(_message.Message):
         normalize: _builtins.bool | None = ...,
         dimensions: _builtins.int = ...,
         data_type: _tensor_pb2.DataType.ValueType = ...,
+        model_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "data_type", b"data_type", "dimensions", b"dimensions", "inputs", b"inputs", "model", b"model", "normalize", b"normalize", "pooling", b"pooling", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "data_type", b"data_type", "dimensions", b"dimensions", "inputs", b"inputs", "model", b"model", "model_version", b"model_version", "normalize", b"normalize", "pooling", b"pooling", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
     _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
@@ -756,8 +762,9 @@ class EncodeRequest(_message.Message):
     LAST_HIDDEN_STATE_FIELD_NUMBER: _builtins.int
     ATTENTION_FIELD_NUMBER: _builtins.int
     DATA_TYPE_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """The model's name. Empty: the server's only model."""
+    """Model name. If empty, the server's default model, see `Model.is_default`."""
     truncate: _builtins.bool
     """Cut a text that is too long, rather than refuse the request."""
     last_hidden_state: _builtins.bool
@@ -765,6 +772,10 @@ class EncodeRequest(_message.Message):
     data_type: _tensor_pb2.DataType.ValueType
     """The element type of all tensors of the result, DATA_TYPE_FLOAT32 (default) or DATA_TYPE_FLOAT16. A
     result with a value beyond 65504 is refused in FLOAT16.
+    """
+    model_version: _builtins.str
+    """Model version, the full SHA-256 of `Model.version`. If empty, any version. A model or version that is not loaded is
+    rejected with MODEL_NOT_FOUND.
     """
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
@@ -788,10 +799,11 @@ class EncodeRequest(_message.Message):
         last_hidden_state: _builtins.bool = ...,
         attention: _abc.Iterable[Global___AttentionQuery] | None = ...,
         data_type: _tensor_pb2.DataType.ValueType = ...,
+        model_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "data_type", b"data_type", "inputs", b"inputs", "last_hidden_state", b"last_hidden_state", "model", b"model", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "data_type", b"data_type", "inputs", b"inputs", "last_hidden_state", b"last_hidden_state", "model", b"model", "model_version", b"model_version", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1223,14 +1235,19 @@ class EncodeStreamRequest(_message.Message):
     LAST_HIDDEN_STATE_FIELD_NUMBER: _builtins.int
     ATTENTION_FIELD_NUMBER: _builtins.int
     DATA_TYPE_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """The model's name. Empty: the server's only model."""
+    """Model name. If empty, the server's default model, see `Model.is_default`."""
     truncate: _builtins.bool
     """Cut a text that is too long, rather than refuse the request."""
     last_hidden_state: _builtins.bool
     """Return the token vectors of the last layer. They are returned, too, where `attention` is empty."""
     data_type: _tensor_pb2.DataType.ValueType
     """As in EncodeRequest."""
+    model_version: _builtins.str
+    """Model version, the full SHA-256 of `Model.version`. If empty, any version. A model or version that is not loaded is
+    rejected with MODEL_NOT_FOUND.
+    """
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """The texts, at least one."""
@@ -1253,10 +1270,11 @@ class EncodeStreamRequest(_message.Message):
         last_hidden_state: _builtins.bool = ...,
         attention: _abc.Iterable[Global___AttentionQuery] | None = ...,
         data_type: _tensor_pb2.DataType.ValueType = ...,
+        model_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "data_type", b"data_type", "inputs", b"inputs", "last_hidden_state", b"last_hidden_state", "model", b"model", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "data_type", b"data_type", "inputs", b"inputs", "last_hidden_state", b"last_hidden_state", "model", b"model", "model_version", b"model_version", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1331,8 +1349,13 @@ class TokenizeRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """The model's name. Empty: the server's only model."""
+    """Model name. If empty, the server's default model, see `Model.is_default`."""
+    model_version: _builtins.str
+    """Model version, the full SHA-256 of `Model.version`. If empty, any version. A model or version that is not loaded is
+    rejected with MODEL_NOT_FOUND.
+    """
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """The texts, at least one."""
@@ -1347,10 +1370,11 @@ class TokenizeRequest(_message.Message):
         model: _builtins.str = ...,
         inputs: _abc.Iterable[Global___Input] | None = ...,
         prompt: Global___Prompt | None = ...,
+        model_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "model", b"model", "prompt", b"prompt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "model", b"model", "model_version", b"model_version", "prompt", b"prompt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1464,16 +1488,22 @@ class GetModelRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """The model's name. Empty: the server's only model."""
+    """Model name. If empty, the server's default model, see `Model.is_default`."""
+    model_version: _builtins.str
+    """Model version, the full SHA-256 of `Model.version`. If empty, any version. A model or version that is not loaded is
+    rejected with MODEL_NOT_FOUND.
+    """
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
+        model_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1526,8 +1556,9 @@ class ExplainRequest(_message.Message):
     METHODS_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
     HEAD_CONTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """The model's name. Empty: the server's only model."""
+    """Model name. If empty, the server's default model, see `Model.is_default`."""
     truncate: _builtins.bool
     """Cut a text that is too long, those of `to` and `contrast` too, rather than refuse the request."""
     pooling: _manifest_pb2.Pooling.ValueType
@@ -1538,6 +1569,10 @@ class ExplainRequest(_message.Message):
     """What scores are about. Unspecified: tokens."""
     head_contributions: _builtins.bool
     """Return what each head contributes, too; needs EXPLAIN_METHOD_CONTRIBUTIONS."""
+    model_version: _builtins.str
+    """Model version, the full SHA-256 of `Model.version`. If empty, any version. A model or version that is not loaded is
+    rejected with MODEL_NOT_FOUND.
+    """
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """The texts, at least one."""
@@ -1591,10 +1626,11 @@ class ExplainRequest(_message.Message):
         methods: _abc.Iterable[_explanation_pb2.ExplainMethod.ValueType] | None = ...,
         level: _explanation_pb2.ExplainLevel.ValueType = ...,
         head_contributions: _builtins.bool = ...,
+        model_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["contrast", b"contrast", "direction", b"direction", "own_embedding", b"own_embedding", "prompt", b"prompt", "target", b"target", "target_prompt", b"target_prompt", "to", b"to"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contrast", b"contrast", "dimensions", b"dimensions", "direction", b"direction", "head_contributions", b"head_contributions", "inputs", b"inputs", "level", b"level", "methods", b"methods", "model", b"model", "own_embedding", b"own_embedding", "pooling", b"pooling", "prompt", b"prompt", "target", b"target", "target_prompt", b"target_prompt", "to", b"to", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contrast", b"contrast", "dimensions", b"dimensions", "direction", b"direction", "head_contributions", b"head_contributions", "inputs", b"inputs", "level", b"level", "methods", b"methods", "model", b"model", "model_version", b"model_version", "own_embedding", b"own_embedding", "pooling", b"pooling", "prompt", b"prompt", "target", b"target", "target_prompt", b"target_prompt", "to", b"to", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["own_embedding", "direction", "to", "contrast"]  # noqa: Y015
     _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
@@ -1819,8 +1855,9 @@ class CompareRequest(_message.Message):
     LEVEL_FIELD_NUMBER: _builtins.int
     HEAD_CONTRIBUTIONS_FIELD_NUMBER: _builtins.int
     MATRIX_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """The model's name. Empty: the server's only model."""
+    """Model name. If empty, the server's default model, see `Model.is_default`."""
     truncate: _builtins.bool
     """Cut a text that is too long, rather than refuse the request."""
     pooling: _manifest_pb2.Pooling.ValueType
@@ -1833,6 +1870,10 @@ class CompareRequest(_message.Message):
     """Return what each head contributes, too; needs EXPLAIN_METHOD_CONTRIBUTIONS."""
     matrix: _explanation_pb2.PairMatrix.ValueType
     """What to return of each pair of tokens. Unspecified: nothing."""
+    model_version: _builtins.str
+    """Model version, the full SHA-256 of `Model.version`. If empty, any version. A model or version that is not loaded is
+    rejected with MODEL_NOT_FOUND.
+    """
     @_builtins.property
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComparedPair]:
         """The pairs, at least one."""
@@ -1863,10 +1904,11 @@ class CompareRequest(_message.Message):
         level: _explanation_pb2.ExplainLevel.ValueType = ...,
         head_contributions: _builtins.bool = ...,
         matrix: _explanation_pb2.PairMatrix.ValueType = ...,
+        model_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_a", b"prompt_a", "prompt_b", b"prompt_b"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "head_contributions", b"head_contributions", "level", b"level", "matrix", b"matrix", "methods", b"methods", "model", b"model", "pairs", b"pairs", "pooling", b"pooling", "prompt_a", b"prompt_a", "prompt_b", b"prompt_b", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "head_contributions", b"head_contributions", "level", b"level", "matrix", b"matrix", "methods", b"methods", "model", b"model", "model_version", b"model_version", "pairs", b"pairs", "pooling", b"pooling", "prompt_a", b"prompt_a", "prompt_b", b"prompt_b", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

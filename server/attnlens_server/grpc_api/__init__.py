@@ -1,5 +1,5 @@
-"""`attnlens.v1.EncoderService` over gRPC: messages in and out, jobs and results between.
+"""`attnlens.v1.EncoderService` over gRPC.
 
-`methods` has the methods, `calls` the life of a call, `requests` makes jobs of messages, `responses` messages
-of results, `status` tells errors, `model_info` describes the model.
+`methods` implements the service, `calls` runs each call, `requests` and `responses` convert messages,
+`status` converts errors, and `model_info` describes the model.
 """

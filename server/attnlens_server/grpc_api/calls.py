@@ -1,15 +1,15 @@
-"""The life of a call: from the bytes that came to the end that its client sees.
+"""Lifecycle of gRPC calls: request parsing, limits, error status, and slow clients.
 
 Three things are done here because grpc.aio does not do them:
 
-- It parses requests outside of the handlers, where a failure is a traceback in the log and no error of ours.
-  Here handlers get bytes, and parse them.
-- A request of millions of small messages takes many times its size once it is parsed, and blocks the event
-  loop until then. Here such messages are counted first, nested ones too: when a oneof is set repeatedly, the
-  parser keeps each replaced value until the whole message is freed.
-- It can't end a call whose client does not read: whatever is sent, the status too, waits behind the message
-  that has no room. Here such a call is dropped, and gRPC resets its stream. The accept loop of grpc.aio keeps
-  a reference to the last call that it accepted, so `Calls.on_dropped` is there to accept another one.
+- It deserializes requests outside of handlers, where a failure becomes a traceback in the log and a status
+  without details. Handlers here receive bytes and parse them.
+- Millions of small submessages take many times their size once parsed and block the event loop meanwhile.
+  They are counted before parsing, including nested ones: when a oneof is set repeatedly, the parser keeps
+  each replaced value until the message is freed.
+- It cannot end a call whose client does not read: everything sent, including the status, waits in the queue
+  of the blocked stream. Such a call is dropped here, and gRPC resets its stream. The accept loop of grpc.aio
+  keeps a reference to the last accepted call, so `Calls.on_dropped` lets the server accept another one.
 """
 
 import asyncio
@@ -27,42 +27,43 @@ from typing import Any, Generic, TypeVar, cast
 
 import grpc
 from google.protobuf.descriptor import Descriptor
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as ProtobufMessage
 
 from attnlens.wire import LENGTH_DELIMITED, Field, read_fields
 from attnlens_server import errors
 from attnlens_server.grpc_api.responses import SENDING_COPIES
 from attnlens_server.grpc_api.status import CallStatus, call_status
 from attnlens_server.serving.admission import Admission, Budget, Reservation
-from attnlens_server.serving.jobs import Job
-from attnlens_server.serving.request_log import RequestRecord, peer_of, request_id_of
-from attnlens_server.serving.workers import Workers
+from attnlens_server.serving.execution import Workers
+from attnlens_server.serving.request_log import RequestRecord, format_peer, validate_request_id
+from attnlens_server.serving.requests import Request
 
 logger = logging.getLogger(__name__)
 
-Request = TypeVar("Request", bound=Message)
-AnyJob = TypeVar("AnyJob")
+Message = TypeVar("Message", bound=ProtobufMessage)
+Parsed = TypeVar("Parsed")
 Context = grpc.aio.ServicerContext[bytes, bytes]
 AnyTask = asyncio.Task[Any]
 
-REQUEST_ID = "x-request-id"  # the header by which a client names a call for the log
+REQUEST_ID = "x-request-id"  # header with the client's identifier of a call, for the log
 CALL_RETRY_S = 0.25
-STATUS_GRACE_S = 1.0  # how long the status of a call that is given up may wait for room
-SMALL_BYTES = 1 << 16  # a request up to this size is parsed without a look
-MAX_OTHER_FIELDS = 1024  # of a larger one beside its texts
-FIELDS_PER_TEXT = 4  # nested fields: a compared pair has two inputs with one field each
-REQUEST_COPIES = 2  # its bytes, which gRPC keeps, and the message; small messages in it are counted as texts
+STATUS_GRACE_S = 1.0  # time to send the status of a call whose client does not read
+SMALL_BYTES = 1 << 16  # messages up to this size are parsed uncounted and on the event loop
+MAX_OTHER_FIELDS = 1024  # fields other than texts, of a larger message
+FIELDS_PER_TEXT = 4  # nested fields of a pair: two inputs with one field each
+REQUEST_COPIES = 2  # the bytes, which gRPC keeps, and the message without its texts
 
 _creator: ContextVar[weakref.ref[AnyTask] | None] = ContextVar("creator", default=None)
 
 
 def remember_creators(loop: asyncio.AbstractEventLoop) -> None:
-    """From now on let each task know the task that made it, which `_Life.end` needs."""
+    """Make each new task of `loop` remember the task that created it, for `_Lifetime.end`."""
 
     def make_task(
         loop: asyncio.AbstractEventLoop,
         coroutine: Coroutine[Any, Any, Any],
-        **options: Any,  # noqa: ANN401 - whatever asyncio passes
+        **options: Any,  # noqa: ANN401 - as asyncio passes them
     ) -> AnyTask:
         creator = asyncio.current_task(loop)
         token = _creator.set(weakref.ref(creator) if creator else None)
@@ -71,11 +72,11 @@ def remember_creators(loop: asyncio.AbstractEventLoop) -> None:
         finally:
             _creator.reset(token)
 
-    loop.set_task_factory(make_task)  # type: ignore[arg-type]  # its stub asks for a future, too
+    loop.set_task_factory(make_task)  # type: ignore[arg-type]  # typeshed expects a Future
 
 
-class _Life:
-    """What must happen at the end of a call. It holds nothing of gRPC's, so that a call can be dropped."""
+class _Lifetime:
+    """Cleanup at the end of a call. Holds no gRPC objects, so that the call can be dropped."""
 
     def __init__(
         self, task: AnyTask, memory: Reservation, record: RequestRecord, on_dropped: Callable[[], None]
@@ -88,96 +89,105 @@ class _Life:
         self._timer: asyncio.TimerHandle | None = None
 
     def end_after(self, seconds: float) -> None:
-        """End the call unless it is over by then."""
+        """Drop the call unless it has ended by then."""
         self._timer = self._loop.call_later(seconds, self.end)
 
     def end(self) -> None:
-        """Drop the call, read or not.
+        """Drop the call.
 
-        gRPC runs a handler in a task that a second one has made, which waits for the client to leave. The two
-        hold the call of the C core between them. Without them it is destroyed, which resets its stream.
+        gRPC runs a handler in a task, created by a second task that waits for the client to disconnect. These
+        two tasks hold the only references to the C-core call; once both are gone, it is destroyed, which
+        resets its stream.
         """
-        self.record.ended(errors.SlowConsumerError.status, errors.SlowConsumerError.reason)
+        self.record.end(errors.SlowConsumerError.status, errors.SlowConsumerError.reason)
         for reference in self._tasks:
             task = reference() if reference else None
             if task is not None:
                 task.cancel()
         self._on_dropped()
 
-    def over(self) -> None:
-        """The client has everything, or has left, or was left."""
+    def close(self) -> None:
+        """Release the memory. The call has completed, or it was cancelled or dropped."""
         self.memory.release()
         if self._timer is not None:
             self._timer.cancel()
 
 
 class Call:
-    """A call that is running.
+    """A running call.
 
     Attributes:
-        request_bytes: the size of its request.
-        memory: what it has reserved; given back when it is over.
-        record: what the log tells of it.
+        request_bytes: Size of the serialized request.
+        memory: Memory reservation, released when the call ends.
+        record: Entry of the request log.
     """
 
-    def __init__(self, context: Context, life: _Life, stall_timeout_s: float) -> None:
-        self.request_bytes = life.record.request_bytes
-        self.memory = life.memory
-        self.record = life.record
+    def __init__(self, context: Context, lifetime: _Lifetime, stall_timeout_s: float) -> None:
+        self.request_bytes = lifetime.record.request_bytes
+        self.memory = lifetime.memory
+        self.record = lifetime.record
         self._context = context
-        self._life = life
+        self._lifetime = lifetime
         self._stall_timeout_s = stall_timeout_s
         self._has_sent_headers = False
 
     def budget(self) -> Budget:
-        """Return what the call may take."""
+        """Return the budget of the call: memory, deadline and metrics."""
         remaining_s = self._context.time_remaining()
         deadline = None if remaining_s is None else time.monotonic() + remaining_s
         self.record.deadline = deadline
-        return Budget(self.memory, deadline, self.record.spent)
+        return Budget(self.memory, deadline, self.record.metrics)
 
     async def write(self, message: bytes) -> None:
-        """Send a message of a stream; returns when the connection has room for the next.
+        """Send a message of a stream and wait until flow control admits the next one.
 
         Raises:
-            SlowConsumerError: the client does not read.
-            CancelledError: the client has left.
+            SlowConsumerError: The client does not read.
+            CancelledError: The client has disconnected.
         """
         try:
-            # Not `wait_for`, which loses a cancellation that arrives as the write completes (Python 3.11).
+            # `wait_for` would lose a cancellation that arrives as the write completes (Python 3.11).
             async with asyncio.timeout(self._stall_timeout_s):
-                # On their own, since flow control does not hold headers up: gRPC rejects a status while the
-                # batch that has them waits with the first message.
+                # Send headers separately: they are not subject to flow control, and gRPC rejects a status
+                # while a batch with headers is pending.
                 if not self._has_sent_headers:
                     self._has_sent_headers = True
                     await self._context.send_initial_metadata(())
                 await self._context.write(message)
-        except grpc.aio.InternalError as error:  # nobody to tell, nothing wrong here
+        except grpc.aio.InternalError as error:  # the client has disconnected
             raise asyncio.CancelledError from error
         except TimeoutError as error:
             raise errors.SlowConsumerError(
-                f"the client left a message unread for {self._stall_timeout_s:g} s: read them as they come"
+                f"a message was unread for {self._stall_timeout_s:g} s: read each one as it arrives"
             ) from error
         self.record.reply_bytes += len(message)
 
     def replied(self, reply: bytes) -> None:
-        """From now on nothing but the reply is kept, and the client has the stall timeout to read it."""
+        """Keep only the memory of the reply, and give the client the stall timeout to read it."""
         self.record.reply_bytes = len(reply)
         self.memory.shrink_to(self.request_bytes + SENDING_COPIES * len(reply))
-        self._life.end_after(self._stall_timeout_s)
+        self._lifetime.end_after(self._stall_timeout_s)
 
     async def abort(self, status: CallStatus, *, client_reads: bool) -> None:
-        """End the call with a status, or without one where the client does not read. Does not return."""
-        self.record.ended(status.code.name, status.reason)
-        self._life.end_after(self._stall_timeout_s if client_reads else STATUS_GRACE_S)
-        with suppress(grpc.aio.InternalError):  # the client has left
+        """End the call with a status, or drop it if the client does not read. Does not return."""
+        self.record.end(status.code.name, status.reason)
+        self._lifetime.end_after(self._stall_timeout_s if client_reads else STATUS_GRACE_S)
+        with suppress(grpc.aio.InternalError):  # the client has disconnected
             await self._context.abort(status.code, status.message, status.trailers)
-        self._life.end()
-        await asyncio.sleep(0)  # is cancelled
+        self._lifetime.end()
+        await asyncio.sleep(0)  # raises CancelledError
 
 
 class Calls:
-    """All calls that are not over, that is, whose clients do not have everything yet.
+    """Open calls, including those whose reply has not been fully sent.
+
+    Args:
+        admission: Memory limit of all calls.
+        check_serving: Raises an error while the server does not accept calls.
+        workers: Threads that parse large requests.
+        max_calls: Maximum number of open calls.
+        stall_timeout_s: Seconds a client may take to read a message.
+        log_requests: Whether to log the end of each call.
 
     Attributes:
         on_dropped: Called after a call was dropped because its client did not read.
@@ -193,7 +203,6 @@ class Calls:
         stall_timeout_s: float,
         log_requests: bool = False,
     ) -> None:
-        """Count from nothing. `check_serving` raises where calls are not welcome now."""
         self.on_dropped: Callable[[], None] = lambda: None
         self._log_requests = log_requests
         self._admission = admission
@@ -208,68 +217,67 @@ class Calls:
     def _check_count(self) -> None:
         if self._count > self._max_calls:
             raise errors.OverloadedError(
-                f"{self._max_calls} other calls run or wait for their clients, no more may: try again later",
+                f"the server has {self._max_calls} open calls, which is its limit: try again later",
                 retry_after_s=CALL_RETRY_S,
             )
 
     def _begin(self, context: Context, method: str, request_bytes: int) -> Call:
-        """Count a call until it is over."""
         self._count += 1
         self._none.clear()
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - gRPC runs each handler in a task of its own
+        assert task is not None  # noqa: S101 - gRPC runs each handler in its own task
         record = RequestRecord(method, request_bytes=request_bytes)
         if self._log_requests:
-            record.peer = peer_of(context.peer())
+            record.peer = format_peer(context.peer())
             record.request_id = _request_id(context)
-        life = _Life(task, Reservation(self._admission), record, self.on_dropped)
+        lifetime = _Lifetime(task, Reservation(self._admission), record, self.on_dropped)
 
-        def over(_: object) -> None:
-            life.over()
+        def on_done(_: object) -> None:
+            lifetime.close()
             self._count -= 1
             if self._count == 0:
                 self._none.set()
             if self._log_requests:
                 record.write()
 
-        # The context's own add_done_callback would make a cycle of context and call: dropped ones would stay.
-        task.add_done_callback(over)
-        return Call(context, life, self._stall_timeout_s)
+        # `context.add_done_callback` would create a reference cycle that keeps dropped calls alive.
+        task.add_done_callback(on_done)
+        return Call(context, lifetime, self._stall_timeout_s)
 
     async def wait_until_none(self) -> None:
-        """Return when no call is running."""
+        """Wait until no call is open."""
         await self._none.wait()
 
     def handler(
         self,
-        parser: "Parser[Request, AnyJob]",
-        method: Callable[[AnyJob, Call], Awaitable[bytes | None]],
+        parser: "Parser[Message, Parsed]",
+        method: Callable[[Parsed, Call], Awaitable[bytes | None]],
         name: str,
     ) -> Callable[[bytes, Context], Awaitable[bytes | None]]:
-        """Return what gRPC calls with the bytes of a request: `method`, within the life of a call.
+        """Return a gRPC handler that parses the request and calls `method`.
 
-        Every exception becomes a status with details: a fault of ours, too, a panic in the tokenizer's Rust
-        included, which is no Exception.
+        Every exception becomes a status with details, including panics of the tokenizer's Rust code, which
+        derive from BaseException.
         """
 
         async def handle(data: bytes, context: Context) -> bytes | None:
             call = self._begin(context, name, len(data))
-            job: AnyJob | None
+            request: Parsed | None
             try:
                 self._check_serving()
                 self._check_count()
                 call.memory.grow(REQUEST_COPIES * call.request_bytes)
-                job = await self._parse(parser, data)
+                request = await self._workers.run_if(len(data) > SMALL_BYTES, parser.parse, data)
                 data = b""
-                if isinstance(job, Job):
-                    call.record.spent.num_inputs = len(job.inputs)
-                    call.memory.grow(job.memory_bytes)
-                reply = await method(job, call)
+                if isinstance(request, Request):
+                    call.record.metrics.num_inputs = len(request.inputs)
+                    call.memory.grow(request.memory_bytes)
+                reply = await method(request, call)
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
-                call.record.left()
+                call.record.disconnect()
                 raise
-            except BaseException as error:  # noqa: BLE001 - the outermost edge of a call
-                # Not the exception itself: its traceback holds the frames of the call, and what it brought.
+            except BaseException as error:  # noqa: BLE001 - the outermost frame of a call
+                # The traceback of the exception would keep the frames of the call and their data alive.
                 status = _status(error, name)
                 client_reads = not isinstance(error, errors.SlowConsumerError)
                 traceback.clear_frames(error.__traceback__)
@@ -277,55 +285,51 @@ class Calls:
                 if reply is not None:
                     call.replied(reply)
                 return reply
-            data, job = b"", None  # gRPC keeps what ends the call, and with it this frame
+            data, request = b"", None  # gRPC keeps the exception that ends the call, and with it this frame
             await call.abort(status, client_reads=client_reads)
             raise AssertionError  # abort does not return
 
         return handle
 
-    async def _parse(self, parser: "Parser[Request, AnyJob]", data: bytes) -> AnyJob:
-        """Make a job of the bytes of a request: of many in a worker thread."""
-        return await self._workers.run_if(len(data) > SMALL_BYTES, parser.parse, data)
-
 
 @dataclass(frozen=True, slots=True)
-class Parser(Generic[Request, AnyJob]):
-    """Turns the bytes of a request into a job.
+class Parser(Generic[Message, Parsed]):
+    """Parses serialized requests.
 
     Attributes:
-        message_class: what they are.
-        translate: makes a job of the message.
-        inputs_number: of the field with its texts; None where it has none.
-        max_texts: how many it may have.
+        message_class: Type of the message.
+        convert: Converts the message to a typed request.
+        inputs_number: Number of the field with the texts, or None if there is none.
+        max_texts: Maximum number of texts.
     """
 
-    message_class: type[Request]
-    translate: Callable[[Request], AnyJob]
+    message_class: type[Message]
+    convert: Callable[[Message], Parsed]
     inputs_number: int | None
     max_texts: int
 
-    def parse(self, data: bytes) -> AnyJob:
-        """Parse.
+    def parse(self, data: bytes) -> Parsed:
+        """Parse and convert a request.
 
         Raises:
-            MalformedRequestError: they are not a message of that type.
-            InvalidFieldsError: there are too many texts to begin with.
+            MalformedRequestError: The bytes are not a valid message.
+            InvalidFieldsError: There are too many texts or fields.
         """
         try:
             if self.inputs_number is not None and len(data) > SMALL_BYTES:
                 self._check_counts(data, self.inputs_number)
-            request = self.message_class.FromString(data)
+            message = self.message_class.FromString(data)
         except (DecodeError, ValueError, IndexError) as error:
             full_name: str = self.message_class.DESCRIPTOR.full_name
             raise errors.MalformedRequestError(len(data), full_name) from error
-        return self.translate(request)
+        return self.convert(message)
 
     def _check_counts(self, data: bytes, inputs_number: int) -> None:
-        """Look at no more fields than a request needs.
+        """Count the fields of a message and stop at the first one over a limit.
 
         Raises:
-            InvalidFieldsError: there are too many texts, other fields or nested fields.
-            ValueError, IndexError: there is something that no message of ours has.
+            InvalidFieldsError: There are too many texts, other fields or nested fields.
+            ValueError, IndexError: The wire format is invalid.
         """
         num_texts = num_others = num_nested = 0
         max_nested = FIELDS_PER_TEXT * self.max_texts + MAX_OTHER_FIELDS
@@ -335,24 +339,23 @@ class Parser(Generic[Request, AnyJob]):
             is_text = (field.number, field.wire_type) == (inputs_number, LENGTH_DELIMITED)
             num_texts, num_others = num_texts + is_text, num_others + (not is_text)
             if num_texts > self.max_texts:
-                self._refuse(f"has more than {self.max_texts} texts, a request may have {self.max_texts}")
+                self._reject(f"has more than {self.max_texts} texts, the limit of a request")
             if num_others > MAX_OTHER_FIELDS:
-                self._refuse(f"is among more than {MAX_OTHER_FIELDS} other fields")
+                self._reject(f"is among more than {MAX_OTHER_FIELDS} other fields")
             for _ in _nested_fields(view, field, descriptor):
                 num_nested += 1
                 if num_nested > max_nested:
-                    self._refuse(f"and the other fields have more than {max_nested} nested fields")
+                    self._reject(f"and the other fields have more than {max_nested} nested fields")
 
-    def _refuse(self, what: str) -> None:
-        violation = errors.FieldViolation("inputs", f"{what}: send several requests")
+    def _reject(self, reason: str) -> None:
+        violation = errors.FieldViolation("inputs", f"{reason}: send several requests")
         raise errors.InvalidFieldsError([violation])
 
 
 def _nested_fields(data: memoryview, field: Field, descriptor: Descriptor) -> Iterator[Field]:
     """Yield the nested fields of a field.
 
-    Messages without submessages, such as TokenIds, are not entered: parsed, they take little more than their
-    bytes.
+    Skips messages without submessages, such as TokenIds, which take little more memory than their bytes.
     """
     known = descriptor.fields_by_number.get(field.number)
     inner = known.message_type if known is not None else None
@@ -371,15 +374,15 @@ def _has_messages(descriptor: Descriptor) -> bool:
 def _request_id(context: Context) -> str:
     for key, value in context.invocation_metadata() or ():
         if key == REQUEST_ID:
-            return request_id_of(value)
+            return validate_request_id(value)
     return ""
 
 
 def _status(error: BaseException, method: str) -> CallStatus:
-    """Return how a call ends that has failed. A fault of ours is logged: the client gets only its number."""
+    """Return the status of a failed call. Unexpected errors are logged, and the client gets only their ID."""
     if isinstance(error, errors.RequestError):
         return call_status(error)
     error_id = secrets.token_hex(6)
     logger.error("%s failed, error id %s", method, error_id, exc_info=error)
-    message = f"the server failed; its log has more under error id {error_id}"
+    message = f"internal server error: see error id {error_id} in the server's log"
     return call_status(errors.InternalError(message, metadata={"error_id": error_id}))

@@ -1,7 +1,7 @@
-"""grpc.health.v1: the state of each service, told to whoever asks or watches.
+"""The grpc.health.v1 service.
 
-The health package's own asyncio servicer forgets its other watchers when one of them leaves, and its
-watches never end, so that a server with a watcher could not drain before its timeout.
+The asyncio servicer of grpcio-health-checking drops all watchers of a service when one leaves, and its
+watches never end, so a server with a watcher would not drain before its timeout.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class HealthService:
-    """Every service is NOT_SERVING from the start, until `set_serving`, and for good after `shut_down`."""
+    """Health of each service: NOT_SERVING until `set_serving`, and permanently after `shut_down`."""
 
     def __init__(self, service_names: Sequence[str]) -> None:
-        # Protects: watchers hear of every change of these two.
+        # Guards the two attributes below and notifies watchers of changes.
         self._changed = asyncio.Condition()
         self._statuses = dict.fromkeys(("", *service_names), HealthCheckResponse.NOT_SERVING)
         self._is_shut_down = False
 
     async def set_serving(self, *service_names: str, is_serving: bool = True) -> None:
-        """From now on these services, or all where none is named, are SERVING, or are not."""
+        """Set the status of the named services, or of all if none is named."""
         status = HealthCheckResponse.SERVING if is_serving else HealthCheckResponse.NOT_SERVING
         async with self._changed:
             if not self._is_shut_down:
@@ -37,14 +37,14 @@ class HealthService:
                 self._changed.notify_all()
 
     async def shut_down(self) -> None:
-        """From now on all services are NOT_SERVING; watches end after saying so."""
+        """Set all services to NOT_SERVING permanently and end all watches."""
         async with self._changed:
             self._statuses = dict.fromkeys(self._statuses, HealthCheckResponse.NOT_SERVING)
             self._is_shut_down = True
             self._changed.notify_all()
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve `Check` and `Watch`, whose requests arrive as bytes and are parsed here."""
+        """Register `Check` and `Watch`. Requests arrive as bytes, see `parse_or_abort`."""
         serializer = HealthCheckResponse.SerializeToString
         check: Any = self.Check
         watch: Any = self.Watch
@@ -58,7 +58,7 @@ class HealthService:
         request = await parse_or_abort(HealthCheckRequest, data, context)
         if request.service not in self._statuses:
             quoted = repr(request.service[:MAX_QUOTED_CHARACTERS])
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {quoted} here")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {quoted}")
         return HealthCheckResponse(status=self._statuses[request.service])
 
     async def Watch(self, data: bytes, context: Context) -> None:
@@ -68,10 +68,10 @@ class HealthService:
             sent = self._status_of(request.service)
             await context.write(HealthCheckResponse(status=sent))
             async with self._changed:
-                await self._changed.wait_for(functools.partial(self._has_news, request.service, sent))
+                await self._changed.wait_for(functools.partial(self._has_changed, request.service, sent))
 
     def _status_of(self, service: str) -> HealthCheckResponse.ServingStatus:
         return self._statuses.get(service, HealthCheckResponse.SERVICE_UNKNOWN)
 
-    def _has_news(self, service: str, sent: HealthCheckResponse.ServingStatus) -> bool:
+    def _has_changed(self, service: str, sent: HealthCheckResponse.ServingStatus) -> bool:
         return self._is_shut_down or self._status_of(service) != sent

@@ -1,4 +1,4 @@
-"""What GetModel tells about the model and the server."""
+"""Description of the model and the server in GetModel and ListModels."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -10,12 +10,12 @@ from attnlens_server.bundle import Bundle
 from attnlens_server.bundle.manifest import PRECISIONS, is_known
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine
-from attnlens_server.serving.checks import MAX_QUERIES
 from attnlens_server.serving.service import ModelService
+from attnlens_server.serving.validation import MAX_QUERIES
 
 
 class ModelDescriber:
-    """Puts together everything that a client needs to know."""
+    """Builds `attnlens.v1.Model`."""
 
     def __init__(
         self,
@@ -46,10 +46,8 @@ class ModelDescriber:
             precision=PRECISIONS[config.precision],
             outputs=[output for output in outputs if is_known(output)],
             parity=manifest.parity,
-            explain_methods=[
-                ExplainMethod.ValueType(method) for method in service.explanations.checks.methods
-            ],
-            pair_matrices=[PairMatrix.ValueType(matrix) for matrix in service.explanations.checks.matrices],
+            explain_methods=[ExplainMethod.ValueType(method) for method in service.explain_methods],
+            pair_matrices=[PairMatrix.ValueType(matrix) for matrix in service.pair_matrices],
             faithfulness=manifest.faithfulness,
             limits=Limits(
                 max_inputs_per_request=config.inputs_limit,
@@ -64,10 +62,11 @@ class ModelDescriber:
             versions=versions,
             engine=engine.runtime.name,
             engine_check=engine_check,
+            is_default=True,
         )
 
     def model(self) -> Model:
-        """Return it as things are now."""
+        """Return the description with the current state, device and limits."""
         is_degraded = not self._engine.can_run_attention
         self._model.state = ModelState.MODEL_STATE_DEGRADED if is_degraded else ModelState.MODEL_STATE_READY
         self._model.device = self._engine.runtime.device
@@ -77,7 +76,7 @@ class ModelDescriber:
 
 
 def _own_version() -> str:
-    """Return the version of the installed package; a source tree on the path of Python has none."""
+    """Return the version of the installed package. A source tree on `sys.path` has none."""
     try:
         return version("attnlens")
     except PackageNotFoundError:

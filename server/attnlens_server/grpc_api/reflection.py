@@ -1,4 +1,4 @@
-"""Server reflection, so that grpcurl and its like need no .proto file."""
+"""Server reflection, so that tools such as grpcurl work without .proto files."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -14,10 +14,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def add_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> None:
-    """Serve grpc.reflection.v1 and v1alpha for `service_names`.
+    """Register grpc.reflection.v1 and v1alpha for `service_names`.
 
-    grpcio-reflection has v1alpha only. v1 is the same protocol under another name, message for message
-    (gRFC A15), so the same handler serves both.
+    grpcio-reflection only has v1alpha. v1 has the same messages under another service name (gRFC A15).
     """
     names = [*service_names, REFLECTION_V1, reflection.SERVICE_NAME]
     servicer = reflection.aio.ReflectionServicer(service_names=names)
@@ -30,9 +29,9 @@ def add_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> Non
         async for response in servicer.ServerReflectionInfo(requests(), context):
             yield response
 
-    behaviour: Any = reflect
+    behavior: Any = reflect
     handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
-        behaviour, response_serializer=ServerReflectionResponse.SerializeToString
+        behavior, response_serializer=ServerReflectionResponse.SerializeToString
     )
     for name in (REFLECTION_V1, reflection.SERVICE_NAME):
         methods = grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler})

@@ -1,13 +1,19 @@
-"""From messages to jobs. Of checks only those that need the messages: numbers that no enum here has."""
+"""Conversion of request messages to the typed requests of `serving.requests`.
+
+Values that a message can hold but a typed request cannot, such as unknown enum numbers, become violations of
+the request. The service reports them together with its own.
+"""
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, TypeVar
 
+import numpy as np
 from google.protobuf.message import Message
 
-from attnlens.pooling import Pooling
+from attnlens.explanations import ExplainLevel, ExplainMethod, PairMatrix
+from attnlens.pooling import FloatArray, Pooling
 from attnlens.reductions import (
     MAX_ROWS,
     AttentionReduction,
@@ -20,30 +26,38 @@ from attnlens.reductions import (
     Threshold,
     TopK,
 )
+from attnlens.tensors import from_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens.v1 import manifest_pb2
+from attnlens.v1 import explanation_pb2, manifest_pb2
 from attnlens.v1.tensor_pb2 import DataType as DataTypeNumber
+from attnlens.v1.tensor_pb2 import Tensor
 from attnlens_server.bundle import OutputRole
 from attnlens_server.errors import FieldViolation
-from attnlens_server.serving.checks import MAX_QUERIES
-from attnlens_server.serving.jobs import (
+from attnlens_server.serving.requests import (
     FLOAT16,
     FLOAT32,
     AttentionQuery,
     AttentionView,
+    CompareRequest,
     DataType,
-    EmbedJob,
-    EncodeJob,
+    EmbedRequest,
+    EncodeRequest,
+    ExplainRequest,
+    ExplanationTarget,
     Prompt,
-    TokenizeJob,
+    TokenizeRequest,
 )
+from attnlens_server.serving.validation import MAX_QUERIES
 from attnlens_server.text import Input, TextPair, TokenIds
 
-MAX_INDICES = 4096  # of layers or heads in one query: no model has more, and longer lists are rejected
-COPY_CHUNK = 1 << 16
+# Lists are cut one entry after their limit: enough for the validation to reject them, at little cost.
+MAX_INDICES = 4096  # layers or heads of one query
+MAX_METHODS = 2 * len(ExplainMethod)
+COPY_CHUNK = 1 << 16  # elements
 
+Violations = list[FieldViolation]
 Member = TypeVar("Member", bound=IntEnum)
-Choice = TypeVar("Choice", bound=str)
+Choice = TypeVar("Choice")
 
 _LEVELS: dict[int, Level] = {
     0: "tokens",
@@ -61,7 +75,6 @@ _LAYERS: dict[int, LayerChoice] = {
     pb.LAYER_REDUCTION_MEAN: "mean",
     pb.LAYER_REDUCTION_ROLLOUT: "rollout",
 }
-
 _DATA_TYPES: dict[int, DataType] = {
     DataTypeNumber.DATA_TYPE_UNSPECIFIED: FLOAT32,
     DataTypeNumber.DATA_TYPE_FLOAT32: FLOAT32,
@@ -69,48 +82,95 @@ _DATA_TYPES: dict[int, DataType] = {
 }
 
 
-def embed_job(request: pb.EmbedRequest) -> EmbedJob:
-    """Translate a request."""
-    found: list[FieldViolation] = []
-    return EmbedJob(
-        model=request.model,
-        inputs=_inputs(request.inputs),
-        prompt=prompt_of(request),
-        truncate=request.truncate,
-        pooling=member(Pooling, request.pooling, "pooling", manifest_pb2.Pooling, found),
-        normalize=request.normalize if request.HasField("normalize") else None,
-        dimensions=request.dimensions,
-        data_type=_data_type(request.data_type, found),
-        violations=found,
+def embed_request(message: pb.EmbedRequest) -> EmbedRequest:
+    """Convert an Embed request."""
+    violations: Violations = []
+    return EmbedRequest(
+        model=message.model,
+        model_version=message.model_version,
+        inputs=_inputs(message.inputs),
+        prompt=_prompt(message, "prompt"),
+        truncate=message.truncate,
+        pooling=_pooling(message.pooling, violations),
+        normalize=message.normalize if message.HasField("normalize") else None,
+        dimensions=message.dimensions,
+        data_type=_data_type(message.data_type, violations),
+        violations=violations,
     )
 
 
-def encode_job(request: pb.EncodeRequest | pb.EncodeStreamRequest) -> EncodeJob:
-    """Translate a request; both kinds have the same fields."""
-    found: list[FieldViolation] = []
-    return EncodeJob(
-        model=request.model,
-        inputs=_inputs(request.inputs),
-        prompt=prompt_of(request),
-        truncate=request.truncate,
-        last_hidden_state=request.last_hidden_state,
-        attention=_queries(request.attention, found),
-        data_type=_data_type(request.data_type, found),
-        violations=found,
+def encode_request(message: pb.EncodeRequest | pb.EncodeStreamRequest) -> EncodeRequest:
+    """Convert an Encode or EncodeStream request, which have the same fields."""
+    violations: Violations = []
+    return EncodeRequest(
+        model=message.model,
+        model_version=message.model_version,
+        inputs=_inputs(message.inputs),
+        prompt=_prompt(message, "prompt"),
+        truncate=message.truncate,
+        last_hidden_state=message.last_hidden_state,
+        attention=_queries(message.attention, violations),
+        data_type=_data_type(message.data_type, violations),
+        violations=violations,
     )
 
 
-def tokenize_job(request: pb.TokenizeRequest) -> TokenizeJob:
-    """Translate a request."""
-    return TokenizeJob(model=request.model, inputs=_inputs(request.inputs), prompt=prompt_of(request))
+def tokenize_request(message: pb.TokenizeRequest) -> TokenizeRequest:
+    """Convert a Tokenize request."""
+    return TokenizeRequest(
+        model=message.model,
+        model_version=message.model_version,
+        inputs=_inputs(message.inputs),
+        prompt=_prompt(message, "prompt"),
+    )
+
+
+def explain_request(message: pb.ExplainRequest) -> ExplainRequest:
+    """Convert an Explain request."""
+    violations: Violations = []
+    return ExplainRequest(
+        model=message.model,
+        model_version=message.model_version,
+        inputs=_inputs(message.inputs),
+        truncate=message.truncate,
+        prompt=_prompt(message, "prompt"),
+        pooling=_pooling(message.pooling, violations),
+        dimensions=message.dimensions,
+        target=_target(message, violations),
+        target_prompt=_prompt(message, "target_prompt"),
+        methods=_methods(message.methods, violations),
+        level=_level(message.level, violations),
+        head_contributions=message.head_contributions,
+        violations=violations,
+    )
+
+
+def compare_request(message: pb.CompareRequest) -> CompareRequest:
+    """Convert a Compare request."""
+    violations: Violations = []
+    return CompareRequest(
+        model=message.model,
+        model_version=message.model_version,
+        inputs=[_input(pair.a) for pair in message.pairs],
+        second_inputs=[_input(pair.b) for pair in message.pairs],
+        truncate=message.truncate,
+        prompt=_prompt(message, "prompt_a"),
+        prompt_b=_prompt(message, "prompt_b"),
+        pooling=_pooling(message.pooling, violations),
+        dimensions=message.dimensions,
+        methods=_methods(message.methods, violations),
+        level=_level(message.level, violations),
+        head_contributions=message.head_contributions,
+        matrix=_member(PairMatrix, message.matrix, "matrix", explanation_pb2.PairMatrix, violations),
+        violations=violations,
+    )
 
 
 def _inputs(messages: Iterable[pb.Input]) -> list[Input]:
-    return [input_of(message) for message in messages]
+    return [_input(message) for message in messages]
 
 
-def input_of(message: pb.Input) -> Input:
-    """Translate an input."""
+def _input(message: pb.Input) -> Input:
     match message.WhichOneof("content"):
         case "text":
             return Input(text=message.text)
@@ -118,15 +178,15 @@ def input_of(message: pb.Input) -> Input:
             return Input(text_pair=TextPair(message.text_pair.first, message.text_pair.second))
         case "token_ids":
             ids = message.token_ids
-            return Input(token_ids=TokenIds(_copied(ids.input_ids), _copied(ids.token_type_ids)))
+            return Input(token_ids=TokenIds(_copy(ids.input_ids), _copy(ids.token_type_ids)))
     return Input()
 
 
-def _copied(numbers: Sequence[int]) -> Sequence[int]:
-    """Copy an int32 field, because a view of it would keep the whole request in memory.
+def _copy(numbers: Sequence[int]) -> Sequence[int]:
+    """Copy an int32 field. A view of the field would keep the whole message in memory.
 
-    A slice is a list, which converts four times as fast. Millions of numbers are copied in chunks: one slice
-    of them would keep every other thread waiting.
+    Slices of a repeated field are lists, which convert four times as fast as the field itself. Large fields
+    are copied in chunks, since the conversion of one slice does not release the GIL.
     """
     copy = array("i")
     for start in range(0, len(numbers), COPY_CHUNK):
@@ -134,8 +194,7 @@ def _copied(numbers: Sequence[int]) -> Sequence[int]:
     return copy
 
 
-def prompt_of(request: Message, field: str = "prompt") -> Prompt | None:
-    """Translate the prompt in a field of a request; None: it is not set."""
+def _prompt(request: Message, field: str) -> Prompt | None:
     if not request.HasField(field):
         return None
     prompt: pb.Prompt = getattr(request, field)
@@ -147,19 +206,19 @@ def prompt_of(request: Message, field: str = "prompt") -> Prompt | None:
     return Prompt()
 
 
-def _queries(messages: Sequence[pb.AttentionQuery], found: list[FieldViolation]) -> list[AttentionQuery]:
+def _queries(messages: Sequence[pb.AttentionQuery], violations: Violations) -> list[AttentionQuery]:
     queries = []
-    for index, message in enumerate(messages[: MAX_QUERIES + 1]):  # more are refused
+    for index, message in enumerate(messages[: MAX_QUERIES + 1]):
         field = f"attention[{index}]"
-        role = member(OutputRole, message.role, f"{field}.role", manifest_pb2.OutputRole, found)
-        view = member(AttentionView, message.view, f"{field}.view", pb.AttentionView, found)
-        reduction = _reduction(message, f"{field}.reduction", found)
+        role = _member(OutputRole, message.role, f"{field}.role", manifest_pb2.OutputRole, violations)
+        view = _member(AttentionView, message.view, f"{field}.view", pb.AttentionView, violations)
+        reduction = _reduction(message, f"{field}.reduction", violations)
         is_rollout = reduction is not None and reduction.layers == "rollout"
         queries.append(
             AttentionQuery(
                 role or OutputRole.ATTENTION_WEIGHTS,
-                _copied(message.layers[: MAX_INDICES + 1]),
-                _copied(message.heads[: MAX_INDICES + 1]),
+                _copy(message.layers[: MAX_INDICES + 1]),
+                _copy(message.heads[: MAX_INDICES + 1]),
                 view or (AttentionView.HEAD_MEAN if is_rollout else AttentionView.FULL),
                 reduction,
             )
@@ -167,21 +226,19 @@ def _queries(messages: Sequence[pb.AttentionQuery], found: list[FieldViolation])
     return queries
 
 
-def _reduction(
-    query: pb.AttentionQuery, field: str, found: list[FieldViolation]
-) -> AttentionReduction | None:
+def _reduction(query: pb.AttentionQuery, field: str, violations: Violations) -> AttentionReduction | None:
     if not query.HasField("reduction"):
         return None
     message = query.reduction
     return AttentionReduction(
-        level=_choice(_LEVELS, message.level, f"{field}.level", pb.AttentionLevel, found),
+        level=_choice(_LEVELS, message.level, f"{field}.level", pb.AttentionLevel, violations),
         special_tokens=_choice(
-            _SPECIAL_TOKENS, message.special_tokens, f"{field}.special_tokens", pb.SpecialTokens, found
+            _SPECIAL_TOKENS, message.special_tokens, f"{field}.special_tokens", pb.SpecialTokens, violations
         ),
-        layers=_choice(_LAYERS, message.layers, f"{field}.layers", pb.LayerReduction, found),
+        layers=_choice(_LAYERS, message.layers, f"{field}.layers", pb.LayerReduction, violations),
         rollout_residual=message.rollout_residual if message.HasField("rollout_residual") else None,
         mean_over_rows=message.mean_over_rows,
-        rows=message.rows[: MAX_ROWS + 1],  # more are refused
+        rows=message.rows[: MAX_ROWS + 1],
         form=_form(message),
     )
 
@@ -193,11 +250,60 @@ def _form(message: pb.AttentionReduction) -> Form | None:
         case "threshold":
             return Threshold(message.threshold.threshold)
         case "statistics":
-            asked = message.statistics
-            return Statistics(received=asked.received, entropy=asked.entropy, all_rows=asked.all_rows)
+            statistics = message.statistics
+            return Statistics(
+                received=statistics.received, entropy=statistics.entropy, all_rows=statistics.all_rows
+            )
         case "sqrt_uint8":
             return SqrtUint8()
     return None
+
+
+def _pooling(number: int, violations: Violations) -> Pooling | None:
+    return _member(Pooling, number, "pooling", manifest_pb2.Pooling, violations)
+
+
+def _data_type(number: int, violations: Violations) -> DataType:
+    return _choice(_DATA_TYPES, number, "data_type", DataTypeNumber, violations)
+
+
+def _level(number: int, violations: Violations) -> ExplainLevel:
+    level = _member(ExplainLevel, number, "level", explanation_pb2.ExplainLevel, violations)
+    return level or ExplainLevel.TOKENS
+
+
+def _methods(numbers: Sequence[int], violations: Violations) -> list[ExplainMethod]:
+    methods = []
+    for index, number in enumerate(numbers[:MAX_METHODS]):
+        field = f"methods[{index}]"
+        method = _member(ExplainMethod, number, field, explanation_pb2.ExplainMethod, violations)
+        methods.append(method or ExplainMethod.CONTRIBUTIONS)
+    return methods
+
+
+def _target(message: pb.ExplainRequest, violations: Violations) -> ExplanationTarget:
+    match message.WhichOneof("target"):
+        case "direction":
+            return ExplanationTarget(direction=_direction(message.direction, violations))
+        case "to":
+            return ExplanationTarget(to=_input(message.to))
+        case "contrast":
+            contrast = message.contrast
+            return ExplanationTarget(contrast=(_input(contrast.to), _input(contrast.rather_than)))
+    return ExplanationTarget()
+
+
+def _direction(tensor: Tensor, violations: Violations) -> FloatArray | None:
+    if tensor.data_type not in (DataTypeNumber.DATA_TYPE_UNSPECIFIED, DataTypeNumber.DATA_TYPE_FLOAT32):
+        violations.append(
+            FieldViolation("direction.data_type", f"is {tensor.data_type}: use DATA_TYPE_FLOAT32")
+        )
+        return None
+    try:
+        return np.asarray(from_tensor(tensor), dtype=np.float32)
+    except ValueError as error:
+        violations.append(FieldViolation("direction", f"is not a valid tensor: {error}"))
+        return None
 
 
 def _choice(
@@ -205,36 +311,29 @@ def _choice(
     number: int,
     field: str,
     names: Any,  # noqa: ANN401 - a generated enum
-    found: list[FieldViolation],
+    violations: Violations,
 ) -> Choice:
-    """Return the choice for a number; the default one where it is unknown, which is added to `found`."""
+    """Return the choice with this number, or the default and a violation if there is none."""
     if number not in choices:
         known = ", ".join(names.Name(known) for known in choices if known)
-        found.append(FieldViolation(field, f"is {number}: use one of {known}"))
+        violations.append(FieldViolation(field, f"is {number}: use one of {known}"))
         return choices[0]
     return choices[number]
 
 
-def member(
+def _member(
     enum: type[Member],
     number: int,
     field: str,
     names: Any,  # noqa: ANN401 - a generated enum
-    found: list[FieldViolation],
+    violations: Violations,
 ) -> Member | None:
-    """Return a member by its number; None where it is unspecified, or unknown, which is added to `found`."""
+    """Return the enum member with this number. None for 0 (unspecified), and with a violation if unknown."""
     if not number:
         return None
     try:
         return enum(number)
     except ValueError:
         known = ", ".join(names.Name(member) for member in enum)
-        found.append(FieldViolation(field, f"is {number}: use one of {known}"))
+        violations.append(FieldViolation(field, f"is {number}: use one of {known}"))
     return None
-
-
-def _data_type(number: int, found: list[FieldViolation]) -> DataType:
-    if number not in _DATA_TYPES:
-        text = f"is {number}: use DATA_TYPE_FLOAT32 or DATA_TYPE_FLOAT16"
-        found.append(FieldViolation("data_type", text))
-    return _DATA_TYPES.get(number, FLOAT32)

@@ -1,13 +1,16 @@
-"""From results to messages."""
+"""Conversion of results to serialized response messages."""
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
 from attnlens.patterns import Band, BlockTable
+from attnlens.reductions import RowStatistics, SparseWeights, TopKWeights
 from attnlens.tensors import fill_stacked, fill_tensor, to_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1 import explanation_pb2
 from attnlens.v1.manifest_pb2 import OutputRole
 from attnlens.v1.manifest_pb2 import RowSum as RowSumNumber
 from attnlens.v1.tensor_pb2 import DataType as DataTypeNumber
@@ -15,69 +18,86 @@ from attnlens.v1.tensor_pb2 import Tensor
 from attnlens_server.bundle import Layout, RowSum
 from attnlens_server.bundle.manifest import PRECISIONS
 from attnlens_server.config import Precision
-from attnlens_server.grpc_api.reduced_attention import data_type_number, fill_reduced
 from attnlens_server.serving import results
-from attnlens_server.serving.jobs import DataType
-from attnlens_server.serving.sizes import ReplyCosts
-from attnlens_server.serving.spent import Timings
+from attnlens_server.serving.costs import ReplyCosts
+from attnlens_server.serving.requests import FLOAT16, DataType
+from attnlens_server.serving.results import FloatArray, Timings
 from attnlens_server.text import Tokens
 
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
-TEXT_OVERHEAD_BYTES = 128  # of a message: field tags, lengths, usage, numbers of layers and heads
-MAKING_COPIES = 3  # of a reply that is being made: the message, what it is written to, and its bytes
-SENDING_COPIES = 2  # of one that is not read yet: its bytes, and gRPC's copy of them
+_Fill: TypeAlias = Callable[[Tensor, Sequence[FloatArray]], None]
+
+TEXT_OVERHEAD_BYTES = 128  # field tags, lengths, usage, layer and head numbers
+SERIALIZATION_COPIES = 3  # the message, the serialization buffer, and the bytes
+SENDING_COPIES = 2  # the bytes and gRPC's copy
 
 
 def reply_costs(max_response_bytes: int) -> ReplyCosts:
-    """Return what replies take over gRPC."""
-    return ReplyCosts(max_response_bytes, TEXT_OVERHEAD_BYTES, tokens_bytes, MAKING_COPIES, SENDING_COPIES)
+    """Return the memory costs of replies over gRPC."""
+    return ReplyCosts(
+        max_response_bytes, TEXT_OVERHEAD_BYTES, tokens_bytes, SERIALIZATION_COPIES, SENDING_COPIES
+    )
+
+
+def tokens_bytes(tokens: Tokens) -> int:
+    """Return an upper bound on the serialized size of tokens, in bytes."""
+    max_byte_offset = max((end for _, end in tokens.bytes), default=0)
+    max_word = max((word for word in tokens.words if word is not None), default=0)
+    fields = ((1, max(tokens.ids, default=0)), (1, max_word), (4, max_byte_offset))
+    widths = sum(count * (1 + _varint_bytes(number)) for count, number in fields)
+    overhead = 3 + 3 + 2  # tags and lengths of the token and its text, and the source
+    return len(tokens.ids) * (overhead + widths) + len("".join(tokens.texts).encode()) + TEXT_OVERHEAD_BYTES
+
+
+def _varint_bytes(number: int) -> int:
+    return max(1, -(-number.bit_length() // 7))
 
 
 class Responses:
-    """Makes messages that name one model, and what computed it.
+    """Serializes the results of one model.
 
-    Attributes:
-        model: its name.
-        version: which bundle of that name.
-        fp32_computation: of attention and explanations, whatever embeddings are computed in.
+    Args:
+        model: Model name.
+        version: Model version.
+        engine: Name of the runtime.
+        precision: Precision of embeddings. Attention and explanations are computed in fp32.
     """
 
     def __init__(self, model: str, version: str, engine: str, precision: Precision) -> None:
-        self.model = model
-        self.version = version
+        self._model = model
+        self._version = version
         self._computation = pb.Computation(engine=engine, precision=PRECISIONS[precision])
-        self.fp32_computation = pb.Computation(engine=engine, precision=PRECISIONS["fp32"])
+        self._fp32_computation = pb.Computation(engine=engine, precision=PRECISIONS["fp32"])
 
     def embed(self, result: results.EmbedResult, data_type: DataType) -> bytes:
-        """Pack embeddings."""
+        """Serialize an EmbedResponse."""
         response = pb.EmbedResponse(
-            model=self.model,
-            model_version=self.version,
-            embeddings=to_tensor(result.embeddings, data_type_number(data_type)),
-            usages=[usage_message(usage) for usage in result.usages],
-            timings=timings_message(result.timings),
+            model=self._model,
+            model_version=self._version,
+            embeddings=to_tensor(result.embeddings, _data_type_number(data_type)),
+            usages=[_usage_message(usage) for usage in result.usages],
+            timings=_timings_message(result.timings),
             computation=self._computation,
         )
         return response.SerializeToString()
 
     def encode(self, result: results.EncodeResult, data_type: DataType) -> bytes:
-        """Pack texts.
+        """Serialize an EncodeResponse and empty `result.texts` on the way, to free memory early.
 
-        Messages are joined by joining their bytes. So each text is serialized by itself: all of them at once
-        would keep every other thread waiting. The list of texts is emptied on the way, so that nothing is in
-        memory twice.
+        Each text is serialized on its own, since serialization does not release the GIL. Concatenated
+        messages are a valid message.
 
         Raises:
-            InvalidFieldsError: a value is beyond the range of the chosen element type.
+            InvalidFieldsError: A value exceeds the range of `data_type`.
         """
         has_attention = any(text.attention for text in result.texts)
         head = pb.EncodeResponse(
-            model=self.model,
-            model_version=self.version,
-            timings=timings_message(result.timings),
-            computation=self._of_texts(has_attention=has_attention),
+            model=self._model,
+            model_version=self._version,
+            timings=_timings_message(result.timings),
+            computation=self._encode_computation(has_attention=has_attention),
         )
         serialized = [head.SerializeToString()]
         result.texts.reverse()
@@ -88,58 +108,72 @@ class Responses:
         return b"".join(serialized)
 
     def stream_part(self, part: results.StreamText | results.StreamAttention, data_type: DataType) -> bytes:
-        """Pack a part of a stream.
+        """Serialize an EncodeStreamResponse.
 
         Raises:
-            InvalidFieldsError: as `encode`.
+            InvalidFieldsError: A value exceeds the range of `data_type`.
         """
-        message = pb.EncodeStreamResponse(model=self.model, input_index=part.input_index)
+        message = pb.EncodeStreamResponse(model=self._model, input_index=part.input_index)
         if isinstance(part, results.StreamText):
-            message.model_version = self.version
+            message.model_version = self._version
             message.num_attention_parts = part.num_attention_parts
-            message.timings.CopyFrom(timings_message(part.timings))
-            message.computation.CopyFrom(self._of_texts(has_attention=part.num_attention_parts > 0))
+            message.timings.CopyFrom(_timings_message(part.timings))
+            message.computation.CopyFrom(self._encode_computation(has_attention=part.num_attention_parts > 0))
             _fill_text(message.text, part.text, data_type)
         else:
             _fill_attention(message.attention, part.attention, data_type)
         return message.SerializeToString()
 
-    def _of_texts(self, *, has_attention: bool) -> pb.Computation:
-        """Return what computed token vectors: with attention, they come from its graph."""
-        return self.fp32_computation if has_attention else self._computation
-
-    def tokenize(self, texts: Iterable[results.TokenizedText]) -> bytes:
-        """Pack the tokens of some texts; what `tokenize_head` returns comes before the first ones."""
-        response = pb.TokenizeResponse()
-        for text in texts:
-            fill_tokens(response.results.add(exceeds_max_tokens=text.exceeds_max_tokens).tokens, text.tokens)
-        return response.SerializeToString()
+    def _encode_computation(self, *, has_attention: bool) -> pb.Computation:
+        """Return how token vectors were computed: the attention graph is always fp32."""
+        return self._fp32_computation if has_attention else self._computation
 
     def tokenize_head(self) -> bytes:
-        """Pack what a response has beside the texts."""
-        return pb.TokenizeResponse(model=self.model, model_version=self.version).SerializeToString()
+        """Serialize the fields of a TokenizeResponse other than `results`."""
+        return pb.TokenizeResponse(model=self._model, model_version=self._version).SerializeToString()
 
+    def tokenize(self, texts: Iterable[results.TokenizedText]) -> bytes:
+        """Serialize `results` of a TokenizeResponse, to be appended to `tokenize_head()`."""
+        response = pb.TokenizeResponse()
+        for text in texts:
+            _fill_tokens(response.results.add(exceeds_max_tokens=text.exceeds_max_tokens).tokens, text.tokens)
+        return response.SerializeToString()
 
-def tokens_bytes(tokens: Tokens) -> int:
-    """Return the bytes of tokens in a message, or a little more."""
-    most_bytes = max((end for _, end in tokens.bytes), default=0)
-    most_words = max((word for word in tokens.words if word is not None), default=0)
-    numbers = ((1, max(tokens.ids, default=0)), (1, most_words), (4, most_bytes))
-    widths = sum(times * (1 + _varint_bytes(number)) for times, number in numbers)
-    overhead = 3 + 3 + 2  # of the token, its spelling and its source
-    return len(tokens.ids) * (overhead + widths) + len("".join(tokens.texts).encode()) + TEXT_OVERHEAD_BYTES
+    def explain(self, result: results.ExplainResult) -> bytes:
+        """Serialize an ExplainResponse."""
+        message = pb.ExplainResponse(
+            model=self._model,
+            model_version=self._version,
+            timings=_timings_message(result.timings),
+            computation=self._fp32_computation,
+        )
+        for text in result.texts:
+            _fill_explanation(message.results.add(), text)
+        return message.SerializeToString()
 
-
-def _varint_bytes(number: int) -> int:
-    return max(1, -(-number.bit_length() // 7))
+    def compare(self, result: results.CompareResult) -> bytes:
+        """Serialize a CompareResponse."""
+        message = pb.CompareResponse(
+            model=self._model,
+            model_version=self._version,
+            timings=_timings_message(result.timings),
+            computation=self._fp32_computation,
+        )
+        for pair in result.pairs:
+            comparison = message.results.add(similarity=pair.similarity)
+            _fill_explanation(comparison.a, pair.a)
+            _fill_explanation(comparison.b, pair.b)
+            if pair.matrix is not None:
+                _fill_pair_matrix(comparison, pair.matrix)
+        return message.SerializeToString()
 
 
 def _fill_text(message: pb.EncodedText, text: results.EncodedText, data_type: DataType) -> None:
-    fill_tokens(message.tokens, text.tokens)
-    message.usage.CopyFrom(usage_message(text.usage))
+    _fill_tokens(message.tokens, text.tokens)
+    message.usage.CopyFrom(_usage_message(text.usage))
     if text.last_hidden_state is not None:
         results.check_range(text.last_hidden_state, data_type)
-        fill_tensor(message.last_hidden_state, text.last_hidden_state, data_type_number(data_type))
+        fill_tensor(message.last_hidden_state, text.last_hidden_state, _data_type_number(data_type))
     for attention in text.attention:
         _fill_attention(message.attention.add(), attention, data_type)
 
@@ -156,19 +190,22 @@ def _fill_attention(
     message.layers.extend(attention.layers)
     message.heads.extend(query.heads)
     message.row_sum = RowSumNumber.ValueType(query.row_sum)
+
+    def fill(tensor: Tensor, arrays: Sequence[FloatArray]) -> None:
+        # Weights in rows that sum to 1 are at most 1, and sums of them at most T, within the range of fp16.
+        if query.row_sum is not RowSum.ONE:
+            for array in arrays:
+                results.check_range(array, data_type)
+        fill_stacked(tensor, arrays, _data_type_number(data_type))
+
     if isinstance(attention, results.ReducedAttention):
-        fill_reduced(message, attention, data_type)
-        return
-    tensor = _tensor(message, query.layout)
-    if query.row_sum is not RowSum.ONE:  # weights are at most 1
-        for array in attention.arrays:
-            results.check_range(array, data_type)
-    fill_stacked(tensor, attention.arrays, data_type_number(data_type))
-    _fill_pattern(message, attention)
+        _fill_reduced(message, attention, fill)
+    else:
+        fill(_attention_tensor(message, query.layout), attention.arrays)
+        _fill_pattern(message, attention)
 
 
-def _tensor(message: pb.AttentionResult, layout: Layout) -> Tensor:
-    """Return the field for numbers in a layout."""
+def _attention_tensor(message: pb.AttentionResult, layout: Layout) -> Tensor:
     match layout:
         case Layout.DENSE:
             return message.dense
@@ -192,8 +229,75 @@ def _fill_pattern(message: pb.AttentionResult, attention: results.AttentionResul
         message.band_pattern.num_global_tokens = bands[0].num_global_tokens
 
 
-def fill_tokens(messages: "RepeatedCompositeFieldContainer[pb.Token]", tokens: Tokens) -> None:
-    """Add a message for each token."""
+def _fill_reduced(message: pb.AttentionResult, attention: results.ReducedAttention, fill: _Fill) -> None:
+    parts = [part.data for part in attention.parts]  # all of the same form
+    if top_k := [part for part in parts if isinstance(part, TopKWeights)]:
+        _fill_top_k(message.top_k, top_k, fill)
+    elif sparse := [part for part in parts if isinstance(part, SparseWeights)]:
+        _fill_sparse(message.sparse, SparseWeights.joined(sparse), fill)
+    elif statistics := [part for part in parts if isinstance(part, RowStatistics)]:
+        _fill_statistics(message.statistics, statistics, fill)
+    elif maps := [part for part in parts if isinstance(part, np.ndarray)]:
+        if maps[0].dtype == np.uint8:
+            fill_stacked(message.sqrt_uint8, maps, DataTypeNumber.DATA_TYPE_UINT8)
+        else:
+            fill(message.dense, [np.asarray(each, np.float32) for each in maps])
+    if (unit_ids := attention.parts[0].unit_ids) is not None:  # the same in all parts
+        message.unit_ids.extend(unit_ids.tolist())
+    masses = [part.special_token_mass for part in attention.parts if part.special_token_mass is not None]
+    if masses:
+        fill(message.special_token_mass, masses)
+
+
+def _fill_top_k(message: pb.TopKWeights, parts: Sequence[TopKWeights], fill: _Fill) -> None:
+    fill_stacked(message.indices, [part.indices for part in parts], DataTypeNumber.DATA_TYPE_INT32)
+    fill(message.values, [part.values for part in parts])
+    fill(message.remaining_mass, [part.remaining_mass for part in parts])
+
+
+def _fill_sparse(message: pb.SparseWeights, rows: SparseWeights, fill: _Fill) -> None:
+    fill_tensor(message.indptr, rows.indptr, DataTypeNumber.DATA_TYPE_INT32)
+    fill_tensor(message.indices, rows.indices, DataTypeNumber.DATA_TYPE_INT32)
+    fill(message.values, [rows.values])
+    message.values.shape[:] = rows.values.shape  # without the axis of stacked layers
+    fill(message.kept_mass, list(rows.kept_mass))
+
+
+def _fill_statistics(message: pb.AttentionStatistics, parts: Sequence[RowStatistics], fill: _Fill) -> None:
+    if received := [part.received for part in parts if part.received is not None]:
+        fill(message.received, received)
+    if entropy := [part.entropy for part in parts if part.entropy is not None]:
+        fill(message.entropy, entropy)
+
+
+def _fill_explanation(message: pb.Explanation, text: results.Explanation) -> None:
+    _fill_tokens(message.tokens, text.tokens)
+    message.usage.CopyFrom(_usage_message(text.usage))
+    message.unit_ids.extend(text.unit_ids)
+    message.target_value = text.target_value
+    for scores in text.scores:
+        token_scores = message.scores.add(
+            method=explanation_pb2.ExplainMethod.ValueType(scores.method),
+            baseline=scores.baseline,
+            sum=scores.sum,
+            expected_sum=scores.expected_sum,
+            faithfulness=scores.faithfulness,
+        )
+        fill_tensor(token_scores.values, scores.values, DataTypeNumber.DATA_TYPE_FLOAT32)
+    if text.head_contributions is not None:
+        fill_tensor(message.head_contributions, text.head_contributions, DataTypeNumber.DATA_TYPE_FLOAT32)
+
+
+def _fill_pair_matrix(message: pb.Comparison, matrix: results.PairMatrixResult) -> None:
+    fill_tensor(message.matrix, matrix.values, DataTypeNumber.DATA_TYPE_FLOAT32)
+    if matrix.baseline_row is not None and matrix.baseline_column is not None:
+        fill_tensor(message.baseline_row, matrix.baseline_row, DataTypeNumber.DATA_TYPE_FLOAT32)
+        fill_tensor(message.baseline_column, matrix.baseline_column, DataTypeNumber.DATA_TYPE_FLOAT32)
+    if matrix.baseline is not None:
+        message.baseline = matrix.baseline
+
+
+def _fill_tokens(messages: "RepeatedCompositeFieldContainer[pb.Token]", tokens: Tokens) -> None:
     for token_id, text, source, (char_start, char_end), (byte_start, byte_end), word in zip(
         tokens.ids, tokens.texts, tokens.sources, tokens.chars, tokens.bytes, tokens.words, strict=True
     ):
@@ -209,15 +313,17 @@ def fill_tokens(messages: "RepeatedCompositeFieldContainer[pb.Token]", tokens: T
         )
 
 
-def usage_message(usage: results.Usage) -> pb.Usage:
-    """Pack how much of a text was used."""
+def _data_type_number(data_type: DataType) -> DataTypeNumber.ValueType:
+    return DataTypeNumber.DATA_TYPE_FLOAT16 if data_type == FLOAT16 else DataTypeNumber.DATA_TYPE_FLOAT32
+
+
+def _usage_message(usage: results.Usage) -> pb.Usage:
     return pb.Usage(
         num_tokens=usage.num_tokens, num_tokens_total=usage.num_tokens_total, truncated=usage.truncated
     )
 
 
-def timings_message(timings: Timings) -> pb.Timings:
-    """Pack where the time went."""
+def _timings_message(timings: Timings) -> pb.Timings:
     return pb.Timings(
         tokenize=_duration(timings.tokenize_s),
         queue=_duration(timings.queue_s),
@@ -226,5 +332,5 @@ def timings_message(timings: Timings) -> pb.Timings:
 
 
 def _duration(seconds: float) -> Duration:
-    whole, nanos = divmod(int(seconds * 1e9), 10**9)
-    return Duration(seconds=whole, nanos=nanos)
+    whole_seconds, nanos = divmod(int(seconds * 1e9), 10**9)
+    return Duration(seconds=whole_seconds, nanos=nanos)

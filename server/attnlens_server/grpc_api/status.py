@@ -1,4 +1,4 @@
-"""How a request that is refused or failed is told: the status and the trailers of a gRPC call."""
+"""gRPC status and trailers of failed calls."""
 
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,14 +13,13 @@ from attnlens_server.errors import MalformedRequestError, RequestError
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 ERROR_DOMAIN = "attnlens"
-# All trailers together should stay below 8 KiB, which is as much as peers accept. There the message stands
-# twice: as `grpc-message`, where each byte that is not ASCII takes three, and in base64. The violations stand
-# twice in base64.
+# Peers accept 8 KiB of trailers in total. They contain the message twice, percent-encoded (3 bytes per
+# non-ASCII byte) and in base64, and the violations twice in base64.
 MAX_VIOLATION_BYTES = 1280
 
 
 class CallStatus(NamedTuple):
-    """How a call ends, as gRPC wants it, and the reason, which is in the trailers as well."""
+    """Final status of a call. `reason` is also in the trailers."""
 
     code: grpc.StatusCode
     reason: str
@@ -29,11 +28,11 @@ class CallStatus(NamedTuple):
 
 
 def call_status(error: RequestError) -> CallStatus:
-    """Turn an error into the status and the trailers of a call.
+    """Return the status and trailers for an error.
 
-    `attnlens-error-bin` holds `attnlens.v1.ErrorDetails`, `attnlens-error-reason` the reason as plain text,
-    `grpc-status-details-bin` google.rpc.Status (gRPC's convention for rich errors), and
-    `grpc-retry-pushback-ms` is what gRPC's own retries obey (gRFC A6).
+    Trailers: `attnlens-error-bin` (`attnlens.v1.ErrorDetails`), `attnlens-error-reason` (plain text),
+    `grpc-status-details-bin` (google.rpc.Status, gRPC's richer error model), and `grpc-retry-pushback-ms`
+    (for gRPC's built-in retries, gRFC A6).
     """
     code, details = grpc.StatusCode[error.status], error_details(error)
     packed = []
@@ -55,9 +54,9 @@ def call_status(error: RequestError) -> CallStatus:
 async def parse_or_abort(
     message_class: type[AnyMessage], data: bytes, context: grpc.aio.ServicerContext[Any, Any]
 ) -> AnyMessage:
-    """Parse a request, or end the call with INVALID_ARGUMENT. For services that do not use `Calls`.
+    """Parse a request, or abort the call with INVALID_ARGUMENT. For services that do not use `Calls`.
 
-    Where grpc.aio parses a request itself, a malformed one ends with UNKNOWN and the name of a Python class.
+    The deserializer of grpc.aio would end the call with UNKNOWN and an exception's class name.
     """
     try:
         return message_class.FromString(data)
@@ -68,7 +67,7 @@ async def parse_or_abort(
 
 
 def error_details(error: RequestError) -> pb.ErrorDetails:
-    """Return what an error tells a program, with as many of the violations, the first ones, as fit."""
+    """Return the machine-readable details of an error, with the first violations that fit in the trailers."""
     violations: list[pb.FieldViolation] = []
     size = 0
     for violation in error.violations:
@@ -94,15 +93,15 @@ def error_details(error: RequestError) -> pb.ErrorDetails:
 
 
 def _google_details(reason: str, details: pb.ErrorDetails) -> list[Message]:
-    """Return the same as google.rpc messages."""
-    result: list[Message] = [
+    """Return the equivalent google.rpc messages."""
+    messages: list[Message] = [
         error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN, metadata=dict(details.metadata))
     ]
     if details.violations:
         request = error_details_pb2.BadRequest()
         for violation in details.violations:
             request.field_violations.add(field=violation.field, description=violation.description)
-        result.append(request)
+        messages.append(request)
     if details.HasField("retry_delay"):
-        result.append(error_details_pb2.RetryInfo(retry_delay=details.retry_delay))
-    return result
+        messages.append(error_details_pb2.RetryInfo(retry_delay=details.retry_delay))
+    return messages

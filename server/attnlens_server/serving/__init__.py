@@ -1,6 +1,5 @@
-"""Serving a model, whatever the protocol: jobs in, arrays and small dataclasses out.
+"""Serving one model, independent of the protocol: typed requests in, arrays and small dataclasses out.
 
-`jobs` is what may be asked, `checks` makes plans of it, `service` carries them out, `results` is what comes
-of it. `admission` counts what is inside, `sizes` what a call costs, `streams` bounds what of a stream is
-under way, `workers` has the threads for what is slow.
+A request (`requests`) is validated into a plan (`validation`), admitted (`admission`), and executed by
+`service`, which returns `results`. `costs` estimates memory, message sizes and computation in advance.
 """

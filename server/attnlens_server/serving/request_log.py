@@ -1,6 +1,6 @@
-"""One line in the log for each request of any protocol, when it is over. Never its texts.
+"""Request log: one line per finished request of any protocol, never with its texts.
 
-What comes from a client is cut and checked here, so that it can neither fill the log nor look like other
+Values from clients are truncated and validated here, so that they can neither flood the log nor imitate other
 fields.
 """
 
@@ -10,30 +10,31 @@ import time
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from attnlens_server.serving.spent import Spent
+from attnlens_server.serving.results import CallMetrics
 
 logger = logging.getLogger(__name__)
 
-_DEADLINE_SLACK_S = 0.02  # a client's timer may be ahead of ours
 OK, CANCELLED = "OK", "CANCELLED"
+_DEADLINE_SLACK_S = 0.02
+"""A client's timer may be ahead of the server's."""
 _REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What is told of a request. It holds nothing of the protocol's.
+    """Log record of a request. It references no objects of the protocol.
 
     Attributes:
-        method: its name in the protocol.
-        peer: the address that it came from.
-        request_id: as its client named it; empty: it did not, or by no plain word.
-        request_bytes: of its message or body.
-        reply_bytes: of all messages that were sent, or of the body.
-        status: how it ended, in the protocol's word.
-        reason: why it did not end well.
-        deadline: on the clock of `time.monotonic`; None: none.
-        spent: what it has used.
-        started: when it had come in full, on the same clock.
+        method: Method name or path.
+        peer: Client address.
+        request_id: Identifier that the client sent. Empty if there is none or it is invalid.
+        request_bytes: Size of the request message or body.
+        reply_bytes: Size of all response messages, or of the body.
+        status: Status code of the protocol.
+        reason: Error reason, if the request failed.
+        deadline: Deadline on the monotonic clock, or None.
+        metrics: Resource use of the request.
+        started: Time when the request was received completely, on the monotonic clock.
     """
 
     method: str
@@ -44,22 +45,22 @@ class RequestRecord:
     status: str = OK
     reason: str = ""
     deadline: float | None = None
-    spent: Spent = field(default_factory=Spent)
+    metrics: CallMetrics = field(default_factory=CallMetrics)
     started: float = field(default_factory=time.monotonic)
 
-    def ended(self, status: str, reason: str) -> None:
-        """Note how it ends, unless it has ended badly before."""
+    def end(self, status: str, reason: str) -> None:
+        """Record the status, unless an earlier error was recorded."""
         if self.status == OK:
             self.status, self.reason = status, reason
 
-    def left(self) -> None:
-        """Note that the client has left: by its deadline, where that is over or as good as over."""
+    def disconnect(self) -> None:
+        """Record that the client left. If its deadline has passed (or almost), that is the reason."""
         is_over = self.deadline is not None and time.monotonic() >= self.deadline - _DEADLINE_SLACK_S
-        self.ended("DEADLINE_EXCEEDED" if is_over else CANCELLED, "")
+        self.end("DEADLINE_EXCEEDED" if is_over else CANCELLED, "")
 
     def write(self) -> None:
-        """Write the line."""
-        spent = self.spent
+        """Write the log line."""
+        metrics = self.metrics
         logger.info(
             "request",
             extra={
@@ -68,11 +69,11 @@ class RequestRecord:
                 **({"reason": self.reason} if self.reason else {}),
                 "peer": self.peer,
                 **({"request_id": self.request_id} if self.request_id else {}),
-                "inputs": spent.num_inputs,
-                "tokens": spent.num_tokens,
-                "tokenize_ms": _ms(spent.tokenize_s),
-                "queue_ms": _ms(spent.queue_s),
-                "compute_ms": _ms(spent.compute_s),
+                "inputs": metrics.num_inputs,
+                "tokens": metrics.num_tokens,
+                "tokenize_ms": _ms(metrics.tokenize_s),
+                "queue_ms": _ms(metrics.queue_s),
+                "compute_ms": _ms(metrics.compute_s),
                 "total_ms": _ms(time.monotonic() - self.started),
                 "request_bytes": self.request_bytes,
                 "reply_bytes": self.reply_bytes,
@@ -80,18 +81,18 @@ class RequestRecord:
         )
 
 
-def peer_of(text: str) -> str:
-    """Return a peer's address that gRPC has written, as HOST:PORT where it is one."""
+def format_peer(text: str) -> str:
+    """Return gRPC's description of a peer as HOST:PORT, if it is an IP address."""
     return unquote(text).removeprefix("ipv4:").removeprefix("ipv6:")[:128]
 
 
-def request_id_of(value: str | bytes | None) -> str:
-    """Return the name that a client gave a request, if it is one word of letters, digits and `.:/+=_-`."""
+def validate_request_id(value: str | bytes | None) -> str:
+    """Return a client's request identifier if it consists of letters, digits and `.:/+=_-`, otherwise ""."""
     return value if isinstance(value, str) and _REQUEST_ID.fullmatch(value) else ""
 
 
-def can_be_seen() -> bool:
-    """Tell whether the log shows the lines."""
+def is_enabled() -> bool:
+    """Return whether the request log is written."""
     return logger.isEnabledFor(logging.INFO)
 
 

@@ -1,7 +1,4 @@
-"""What comes of a job: arrays and how they came about.
-
-Letters: N texts, T tokens of a text, D hidden size, K heads.
-"""
+"""Typed results of all methods, independent of the protocol."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,15 +6,57 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from attnlens.explanations import ExplainMethod
 from attnlens.patterns import Band, Pattern
 from attnlens.reductions import Reduced
 from attnlens_server.bundle import Layout, Output
 from attnlens_server.engine import ItemResult
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
-from attnlens_server.serving.checks import QueryPlan
-from attnlens_server.serving.jobs import FLOAT16, DataType
-from attnlens_server.serving.spent import Timings
+from attnlens_server.serving.requests import FLOAT16, DataType
+from attnlens_server.serving.validation import QueryPlan
 from attnlens_server.text import EncodedInput, Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time went, in seconds; over several batches, the longest of each."""
+
+    tokenize_s: float
+    queue_s: float
+    compute_s: float
+
+
+@dataclass(slots=True)
+class CallMetrics:
+    """What a call has used so far, for whoever logs its end, however it ends.
+
+    Attributes:
+        num_inputs: texts, or pairs of them.
+        num_tokens: of all texts that were tokenized; those of a prompt and of a target count.
+        tokenize_s: seconds; these three are 0 until the model has run.
+        queue_s: the longest wait for a batch.
+        compute_s: the longest batch.
+    """
+
+    num_inputs: int = 0
+    num_tokens: int = 0
+    tokenize_s: float = 0.0
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+
+    def add(self, timings: Timings) -> Timings:
+        """Note the times of one job, and return them."""
+        self.tokenize_s += timings.tokenize_s
+        self.queue_s += timings.queue_s
+        self.compute_s += timings.compute_s
+        return timings
+
+    def at_least(self, timings: Timings) -> None:
+        """Note the times of one batch of the only job."""
+        self.tokenize_s = max(self.tokenize_s, timings.tokenize_s)
+        self.queue_s = max(self.queue_s, timings.queue_s)
+        self.compute_s = max(self.compute_s, timings.compute_s)
+
 
 FloatArray = npt.NDArray[np.float32]
 MAX_FLOAT16 = float(np.finfo(np.float16).max)
@@ -199,3 +238,98 @@ def check_range(array: FloatArray, data_type: DataType) -> None:
                 f"{largest:.6g}: ask for DATA_TYPE_FLOAT32"
             )
             raise InvalidFieldsError([FieldViolation("data_type", text)])
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """What one method says of one text.
+
+    Attributes:
+        method: which.
+        values: (T,) or (W,) float32; NaN where there is no number.
+        baseline: what no token contributes. None for a method that is for ranking only.
+        expected_sum: the target, which the sum equals up to rounding. None if the method only ranks tokens.
+        faithfulness: the measured rank correlation with leave-one-out; None: it was not measured.
+    """
+
+    method: ExplainMethod
+    values: FloatArray
+    baseline: float | None
+    expected_sum: float | None
+    faithfulness: float | None
+
+    @property
+    def sum(self) -> float:
+        """The sum of the values that are numbers, and of the baseline."""
+        return float(np.nansum(self.values, dtype=np.float64)) + (self.baseline or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What the tokens of one text did.
+
+    Attributes:
+        tokens: those that the model saw.
+        usage: how much of the text was used.
+        unit_ids: with words, the number of each token's word; else empty.
+        target_value: d . p / |p|.
+        scores: one for each method.
+        head_contributions: (L, H); None: not asked for.
+    """
+
+    tokens: Tokens
+    usage: Usage
+    unit_ids: Sequence[int]
+    target_value: float
+    scores: tuple[TokenScores, ...]
+    head_contributions: FloatArray | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainResult:
+    """What Explain has of all texts."""
+
+    texts: list[Explanation]
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class PairMatrixResult:
+    """What each pair of tokens of two texts did, or each pair of words.
+
+    Attributes:
+        values: (T, T') or (W, W').
+        baseline_row: of an input matrix, biases of the first text with the tokens or words of the second
+            one, (T',) or (W',); None, as the next two: another matrix.
+        baseline_column: tokens or words of the first text with biases of the second one, (T,) or (W,).
+        baseline: biases of both.
+    """
+
+    values: FloatArray
+    baseline_row: FloatArray | None = None
+    baseline_column: FloatArray | None = None
+    baseline: float | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its numbers."""
+        arrays = (self.values, self.baseline_row, self.baseline_column)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What two texts have in common; `matrix` is None where not asked for."""
+
+    a: Explanation
+    b: Explanation
+    similarity: float
+    matrix: PairMatrixResult | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompareResult:
+    """What Compare has of all pairs."""
+
+    pairs: list[Comparison]
+    timings: Timings

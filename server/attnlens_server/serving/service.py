@@ -1,66 +1,119 @@
-"""One model at the service of any protocol. Each method is the way of a job: check, tokenize, measure, run.
+"""Service of one model, independent of the protocol.
 
-Everything here runs on the event loop except what is handed to `workers`: checks of large jobs, tokenizing,
-and the last steps of embeddings.
+Each method validates the request, acquires queue slots, tokenizes, reserves memory, runs the graphs and
+builds the result. Everything runs on the event loop, except functions that are passed to `workers`:
+validation of large requests, tokenization, and the last steps of results.
 """
 
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from attnlens.costs import input_matrix_cost, masked_runs_cost, sweeps_cost
+from attnlens.explanations import ExplainLevel, ExplainMethod, Float64Array, PairMatrix
 from attnlens.pooling import finish
 from attnlens_server import errors
-from attnlens_server.bundle import Bundle
+from attnlens_server.bundle import Bundle, Model
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, Item, ItemResult, TokenPooling, Wanted
-from attnlens_server.serving.admission import Admission, Budget
-from attnlens_server.serving.checks import Checks, EmbedPlan, EncodePlan, Part
-from attnlens_server.serving.explanations import ExplanationChecks, ExplanationService
-from attnlens_server.serving.jobs import EmbedJob, EncodeJob, Job, TokenizeJob
-from attnlens_server.serving.reduction_checks import check_rows
-from attnlens_server.serving.reduction_costs import ReductionCosts
+from attnlens_server.serving.admission import Admission, Budget, Slots
+from attnlens_server.serving.costs import (
+    TEXT_MEMORY_BYTES,
+    TOKEN_ID_BYTES,
+    TOKEN_MEMORY_BYTES,
+    UNIT_BYTES,
+    ExplanationCosts,
+    ReductionCosts,
+    ReplyCosts,
+    ReplySizes,
+    working_bytes,
+)
+from attnlens_server.serving.execution import ItemRunner, Workers
+from attnlens_server.serving.explanations import (
+    Call,
+    Found,
+    Runs,
+    Text,
+    Vectors,
+    direction_of,
+    explanation,
+    input_matrix,
+    matrix,
+    weights_of,
+    words_of,
+)
+from attnlens_server.serving.requests import (
+    CompareRequest,
+    EmbedRequest,
+    EncodeRequest,
+    ExplainRequest,
+    Request,
+    TokenizeRequest,
+)
 from attnlens_server.serving.results import (
     AttentionParts,
+    CompareResult,
+    Comparison,
     EmbedResult,
     EncodedText,
     EncodeResult,
+    ExplainResult,
+    Explanation,
     StreamAttention,
     StreamText,
+    Timings,
     TokenizedText,
     check_range,
     timings,
     usage,
 )
-from attnlens_server.serving.runner import ItemRunner
-from attnlens_server.serving.sizes import (
-    TEXT_MEMORY_BYTES,
-    TOKEN_MEMORY_BYTES,
-    UNIT_BYTES,
-    ReplyCosts,
-    ReplySizes,
-    working_bytes,
-)
 from attnlens_server.serving.streams import Piece, Window, cut_into_pieces, run_pieces
-from attnlens_server.serving.workers import Workers
-from attnlens_server.text import EncodedInput, InputEncoder, TextEncoder, Tokens, portions
+from attnlens_server.serving.validation import (
+    CONTRIBUTION_NORM,
+    LEAVE_ONE_OUT,
+    EmbedPlan,
+    EncodePlan,
+    ExplanationPlan,
+    ExplanationValidator,
+    Part,
+    RequestValidator,
+    check_rows,
+    rename_error,
+)
+from attnlens_server.text import (
+    EncodedInput,
+    Input,
+    InputEncoder,
+    TextEncoder,
+    Tokens,
+    TokenSource,
+    portions,
+)
 
-SomeJob = TypeVar("SomeJob", bound=Job)
+SomeRequest = TypeVar("SomeRequest", bound=Request)
 Plan = TypeVar("Plan")
+Tokenized = TypeVar("Tokenized")
+Described = tuple[Text, Tokens]
 
-TOKEN_ID_BYTES = 16  # of a token that waits: its id and its type
-SMALL_JOB = 1 << 16  # characters and ids that are checked on the event loop
-SHORT_JOB = 1 << 10  # and those that are tokenized there, in about half a millisecond
-SMALL_REPLY = 1 << 14  # bytes of embeddings that are finished there
+MAX_INLINE_VALIDATION = 1 << 16
+"""Characters and token ids that are validated on the event loop."""
+MAX_INLINE_TOKENIZATION = 1 << 10
+"""Characters and token ids that are tokenized on the event loop, in about half a millisecond."""
+MAX_INLINE_RESULT_BYTES = 1 << 14
+"""Size of embeddings that are finished on the event loop."""
+
+_CHEAPER = "request fewer dimensions, or omit leave-one-out, contribution norms and the matrix"
 
 
 class State(Enum):
-    """Where the server is in its life."""
+    """Lifecycle state of the server."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -69,15 +122,14 @@ class State(Enum):
 
 
 class ModelService:
-    """Serves one bundle. A protocol makes jobs, gives each call a budget, and makes messages of results.
+    """Serves one bundle. Protocols pass requests and budgets, and serialize the results.
 
     Attributes:
-        state: where the server is in its life.
-        admission: who may come in.
-        workers: threads for what is slow.
-        max_tokens: the longest input, special tokens included.
-        takes_pairs: whether an input may be a pair of texts.
-        explanations: what the tokens of texts did.
+        state: Lifecycle state of the server.
+        admission: Admission control.
+        workers: Threads for slow functions.
+        max_tokens: Maximum input length in tokens, special tokens included.
+        takes_pairs: Whether an input may be a pair of texts.
     """
 
     def __init__(
@@ -90,6 +142,7 @@ class ModelService:
         max_tokens: int,
         costs: ReplyCosts,
     ) -> None:
+        model = bundle.model
         self.state = State.STARTING
         self.workers = Workers(config.worker_threads)
         self.admission = Admission(
@@ -97,128 +150,136 @@ class ModelService:
             max(config.max_memory_bytes, costs.least_memory_bytes),
             engine.retry_after_s,
         )
-        self._model = bundle.model
+        self.max_tokens = max_tokens
+        self.takes_pairs = bool(model.takes_pairs and text_encoder and text_encoder.takes_pairs)
+        self._model = model
         self._dense = bundle.dense
         self._window_bytes = config.max_response_bytes
         self._max_computed_tokens = config.max_computed_tokens
         self._engine = engine
         self._runner = ItemRunner(engine)
-        self.max_tokens = max_tokens
-        self.takes_pairs = bool(bundle.model.takes_pairs and text_encoder and text_encoder.takes_pairs)
-        self._checks = Checks(
-            bundle.model,
+        self._runs = Runs(bundle, engine, self._runner, self.workers)
+        self._encoder = InputEncoder(text_encoder, max_tokens, exclude_prompt=model.exclude_prompt)
+        self._validator = RequestValidator(
+            model,
             config,
             max_tokens=max_tokens,
             has_tokenizer=text_encoder is not None,
             takes_pairs=self.takes_pairs,
         )
-        self._encoder = InputEncoder(text_encoder, max_tokens, exclude_prompt=bundle.model.exclude_prompt)
-        self._sizes = ReplySizes(bundle.model.hidden_size, costs)
-        self.explanations = ExplanationService(
-            bundle,
+        self._explanations = ExplanationValidator(
+            model,
             config,
-            engine,
-            self._runner,
-            checks=ExplanationChecks(
-                bundle.model,
-                config,
-                self._checks.inputs,
-                has_contributions=engine.has_contributions,
-                has_dense=bool(bundle.dense),
-            ),
-            encoder=self._encoder,
-            admission=self.admission,
-            workers=self.workers,
-            sizes=self._sizes,
+            self._validator.inputs,
+            has_contributions=engine.has_contributions,
+            has_dense=bool(bundle.dense),
+        )
+        self._sizes = ReplySizes(model.hidden_size, costs)
+        num_layers, num_heads = model.contributions.heads if model.contributions else (0, 0)
+        self._costs = ExplanationCosts(
+            costs, model.hidden_size, model.max_dimensions, num_layers * num_heads, model.num_layers
         )
 
+    @property
+    def explain_methods(self) -> tuple[ExplainMethod, ...]:
+        """Methods that Explain and Compare accept for this model."""
+        return self._explanations.methods
+
+    @property
+    def pair_matrices(self) -> tuple[PairMatrix, ...]:
+        """Matrices that Compare accepts for this model."""
+        return self._explanations.matrices
+
     def check_serving(self) -> None:
-        """Raise NotReadyError or ShuttingDownError unless jobs are welcome."""
+        """Raise NotReadyError or ShuttingDownError unless the server accepts requests."""
         if self.state is State.STARTING:
             raise errors.NotReadyError("the server is starting: try again soon", retry_after_s=0.5)
         if self.state is State.DRAINING:
-            raise errors.ShuttingDownError("the server is shutting down: ask another one")
+            raise errors.ShuttingDownError("the server is shutting down: use another server")
         if self.state is State.FAILED:
             raise errors.ShuttingDownError(
                 "the engine has stopped: restart the server, or open the model again"
             )
 
-    def check_model(self, name: str) -> None:
-        """Make sure that the model is the one that is here.
+    def check_model(self, name: str, version: str) -> None:
+        """Check that a request is for this model. An empty name or version matches any model.
 
         Raises:
-            ModelNotFoundError: it is another.
+            ModelNotFoundError: The name or the version is different.
         """
-        self._checks.model_name(name)
+        model = self._model
+        if name not in ("", model.name) or version not in ("", model.version):
+            raise errors.ModelNotFoundError(name or model.name, model.name, version, model.version)
 
-    async def embed(self, job: EmbedJob, budget: Budget) -> EmbedResult:
+    async def embed(self, request: EmbedRequest, budget: Budget) -> EmbedResult:
         """Return one vector for each text.
 
         Raises:
-            RequestError: what `errors` lists.
+            RequestError: See `attnlens_server.errors`.
         """
-        plan = await self._checked(job, self._checks.embed)
-        num_texts = len(job.inputs)
-        with self.admission.texts("embeddings", num_texts):
-            reply_bytes = self._sizes.check_embed(num_texts, plan)
-            making_bytes = self._sizes.costs.making_copies * reply_bytes
-            budget.memory.grow(making_bytes + num_texts * TEXT_MEMORY_BYTES)
-            inputs, tokenize_s = await self._ids(job, plan.prompt, budget)
+        plan = await self._validate(request, self._validator.embed)
+        num_texts = len(request.inputs)
+        with self.admission.slots("embeddings", num_texts):
+            result_bytes = self._sizes.check_embed(num_texts, plan)
+            budget.memory.grow(
+                self._sizes.costs.serialization_copies * result_bytes + num_texts * TEXT_MEMORY_BYTES
+            )
+            inputs, tokenize_s = await self._token_ids(request, plan.prompt, budget)
             items = list(self._embed_items(inputs, plan, budget))
             results = await self._runner.run(items, "embeddings")
-            is_slow = bool(self._dense) or reply_bytes > SMALL_REPLY
-            embeddings = await self.workers.run_if(is_slow, self._finish, results, plan)
-        took = budget.spent.add(timings(tokenize_s, results))
-        return EmbedResult(embeddings, [usage(encoded) for encoded in inputs], took)
+            is_slow = bool(self._dense) or result_bytes > MAX_INLINE_RESULT_BYTES
+            embeddings = await self.workers.run_if(is_slow, self._embeddings, results, plan)
+        elapsed = budget.metrics.add(timings(tokenize_s, results))
+        return EmbedResult(embeddings, [usage(encoded) for encoded in inputs], elapsed)
 
-    async def encode(self, job: EncodeJob, budget: Budget) -> EncodeResult:
+    async def encode(self, request: EncodeRequest, budget: Budget) -> EncodeResult:
         """Return token vectors, attention or both for each text.
 
         Raises:
-            RequestError: what `errors` lists.
+            RequestError: See `attnlens_server.errors`.
         """
-        plan = await self._checked(job, self._checks.encode)
-        with self.admission.texts(plan.kind, len(job.inputs)):
+        plan = await self._validate(request, self._validator.encode)
+        with self.admission.slots(plan.kind, len(request.inputs)):
             started = time.monotonic()
-            inputs, tokens = await self._described(job, plan, budget)
+            inputs, tokens = await self._described_inputs(request, plan, budget)
             tokenize_s = time.monotonic() - started
             parts = plan.parts
-            self._check_cost(plan, ((parts, encoded.num_tokens) for encoded in inputs))
-            wanted = plan.wanted(parts)
+            self._check_reductions(plan, ((parts, encoded.num_tokens) for encoded in inputs))
+            outputs = plan.outputs(parts)
             reduced = [part for part in parts if part[0].reduction is not None]
             items = [
                 Item(
                     encoded.input_ids,
-                    wanted,
+                    outputs,
                     encoded.token_type_ids,
                     budget.deadline,
-                    plan.wanted_reductions(reduced, encoded.units),
+                    plan.reduced_outputs(reduced, encoded.units),
                 )
                 for encoded in inputs
             ]
             results = await self._runner.run(items, plan.kind)
-        texts = [_encoded_text(*of_text, plan) for of_text in zip(inputs, tokens, results, strict=True)]
-        return EncodeResult(texts, budget.spent.add(timings(tokenize_s, results)))
+        texts = [_encoded_text(*text, plan) for text in zip(inputs, tokens, results, strict=True)]
+        return EncodeResult(texts, budget.metrics.add(timings(tokenize_s, results)))
 
     async def encode_stream(
-        self, job: EncodeJob, budget: Budget
+        self, request: EncodeRequest, budget: Budget
     ) -> AsyncGenerator[StreamText | StreamAttention]:
         """Yield the result of `encode` in parts: for each text a `StreamText`, then the layers of each query.
 
-        The next part is asked for when the last one is sent: close the generator where that never happens.
+        Request the next part only after the previous one was sent. Close the generator to cancel the rest.
 
         Raises:
-            RequestError: what `errors` lists.
+            RequestError: See `attnlens_server.errors`.
         """
-        plan = await self._checked(job, self._checks.encode)
-        with self.admission.texts(plan.kind, 1):
-            budget.memory.grow(len(job.inputs) * TEXT_MEMORY_BYTES)
-            inputs, tokenize_s = await self._ids(job, plan.prompt, budget, plan)
-            room_bytes = budget.memory.room_bytes // 2
+        plan = await self._validate(request, self._validator.encode)
+        with self.admission.slots(plan.kind, 1):
+            budget.memory.grow(len(request.inputs) * TEXT_MEMORY_BYTES)
+            inputs, tokenize_s = await self._token_ids(request, plan.prompt, budget, plan)
+            piece_bytes = budget.memory.available_bytes // 2
             pieces = cut_into_pieces(
-                inputs, plan, self._sizes, room_bytes=room_bytes, deadline=budget.deadline
+                inputs, plan, self._sizes, max_bytes=piece_bytes, deadline=budget.deadline
             )
-            self._check_cost(plan, ((piece.parts, piece.item.num_tokens) for piece in pieces))
+            self._check_reductions(plan, ((piece.parts, piece.item.num_tokens) for piece in pieces))
             window = Window(
                 lambda items, kind: self._engine.submit(items, kind=kind),
                 plan.kind,
@@ -228,121 +289,359 @@ class ModelService:
             )
             async with aclosing(run_pieces(window, pieces)) as results:
                 async for piece, result in results:
-                    took = timings(tokenize_s, [result])
-                    budget.spent.at_least(took)
+                    elapsed = timings(tokenize_s, [result])
+                    budget.metrics.at_least(elapsed)
                     if piece.has_text:
-                        tokens = await self.workers.run(self._tokens_of, job, plan, piece.index)
+                        tokens = await self.workers.run(self._stream_tokens, request, plan, piece.index)
                         text = _without_attention(inputs[piece.index], tokens, result, plan)
-                        yield StreamText(piece.index, text, len(plan.parts), took)
+                        yield StreamText(piece.index, text, len(plan.parts), elapsed)
                     for part in _attention_parts(piece, result, plan):
                         yield part
 
-    async def tokenize(self, job: TokenizeJob, budget: Budget) -> AsyncGenerator[list[TokenizedText]]:
-        """Yield the tokens of all texts, some texts at a time.
+    async def tokenize(self, request: TokenizeRequest, budget: Budget) -> AsyncGenerator[list[TokenizedText]]:
+        """Yield the tokens of all texts, several texts at a time.
 
         Raises:
-            RequestError: what `errors` lists.
+            RequestError: See `attnlens_server.errors`.
         """
-        prompt = await self._checked(job, self._checks.tokenize)
+        prompt = await self._validate(request, self._validator.tokenize)
         costs, size = self._sizes.costs, 0
-        with self.admission.texts("embeddings", len(job.inputs)):
-            for portion in portions([given.size for given in job.inputs]):
-                texts, part_bytes = await self.workers.run(self._tokenize, job, portion, prompt)
+        with self.admission.slots("embeddings", len(request.inputs)):
+            for portion in portions([each.size for each in request.inputs]):
+                texts, part_bytes = await self.workers.run(self._tokenize, request, portion, prompt)
                 size += part_bytes
-                budget.spent.num_tokens += sum(len(text.tokens.ids) for text in texts)
+                budget.metrics.num_tokens += sum(len(text.tokens.ids) for text in texts)
                 self._sizes.check("the response", size, "send fewer or shorter texts")
-                budget.memory.grow(costs.sending_copies * part_bytes)  # as a part, then in the whole
+                budget.memory.grow(costs.sending_copies * part_bytes)  # the part, and its copy in the whole
                 yield texts
 
-    # --- from jobs to token ids -------------------------------------------------------------------
-
-    async def _checked(self, job: SomeJob, check: Callable[[SomeJob], Plan]) -> Plan:
-        """Check a job: a large one in a worker thread."""
-        return await self.workers.run_if(job.size > SMALL_JOB, check, job)
-
-    async def _ids(
-        self, job: EmbedJob | EncodeJob, prompt: str, budget: Budget, plan: EncodePlan | None = None
-    ) -> tuple[list[EncodedInput], float]:
-        """Return the token ids of all texts, and the seconds that it took."""
-        token_bytes = TOKEN_ID_BYTES + (UNIT_BYTES if plan and plan.needs_units else 0)
-        is_slow = job.size + len(job.inputs) * len(prompt) > SHORT_JOB
-        started = time.monotonic()
-        inputs: list[EncodedInput] = []
-        for portion in portions([given.size for given in job.inputs]):
-            encoded = await self.workers.run_if(is_slow, self._encode, job, portion, prompt, plan)
-            num_tokens = sum(text.num_tokens for text in encoded)
-            budget.spent.num_tokens += num_tokens
-            budget.memory.grow(token_bytes * num_tokens)
-            inputs += encoded
-        return inputs, time.monotonic() - started
-
-    async def _described(
-        self, job: EncodeJob, plan: EncodePlan, budget: Budget
-    ) -> tuple[list[EncodedInput], list[Tokens]]:
-        """Return the token ids of all texts and what is told of their tokens.
+    async def explain(self, request: ExplainRequest, budget: Budget) -> ExplainResult:
+        """Return the contribution of each token of each text to its embedding or similarity.
 
         Raises:
-            ResponseTooLargeError: as soon as it is known that the response would be.
+            RequestError: See `attnlens_server.errors`.
         """
-        inputs: list[EncodedInput] = []
-        tokens: list[Tokens] = []
+        plan = await self._validate(request, self._explanations.explain)
+        targets = request.target.inputs
+        with self._explanation_slots(plan, len(request.inputs), len(targets)) as slots:
+            started = time.monotonic()
+            texts = await self._described_texts(request.inputs, plan, budget)
+            self._check_further_runs([text for text, _ in texts], plan)
+            target_texts = await self._target_texts(targets, plan, budget)
+            tokenize_s = time.monotonic() - started
+            call = Call(plan, budget.deadline, slots)
+            direction = await self._direction(target_texts, tuple(targets), call)
+            found = await self._run_graphs(texts, [direction] * len(texts), call)
+            fields = [f"inputs[{index}]" for index in range(len(found))]
+            explained = await self.workers.run(_explained, found, fields, plan, self._model)
+        elapsed = Timings(tokenize_s, call.clock.queue_s, call.clock.compute_s)
+        return ExplainResult(explained, budget.metrics.add(elapsed))
+
+    async def compare(self, request: CompareRequest, budget: Budget) -> CompareResult:
+        """Return the contribution of each token of two texts to their similarity, for each pair of texts.
+
+        Raises:
+            RequestError: See `attnlens_server.errors`.
+        """
+        plan = await self._validate(request, self._explanations.compare)
+        count = len(request.inputs)
+        with self._explanation_slots(plan, 2 * count, 2 * count) as slots:
+            started = time.monotonic()
+            fields = [f"pairs[{index}].{side}" for side in "ab" for index in range(count)]
+            described = await self._described_texts(request.inputs, plan, budget, fields[:count])
+            described += await self._described_texts(
+                request.second_inputs, plan, budget, fields[count:], prompt=plan.other_prompt
+            )
+            texts = [text for text, _ in described]
+            pairs = list(zip(texts[:count], texts[count:], strict=True))
+            self._reserve_matrices(pairs, plan, budget)
+            self._check_further_runs(texts, plan, pairs)
+            tokenize_s = time.monotonic() - started
+            call = Call(plan, budget.deadline, slots)
+            vectors = await self._runs.vectors(texts, call, with_tokens=plan.needs_token_vectors)
+            own = [direction_of(each.embedding, field) for each, field in zip(vectors, fields, strict=True)]
+            found = await self._run_graphs(described, own[count:] + own[:count], call, vectors)
+            input_matrices = [
+                await input_matrix(first, second, self._runs, call) if plan.needs_input_matrix else None
+                for first, second in pairs
+            ]
+            compared = await self.workers.run(_compared, found, fields, plan, self._model, input_matrices)
+        elapsed = Timings(tokenize_s, call.clock.queue_s, call.clock.compute_s)
+        return CompareResult(compared, budget.metrics.add(elapsed))
+
+    # --- Validation and tokenization --------------------------------------------------------------
+
+    async def _validate(self, request: SomeRequest, validate: Callable[[SomeRequest], Plan]) -> Plan:
+        """Validate a request, in a worker thread if it is large."""
+        self.check_model(request.model, request.model_version)
+        return await self.workers.run_if(request.size > MAX_INLINE_VALIDATION, validate, request)
+
+    async def _in_portions(
+        self,
+        inputs: Sequence[Input],
+        tokenize: Callable[[range], list[Tokenized]],
+        reserve: Callable[[list[Tokenized]], None],
+        *,
+        is_slow: bool = True,
+    ) -> list[Tokenized]:
+        """Tokenize inputs portion by portion, and reserve the memory of each portion.
+
+        A portion is short, so that a long request neither occupies a worker thread nor exceeds its memory.
+        """
+        texts: list[Tokenized] = []
+        for portion in portions([each.size for each in inputs]):
+            tokenized = await self.workers.run_if(is_slow, tokenize, portion)
+            reserve(tokenized)
+            texts += tokenized
+        return texts
+
+    async def _token_ids(
+        self,
+        request: EmbedRequest | EncodeRequest,
+        prompt: str,
+        budget: Budget,
+        plan: EncodePlan | None = None,
+    ) -> tuple[list[EncodedInput], float]:
+        """Return the token ids of all texts, and the elapsed seconds."""
+        token_bytes = TOKEN_ID_BYTES + (UNIT_BYTES if plan and plan.needs_units else 0)
+
+        def reserve(texts: list[EncodedInput]) -> None:
+            num_tokens = sum(text.num_tokens for text in texts)
+            budget.metrics.num_tokens += num_tokens
+            budget.memory.grow(token_bytes * num_tokens)
+
+        started = time.monotonic()
+        inputs = await self._in_portions(
+            request.inputs,
+            partial(self._encode, request, prompt=prompt, plan=plan),
+            reserve,
+            is_slow=request.size + len(request.inputs) * len(prompt) > MAX_INLINE_TOKENIZATION,
+        )
+        return inputs, time.monotonic() - started
+
+    async def _described_inputs(
+        self, request: EncodeRequest, plan: EncodePlan, budget: Budget
+    ) -> tuple[list[EncodedInput], list[Tokens]]:
+        """Return the token ids and the tokens of all texts.
+
+        Raises:
+            ResponseTooLargeError: The response would exceed the limit. Raised as soon as this is known.
+        """
         sizes, size = self._sizes, 0
         running: list[int] = []
-        for portion in portions([given.size for given in job.inputs]):
-            described = await self.workers.run(self._describe, job, portion, plan)
+
+        def reserve(texts: list[tuple[EncodedInput, Tokens, int]]) -> None:
+            nonlocal size
             memory_bytes = 0
-            for encoded, of_text, tokens_bytes in described:
+            for encoded, _, tokens_bytes in texts:
                 num_tokens = encoded.num_tokens
-                budget.spent.num_tokens += num_tokens
+                budget.metrics.num_tokens += num_tokens
                 tensor_bytes = sizes.tensor_bytes(encoded, plan)
                 size += tokens_bytes + tensor_bytes
-                # The last text's arrays are there while its tensors are copied into the message.
+                # The arrays of a text exist while its tensors are copied into the message.
                 memory_bytes += sizes.array_bytes(encoded, plan) + TEXT_MEMORY_BYTES
-                memory_bytes += (sizes.costs.making_copies - 1) * tensor_bytes
+                memory_bytes += (sizes.costs.serialization_copies - 1) * tensor_bytes
                 memory_bytes += num_tokens * (TOKEN_ID_BYTES + TOKEN_MEMORY_BYTES)
                 if plan.needs_units:
                     memory_bytes += num_tokens * UNIT_BYTES
                 running.append(working_bytes(plan.queries, num_tokens))
-                inputs.append(encoded)
-                tokens.append(of_text)
             sizes.check_encode(size)
             budget.memory.grow(memory_bytes)
-        # Texts are reduced where they run: at most one in each lane at a time.
-        budget.memory.grow(sum(sorted(running)[-self._engine.num_lanes :]))
-        return inputs, tokens
 
-    def _check_cost(self, plan: EncodePlan, runs: Iterable[tuple[Sequence[Part], int]]) -> None:
+        texts = await self._in_portions(request.inputs, partial(self._describe, request, plan=plan), reserve)
+        # Reductions run in the lanes, so at most one text per lane needs working memory at a time.
+        budget.memory.grow(sum(sorted(running)[-self._engine.num_lanes :]))
+        return [encoded for encoded, _, _ in texts], [tokens for _, tokens, _ in texts]
+
+    async def _described_texts(
+        self,
+        inputs: Sequence[Input],
+        plan: ExplanationPlan,
+        budget: Budget,
+        fields: Sequence[str] = (),
+        *,
+        prompt: str | None = None,
+    ) -> list[Described]:
+        """Return texts to explain with their tokens.
+
+        Raises:
+            ResponseTooLargeError: The response would exceed the limit. Raised as soon as this is known.
+        """
+        message_bytes = 0
+
+        def reserve(texts: list[Described]) -> None:
+            nonlocal message_bytes
+            added = sum(self._costs.message_bytes(tokens, plan) for _, tokens in texts)
+            message_bytes += added
+            budget.metrics.num_tokens += sum(text.encoded.num_tokens for text, _ in texts)
+            memory_bytes = sum(self._costs.memory_bytes(tokens, plan) for _, tokens in texts)
+            self._sizes.check("the response", message_bytes, "send fewer or shorter texts")
+            budget.memory.grow(memory_bytes + self._sizes.costs.serialization_copies * added)
+
+        tokenize = partial(
+            self._describe_texts,
+            inputs,
+            plan=plan,
+            fields=fields,
+            prompt=plan.prompt if prompt is None else prompt,
+        )
+        return await self._in_portions(inputs, tokenize, reserve)
+
+    async def _target_texts(
+        self, targets: dict[str, Input], plan: ExplanationPlan, budget: Budget
+    ) -> list[Text]:
+        """Return the texts of a target, given by their fields."""
+        if not targets:
+            return []
+        inputs, fields = tuple(targets.values()), tuple(targets)
+        described = await self.workers.run(
+            self._describe_texts,
+            inputs,
+            range(len(inputs)),
+            plan=plan,
+            fields=fields,
+            prompt=plan.other_prompt,
+        )
+        budget.metrics.num_tokens += sum(text.encoded.num_tokens for text, _ in described)
+        budget.memory.grow(sum(self._costs.memory_bytes(tokens, plan) for _, tokens in described))
+        return [text for text, _ in described]
+
+    # --- Limits -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _explanation_slots(self, plan: ExplanationPlan, num_texts: int, num_vectors: int) -> Iterator[Slots]:
+        """Acquire the queue slots for the first runs of a call. `Runs` releases them as it proceeds."""
+        slots = Slots(self.admission)
+        try:
+            slots.acquire(self._runs.first_slots(plan, num_texts, num_vectors))
+            yield slots
+        finally:
+            slots.release()
+
+    def _check_reductions(self, plan: EncodePlan, runs: Iterable[tuple[Sequence[Part], int]]) -> None:
+        """Raise TooExpensiveError if the reductions of a request exceed the limit."""
         ReductionCosts(plan, self._model.token_flops).check(runs, self._max_computed_tokens)
+
+    def _reserve_matrices(
+        self, pairs: Sequence[tuple[Text, Text]], plan: ExplanationPlan, budget: Budget
+    ) -> None:
+        """Reserve memory for the matrices of a comparison."""
+        lengths = [(first.encoded.num_tokens, second.encoded.num_tokens) for first, second in pairs]
+        matrix_bytes = sum(self._costs.matrix_bytes(length, plan) for length in lengths)
+        sweep_bytes = max(self._costs.sweep_bytes(length, plan) for length in lengths)
+        self._sizes.check("the response", matrix_bytes, "send fewer or shorter texts")
+        budget.memory.grow(5 * matrix_bytes + sweep_bytes)
+
+    def _check_further_runs(
+        self, texts: Sequence[Text], plan: ExplanationPlan, pairs: Sequence[tuple[Text, Text]] = ()
+    ) -> None:
+        """Compare the cost of all runs beyond the first one of each text with the limit.
+
+        Raises:
+            TooExpensiveError: The cost exceeds the limit.
+        """
+        costs = {}
+        if plan.needs_masked_runs:
+            runs = ((text.encoded.num_tokens, self._runs.num_masked_runs(text, plan)) for text in texts)
+            field = _method_field(plan, LEAVE_ONE_OUT) if LEAVE_ONE_OUT in plan.methods else "matrix"
+            costs[field] = sum(masked_runs_cost(length, num_runs) for length, num_runs in runs)
+        if plan.needs_norms:
+            costs[_method_field(plan, CONTRIBUTION_NORM)] = sum(
+                sweeps_cost(text.encoded.num_tokens, plan.dimensions) for text in texts
+            )
+        if plan.needs_input_matrix:
+            lengths = ((first.encoded.num_tokens, second.encoded.num_tokens) for first, second in pairs)
+            costs["matrix"] = sum(input_matrix_cost(both, plan.dimensions) for both in lengths)
+        if sum(costs.values()) > self._max_computed_tokens:
+            raise errors.TooExpensiveError(costs, self._max_computed_tokens, _CHEAPER)
+
+    # --- Graph runs -------------------------------------------------------------------------------
 
     def _embed_items(self, inputs: Sequence[EncodedInput], plan: EmbedPlan, budget: Budget) -> Iterator[Item]:
         hidden = self._model.outputs.hidden_state("embeddings")
         for encoded in inputs:
             pooling = TokenPooling(plan.pooling, encoded.num_excluded)
-            wanted = (Wanted(hidden.name, hidden.layout, pooling),)
-            yield Item(encoded.input_ids, wanted, encoded.token_type_ids, budget.deadline)
+            outputs = (Wanted(hidden.name, hidden.layout, pooling),)
+            yield Item(encoded.input_ids, outputs, encoded.token_type_ids, budget.deadline)
 
-    # --- in worker threads ------------------------------------------------------------------------
+    async def _direction(
+        self, targets: Sequence[Text], fields: Sequence[str], call: Call
+    ) -> Float64Array | None:
+        """Return the direction (E,) of a target. None for the embedding of each text itself.
+
+        Raises:
+            InvalidFieldsError: A text of the target has a zero embedding, or the two texts have the same one.
+        """
+        if not targets:
+            return call.plan.direction
+        vectors = await self._runs.vectors(targets, call)
+        units = [direction_of(each.embedding, field) for each, field in zip(vectors, fields, strict=True)]
+        if len(units) == 1:
+            return units[0]
+        difference = units[0] - units[1]
+        if not difference.any():
+            text = "has two texts with the same embedding, so their difference has no direction: change one"
+            raise errors.InvalidFieldsError([errors.FieldViolation("contrast", text)])
+        return difference
+
+    async def _run_graphs(
+        self,
+        described: Sequence[Described],
+        directions: Sequence[Float64Array | None],
+        call: Call,
+        vectors: Sequence[Vectors] | None = None,
+    ) -> list[Found]:
+        """Run all graphs that the plan needs, except for `vectors` if they are given."""
+        plan, runs = call.plan, self._runs
+        texts = [text for text, _ in described]
+        if vectors is None and not runs.needs_no_vectors(plan):
+            vectors = await runs.vectors(texts, call, with_tokens=plan.needs_token_vectors)
+        contributions = (
+            await runs.contributions(texts, directions, call) if plan.needs_contributions else None
+        )
+        attention = await runs.attention(texts, call)
+        left_out = await runs.left_out(texts, call) if plan.needs_masked_runs else None
+        norms: list[Float64Array | None] = [None] * len(texts)
+        if plan.needs_norms:
+            for index, (text, tokens) in enumerate(described):
+                words = words_of(tokens) if plan.level is ExplainLevel.WORDS else []
+                norms[index] = await runs.contribution_norms(text, words, call)
+        return [
+            Found(
+                text,
+                tokens,
+                directions[index],
+                contributions[index] if contributions else None,
+                vectors[index] if vectors else None,
+                attention[index],
+                left_out[index] if left_out else None,
+                norms[index],
+            )
+            for index, (text, tokens) in enumerate(described)
+        ]
+
+    # --- In worker threads ------------------------------------------------------------------------
 
     def _encode(
-        self, job: EmbedJob | EncodeJob, portion: range, prompt: str, plan: EncodePlan | None
+        self, request: EmbedRequest | EncodeRequest, portion: range, *, prompt: str, plan: EncodePlan | None
     ) -> list[EncodedInput]:
         with_units = plan is not None and plan.needs_units
         encoded = self._encoder.encode(
-            job.inputs, portion, prompt=prompt, truncate=job.truncate, with_units=with_units
+            request.inputs, portion, prompt=prompt, truncate=request.truncate, with_units=with_units
         )
         if plan is not None:
             check_rows(plan.with_rows, portion.start, encoded)
         return encoded
 
     def _describe(
-        self, job: EncodeJob, portion: range, plan: EncodePlan
+        self, request: EncodeRequest, portion: range, *, plan: EncodePlan
     ) -> list[tuple[EncodedInput, Tokens, int]]:
-        """Return texts as token ids, without records, their tokens, and the bytes of these."""
+        """Return the token ids and tokens of texts, and the message size of the tokens in bytes."""
         encoded = self._encoder.encode(
-            job.inputs,
+            request.inputs,
             portion,
             prompt=plan.prompt,
-            truncate=job.truncate,
+            truncate=request.truncate,
             with_records=True,
             with_units=plan.needs_units,
         )
@@ -353,26 +652,50 @@ class ModelService:
             described.append((text.without_record(), tokens, self._sizes.costs.tokens_bytes(tokens)))
         return described
 
-    def _tokens_of(self, job: EncodeJob, plan: EncodePlan, index: int) -> Tokens:
-        """Return the tokens of a text of a stream. They are described only now: those of all are many."""
-        [(_, tokens, _)] = self._describe(job, range(index, index + 1), plan)
+    def _describe_texts(
+        self,
+        inputs: Sequence[Input],
+        portion: range,
+        *,
+        plan: ExplanationPlan,
+        fields: Sequence[str],
+        prompt: str,
+    ) -> list[Described]:
+        try:
+            encoded = self._encoder.encode(
+                inputs, portion, prompt=prompt, truncate=plan.truncate, with_records=True
+            )
+        except (errors.InputTooLongError, errors.InvalidFieldsError) as error:
+            raise (rename_error(error, fields) if fields else error) from None
+        described = []
+        for text in encoded:
+            tokens = self._encoder.describe(text)
+            is_removable = tuple(source is not TokenSource.SPECIAL for source in tokens.sources)
+            described.append((Text(text.without_record(), weights_of(text, plan), is_removable), tokens))
+        return described
+
+    def _stream_tokens(self, request: EncodeRequest, plan: EncodePlan, index: int) -> Tokens:
+        """Return the tokens of a text of a stream. They are large, so they are only created when sent."""
+        [(_, tokens, _)] = self._describe(request, range(index, index + 1), plan=plan)
         self._sizes.check_text_part(f"inputs[{index}]", tokens, plan)
         return tokens
 
-    def _tokenize(self, job: TokenizeJob, portion: range, prompt: str) -> tuple[list[TokenizedText], int]:
-        """Return the tokens of some texts, and their bytes in messages."""
+    def _tokenize(
+        self, request: TokenizeRequest, portion: range, prompt: str
+    ) -> tuple[list[TokenizedText], int]:
+        """Return the tokens of several texts, and their message size in bytes."""
         texts, size = [], 0
-        for encoded in self._encoder.encode_whole(job.inputs, portion, prompt):
+        for encoded in self._encoder.encode_whole(request.inputs, portion, prompt):
             tokens = self._encoder.describe(encoded)
             texts.append(TokenizedText(tokens, encoded.num_tokens > self.max_tokens))
             size += self._sizes.costs.tokens_bytes(tokens)
         return texts, size
 
-    def _finish(self, results: Sequence[ItemResult], plan: EmbedPlan) -> npt.NDArray[np.floating]:
-        """Turn each text's pooled vector into its embedding, and return them as one array (N, dimensions).
+    def _embeddings(self, results: Sequence[ItemResult], plan: EmbedPlan) -> npt.NDArray[np.floating]:
+        """Return the embeddings (N, E) of pooled vectors.
 
         Raises:
-            InvalidFieldsError: a value is beyond the range of the chosen element type.
+            InvalidFieldsError: A value is beyond the range of the data type.
         """
         vectors = finish(
             np.array([result.arrays[0] for result in results]),  # (N, D)
@@ -388,18 +711,47 @@ class ModelService:
 def _without_attention(
     encoded: EncodedInput, tokens: Tokens, result: ItemResult, plan: EncodePlan
 ) -> EncodedText:
-    """Return the result of a text, except for attention."""
     hidden = result.arrays[0] if plan.hidden_state else None
     return EncodedText(tokens, usage(encoded), hidden)
 
 
 def _encoded_text(encoded: EncodedInput, tokens: Tokens, result: ItemResult, plan: EncodePlan) -> EncodedText:
-    came = AttentionParts(result, has_hidden_state=plan.hidden_state is not None)
-    attention = tuple(came.take(query, query.parts) for query in plan.queries)
+    parts = AttentionParts(result, has_hidden_state=plan.hidden_state is not None)
+    attention = tuple(parts.take(query, query.parts) for query in plan.queries)
     return replace(_without_attention(encoded, tokens, result, plan), attention=attention)
 
 
 def _attention_parts(piece: Piece, result: ItemResult, plan: EncodePlan) -> Iterator[StreamAttention]:
-    came = AttentionParts(result, has_hidden_state=piece.has_text and plan.hidden_state is not None)
+    parts = AttentionParts(result, has_hidden_state=piece.has_text and plan.hidden_state is not None)
     for query, outputs in piece.parts:
-        yield StreamAttention(piece.index, came.take(query, [outputs]))
+        yield StreamAttention(piece.index, parts.take(query, [outputs]))
+
+
+def _explained(
+    found: Sequence[Found], fields: Sequence[str], plan: ExplanationPlan, model: Model
+) -> list[Explanation]:
+    return [explanation(each, field, plan, model) for each, field in zip(found, fields, strict=True)]
+
+
+def _compared(
+    found: Sequence[Found],
+    fields: Sequence[str],
+    plan: ExplanationPlan,
+    model: Model,
+    input_matrices: Sequence[Float64Array | None],
+) -> list[Comparison]:
+    explained = _explained(found, fields, plan, model)
+    count = len(found) // 2
+    return [
+        Comparison(
+            explained[index],
+            explained[count + index],
+            explained[index].target_value,
+            matrix(found[index], found[count + index], plan, input_matrices[index]),
+        )
+        for index in range(count)
+    ]
+
+
+def _method_field(plan: ExplanationPlan, method: ExplainMethod) -> str:
+    return f"methods[{plan.methods.index(method)}]"

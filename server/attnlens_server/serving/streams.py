@@ -1,4 +1,4 @@
-"""Streams of results: texts in order, a bounded number and size of them under way."""
+"""Streams of results: texts in order, with a limited number and size of pieces in flight."""
 
 import asyncio
 from collections import deque
@@ -8,23 +8,24 @@ from dataclasses import dataclass
 from attnlens_server.bundle import Kind
 from attnlens_server.engine import Item, ItemResult
 from attnlens_server.serving.admission import Admission, Reservation
-from attnlens_server.serving.checks import EncodePlan, Part
-from attnlens_server.serving.sizes import ReplySizes, part_bytes, working_bytes
+from attnlens_server.serving.costs import ReplySizes, part_bytes, working_bytes
+from attnlens_server.serving.validation import EncodePlan, Part
 from attnlens_server.text import EncodedInput
 
-WINDOW = 32  # pieces of one call that wait, run or are sent at a time
+MAX_IN_FLIGHT = 32
+"""Maximum number of pieces of one call that wait, run or are being sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one run of the graph brings: all that was asked for of a text, or some of its layers.
+    """Result of one graph run: all requested outputs of a text, or some of its layers.
 
     Attributes:
-        index: the number of the text.
-        has_text: whether the text's tokens and token vectors are part of it.
-        parts: the layers of queries that are part of it.
-        item: what runs.
-        memory_bytes: what it takes until its last message is sent.
+        index: Index of the text.
+        has_text: Whether the piece includes the text's tokens and token vectors.
+        parts: Included layers of each query.
+        item: Item that runs.
+        memory_bytes: Memory until the piece's last message was sent.
     """
 
     index: int
@@ -39,28 +40,28 @@ def cut_into_pieces(
     plan: EncodePlan,
     sizes: ReplySizes,
     *,
-    room_bytes: int,
+    max_bytes: int,
     deadline: float | None,
 ) -> list[Piece]:
     """Return the pieces of all texts, in order.
 
-    A text is one piece, unless its layers take more than `room_bytes` together: then it is run several times.
+    A text is one piece, unless its layers exceed `max_bytes`. In that case it runs several times.
 
     Raises:
-        ResponseTooLargeError: a message would be over the limit.
+        ResponseTooLargeError: A message would exceed the limit.
     """
     pieces = []
     for index, encoded in enumerate(inputs):
         num_tokens = encoded.num_tokens
         message_bytes = sizes.check_parts(f"inputs[{index}]", encoded, plan)
-        making_bytes = sizes.costs.making_copies * message_bytes
+        making_bytes = sizes.costs.serialization_copies * message_bytes
         text_bytes = sizes.hidden_state_bytes(num_tokens, plan)
-        runs = _cut(plan.parts, encoded, room_bytes - making_bytes - text_bytes)
-        for number, parts in enumerate(runs):
-            has_text = number == 0
-            wanted = plan.wanted(parts, with_hidden_state=has_text)
-            reductions = plan.wanted_reductions(parts, encoded.units)
-            item = Item(encoded.input_ids, wanted, encoded.token_type_ids, deadline, reductions)
+        runs = _cut(plan.parts, encoded, max_bytes - making_bytes - text_bytes)
+        for run_index, parts in enumerate(runs):
+            has_text = run_index == 0
+            outputs = plan.outputs(parts, with_hidden_state=has_text)
+            reductions = plan.reduced_outputs(parts, encoded.units)
+            item = Item(encoded.input_ids, outputs, encoded.token_type_ids, deadline, reductions)
             parts_bytes = sum(part_bytes(query, encoded) for query, _ in parts)
             running_bytes = working_bytes((query for query, _ in parts), num_tokens)
             memory_bytes = making_bytes + parts_bytes + running_bytes + (text_bytes if has_text else 0)
@@ -68,30 +69,30 @@ def cut_into_pieces(
     return pieces
 
 
-def _cut(parts: tuple[Part, ...], encoded: EncodedInput, room_bytes: int) -> list[tuple[Part, ...]]:
-    """Cut parts into runs that fit into `room_bytes`, one part at least in each."""
+def _cut(parts: tuple[Part, ...], encoded: EncodedInput, max_bytes: int) -> list[tuple[Part, ...]]:
+    """Split parts into runs of up to `max_bytes` and at least one part."""
     runs: list[list[Part]] = [[]]
-    left_bytes = room_bytes
+    remaining_bytes = max_bytes
     for part in parts:
         size = part_bytes(part[0], encoded)
-        if size > left_bytes and runs[-1]:
+        if size > remaining_bytes and runs[-1]:
             runs.append([])
-            left_bytes = room_bytes
+            remaining_bytes = max_bytes
         runs[-1].append(part)
-        left_bytes -= size
+        remaining_bytes -= size
     return [tuple(run) for run in runs]
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What the pieces of a call may take.
+    """Limits of the pieces of a call in flight.
 
     Attributes:
-        submit: lets the engine have items.
-        kind: of the graph that runs them.
-        admission: has places and memory.
-        memory: what the call has reserved.
-        max_bytes: of all pieces under way, beside the first.
+        submit: Submits items to the engine.
+        kind: Graph that runs them.
+        admission: Source of extra slots.
+        memory: The call's reservation.
+        max_bytes: Maximum memory of the pieces in flight, except for the first one.
     """
 
     submit: Callable[[Sequence[Item], Kind], object]
@@ -102,28 +103,28 @@ class Window:
 
 
 async def run_pieces(window: Window, pieces: Sequence[Piece]) -> AsyncGenerator[tuple[Piece, ItemResult]]:
-    """Yield pieces with their results, in order. The next one is asked for when all of the last one is sent.
+    """Yield pieces with their results, in order. Request the next one only after the previous one was sent.
 
-    One piece at a time always may be under way: the caller holds a place for it, its memory is reserved here.
-    More are, within the window, while the server has places and memory for them. A place is held only while a
-    piece waits or runs, so that a slow reader takes none from the others.
+    One piece at a time is always allowed: the caller holds its slot, and its memory is reserved here. More
+    are started, within the window, while the server has free slots and memory. A slot is held only while a
+    piece waits or runs, so a slow client blocks no other.
 
     Raises:
-        OverloadedError: there is no memory for one piece now.
-        RequestTooLargeError: there will never be.
+        OverloadedError: There is not enough memory for one piece at the moment.
+        RequestTooLargeError: One piece exceeds the memory limit.
     """
     window.memory.grow(max(piece.memory_bytes for piece in pieces))
-    run = _Run(window)
+    flight = _Flight(window)
     waiting = deque(pieces)
     try:
-        while waiting or run.under_way:
-            while waiting and run.try_start(waiting[0]):
+        while waiting or flight.pieces:
+            while waiting and flight.try_start(waiting[0]):
                 waiting.popleft()
-            started = run.under_way[0]
+            started = flight.pieces[0]
             yield started.piece, await started.result
-            run.finish_first()
+            flight.finish_first()
     finally:
-        for started in run.under_way:
+        for started in flight.pieces:
             started.piece.item.future.cancel()
 
 
@@ -134,49 +135,49 @@ class _Started:
     is_extra: bool
 
 
-class _Run:
-    """The pieces of a call that wait, run or are being sent, in order."""
+class _Flight:
+    """Pieces of a call that wait, run or are being sent, in order."""
 
     def __init__(self, window: Window) -> None:
-        self.under_way: deque[_Started] = deque()
+        self.pieces: deque[_Started] = deque()
         self._window = window
 
     def try_start(self, piece: Piece) -> bool:
-        """Let the engine have a piece, if there is room for it."""
-        is_extra = any(not started.is_extra for started in self.under_way)
-        if is_extra and not self._has_room(piece):
+        """Submit a piece if the limits allow it."""
+        is_extra = any(not started.is_extra for started in self.pieces)
+        if is_extra and not self._acquire(piece):
             return False
         result = asyncio.wrap_future(piece.item.future)
-        result.add_done_callback(self._give_back_place if is_extra else _retrieve)
-        self.under_way.append(_Started(piece, result, is_extra))
+        result.add_done_callback(self._release_slot if is_extra else _retrieve_exception)
+        self.pieces.append(_Started(piece, result, is_extra))
         self._window.submit([piece.item], self._window.kind)
         return True
 
     def finish_first(self) -> None:
-        """Give back what the oldest piece has taken."""
-        started = self.under_way.popleft()
+        """Release the memory of the oldest piece."""
+        started = self.pieces.popleft()
         if started.is_extra:
             self._window.memory.shrink(started.piece.memory_bytes)
 
-    def _give_back_place(self, result: "asyncio.Future[ItemResult]") -> None:
-        self._window.admission.give_back_texts(self._window.kind, 1)
-        _retrieve(result)
+    def _release_slot(self, result: "asyncio.Future[ItemResult]") -> None:
+        self._window.admission.release_slots(self._window.kind, 1)
+        _retrieve_exception(result)
 
-    def _has_room(self, piece: Piece) -> bool:
-        """Take a place and the memory for one more piece if there are."""
+    def _acquire(self, piece: Piece) -> bool:
+        """Acquire a slot and memory for one more piece. Return whether both were free."""
         window = self._window
-        size_bytes = sum(started.piece.memory_bytes for started in self.under_way) + piece.memory_bytes
-        if len(self.under_way) >= WINDOW or size_bytes > window.max_bytes:
+        size_bytes = sum(started.piece.memory_bytes for started in self.pieces) + piece.memory_bytes
+        if len(self.pieces) >= MAX_IN_FLIGHT or size_bytes > window.max_bytes:
             return False
-        if not window.admission.take_extra(window.kind, 1):
+        if not window.admission.acquire_extra_slots(window.kind, 1):
             return False
         if not window.memory.try_grow(piece.memory_bytes):
-            window.admission.give_back_texts(window.kind, 1)
+            window.admission.release_slots(window.kind, 1)
             return False
         return True
 
 
-def _retrieve(result: "asyncio.Future[ItemResult]") -> None:
-    """Look at a failure, of which a stream tells the first alone: asyncio logs each that nobody looks at."""
+def _retrieve_exception(result: "asyncio.Future[ItemResult]") -> None:
+    """Retrieve an exception. A stream reports only the first, and asyncio logs those never retrieved."""
     if not result.cancelled():
         result.exception()

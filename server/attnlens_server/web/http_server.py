@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import h11
 
 from attnlens_server.errors import SlowConsumerError
-from attnlens_server.serving.request_log import RequestRecord, request_id_of
-from attnlens_server.serving.spent import Spent
+from attnlens_server.serving.request_log import RequestRecord, validate_request_id
+from attnlens_server.serving.results import CallMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class HttpRequest:
     target: str
     headers: Mapping[str, str]
     body: bytes
-    spent: Spent = field(default_factory=Spent)
+    metrics: CallMetrics = field(default_factory=CallMetrics)
     """What answering has used, for the log."""
 
 
@@ -153,11 +153,11 @@ class HttpServer:
                 await writer.start_tls(self._tls, ssl_handshake_timeout=REQUEST_TIMEOUT_S)
             await self._serve(reader, writer, record, task)
         except TimeoutError:
-            record.ended(SlowConsumerError.status, SlowConsumerError.reason)
+            record.end(SlowConsumerError.status, SlowConsumerError.reason)
         except (OSError, ssl.SSLError):
-            record.left()
+            record.disconnect()
         except asyncio.CancelledError:  # stopped or evicted; Python 3.11 logs a cancelled task as a fault
-            record.left()
+            record.disconnect()
         finally:
             self._connections.discard(task)
             self._idle.pop(task, None)
@@ -193,7 +193,7 @@ class HttpServer:
             _note(request, record)
             reply = await _unless_gone(self._answer(request), connection, reader, writer)
             if reply is None:
-                record.left()
+                record.disconnect()
                 return
         except TimeoutError:
             seconds = f"{REQUEST_TIMEOUT_S:g} s"
@@ -213,7 +213,7 @@ class HttpServer:
         try:
             async with asyncio.timeout(self._stall_timeout_s):
                 await _send(connection, writer, reply)
-                record.ended(str(reply.status), "")
+                record.end(str(reply.status), "")
                 self._idle[task] = None
                 if not came_whole:
                     await _linger(reader)
@@ -227,7 +227,7 @@ class HttpServer:
     def _refused(self, error: HttpError, record: RequestRecord) -> HttpReply:
         """Return the reply that tells an error, and note it."""
         record.method = record.method or "-"  # the request has not come in full
-        record.ended(str(error.status), error.reason)
+        record.end(str(error.status), error.reason)
         return self._refuse(error)
 
     async def _request(
@@ -289,9 +289,9 @@ def _peer(writer: asyncio.StreamWriter) -> str:
 def _note(request: HttpRequest, record: RequestRecord) -> None:
     """Note what has come. What stands behind `?` may be a text."""
     record.method = f"{request.method} {request.target.partition('?')[0][:_MAX_PATH]}"
-    record.request_id = request_id_of(request.headers.get("x-request-id"))
+    record.request_id = validate_request_id(request.headers.get("x-request-id"))
     record.request_bytes = len(request.body)
-    record.spent = request.spent
+    record.metrics = request.metrics
     record.started = time.monotonic()
 
 

@@ -14,11 +14,21 @@ from attnlens.explanations import ExplainMethod, PairMatrix
 from attnlens.reductions import AttentionReduction, SqrtUint8
 from attnlens_server.bundle import Model, OutputRole
 from attnlens_server.serving.admission import Budget
-from attnlens_server.serving.explanations import CompareJob, ExplainJob
-from attnlens_server.serving.explanations.jobs import Towards
-from attnlens_server.serving.explanations.results import Comparison, Explanation, TokenScores
-from attnlens_server.serving.jobs import AttentionQuery, AttentionView, EncodeJob
-from attnlens_server.serving.results import EncodedText, ReducedAttention
+from attnlens_server.serving.requests import (
+    AttentionQuery,
+    AttentionView,
+    CompareRequest,
+    EncodeRequest,
+    ExplainRequest,
+    ExplanationTarget,
+)
+from attnlens_server.serving.results import (
+    Comparison,
+    EncodedText,
+    Explanation,
+    ReducedAttention,
+    TokenScores,
+)
 from attnlens_server.serving.service import ModelService
 from attnlens_server.text import Input, Tokens, TokenSource
 from attnlens_viewer import Page
@@ -79,9 +89,8 @@ class Pages:
     def __init__(self, service: ModelService, model: Model) -> None:
         self._service = service
         self._prompt = model.prompts.get(model.default_prompt_name, "")
-        checks = service.explanations.checks
-        self._can_explain = ExplainMethod.CONTRIBUTIONS in checks.methods
-        self._has_matrix = PairMatrix.OUTPUT in checks.matrices
+        self._can_explain = ExplainMethod.CONTRIBUTIONS in service.explain_methods
+        self._has_matrix = PairMatrix.OUTPUT in service.pair_matrices
         heads = [output.num_heads for output in model.outputs.layers(OutputRole.ATTENTION_WEIGHTS).values()]
         self.model = LiveModel(
             name=model.name,
@@ -101,13 +110,13 @@ class Pages:
         service = self._service
         texts = [text for text in (asked.text, asked.other) if text is not None]
         inputs = [Input(text=text) for text in texts]
-        encoded = (await service.encode(EncodeJob(inputs=inputs, attention=_ATTENTION), budget)).texts
+        encoded = (await service.encode(EncodeRequest(inputs=inputs, attention=_ATTENTION), budget)).texts
         explained: Sequence[Explanation] = ()
         compared: Comparison | None = None
         contrast: ContrastResult | None = None
         if self._can_explain and asked.other is None:
-            job = ExplainJob(inputs=inputs, head_contributions=True)
-            explained = (await service.explanations.explain(job, budget)).texts
+            job = ExplainRequest(inputs=inputs, head_contributions=True)
+            explained = (await service.explain(job, budget)).texts
         elif self._can_explain:
             compared = await self._compared(inputs, budget)
             explained = (compared.a, compared.b)
@@ -115,21 +124,21 @@ class Pages:
         return await service.workers.run(self._made, texts, encoded, explained, compared, contrast)
 
     async def _compared(self, inputs: Sequence[Input], budget: Budget) -> Comparison:
-        job = CompareJob(
+        job = CompareRequest(
             inputs=inputs[:1],
-            seconds=inputs[1:],
+            second_inputs=inputs[1:],
             matrix=PairMatrix.OUTPUT if self._has_matrix else None,
             head_contributions=True,
         )
-        [pair] = (await self._service.explanations.compare(job, budget)).pairs
+        [pair] = (await self._service.compare(job, budget)).pairs
         return pair
 
     async def _contrast(self, asked: Asked, inputs: Sequence[Input], budget: Budget) -> ContrastResult | None:
         if asked.other is None or asked.rather_than is None:
             return None
-        towards = Towards(contrast=(inputs[1], Input(text=asked.rather_than)))
-        job = ExplainJob(inputs=inputs[:1], target=towards)
-        [text] = (await self._service.explanations.explain(job, budget)).texts
+        towards = ExplanationTarget(contrast=(inputs[1], Input(text=asked.rather_than)))
+        job = ExplainRequest(inputs=inputs[:1], target=towards)
+        [text] = (await self._service.explain(job, budget)).texts
         return ContrastResult(asked.other, asked.rather_than, _scores(text.scores[0]))
 
     def _made(

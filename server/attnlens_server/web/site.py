@@ -19,9 +19,9 @@ from attnlens_server.errors import InputTooLongError, RequestError, StartupError
 from attnlens_server.listening import TcpAddress
 from attnlens_server.listening.troubles import told
 from attnlens_server.serving.admission import Budget, Reservation
+from attnlens_server.serving.execution import Workers
+from attnlens_server.serving.results import CallMetrics
 from attnlens_server.serving.service import ModelService
-from attnlens_server.serving.spent import Spent
-from attnlens_server.serving.workers import Workers
 from attnlens_server.web.http_server import HttpError, HttpReply, HttpRequest, HttpServer
 from attnlens_server.web.pages import Asked, Pages
 from attnlens_viewer.live import POLICY, live_files, live_reply
@@ -146,16 +146,16 @@ class Viewer:
             raise HttpError(429, "OVERLOADED", message, {"Retry-After": "1"})
         self._num_pages += 1
         try:
-            return await self._page(asked, request.spent)
+            return await self._page(asked, request.metrics)
         finally:
             self._num_pages -= 1
 
-    async def _page(self, asked: Asked, spent: Spent) -> HttpReply:
+    async def _page(self, asked: Asked, metrics: CallMetrics) -> HttpReply:
         memory = Reservation(self._service.admission)
-        spent.num_inputs = sum(text is not None for text in (asked.text, asked.other, asked.rather_than))
+        metrics.num_inputs = sum(text is not None for text in (asked.text, asked.other, asked.rather_than))
         try:
             self._service.check_serving()
-            budget = Budget(memory, time.monotonic() + PAGE_TIMEOUT_S, spent)
+            budget = Budget(memory, time.monotonic() + PAGE_TIMEOUT_S, metrics)
             page = await self._pages.page(asked, budget)
             body = await self._worker.run(live_reply, page, self._max_bytes)
             memory.grow(len(body))

@@ -10,9 +10,9 @@ from attnlens.patterns import Band, BlockTable, Pattern
 from attnlens.reductions import AttentionReduction, TextUnits, TopK, TopKWeights, reduce
 from attnlens_server.bundle import Layout, Output, OutputRole, RowSum
 from attnlens_server.engine.batch import HostOutputs, Item, reduced, reductions
-from attnlens_server.serving.checks import QueryPlan
-from attnlens_server.serving.jobs import AttentionView
-from attnlens_server.serving.sizes import working_bytes
+from attnlens_server.serving.costs import working_bytes
+from attnlens_server.serving.requests import AttentionView
+from attnlens_server.serving.validation import QueryPlan
 
 TOKENS, PADDED, HEADS = 9, 12, 3
 BAND = Band(window_radius=2, num_global_tokens=1)

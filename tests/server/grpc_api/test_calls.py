@@ -17,7 +17,7 @@ from attnlens_server.grpc_api.calls import SMALL_BYTES, Call, Calls, Parser, rem
 from attnlens_server.grpc_api.methods import SERVICE_NAME
 from attnlens_server.in_process.call import CallError, LocalCall
 from attnlens_server.serving.admission import Admission
-from attnlens_server.serving.workers import Workers
+from attnlens_server.serving.execution import Workers
 from bench.studies.raw_http2 import RawClient, method
 
 ABORTED = grpc.StatusCode.ABORTED.value[0]

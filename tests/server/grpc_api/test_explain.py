@@ -335,8 +335,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "zeros": ({"direction": tensor(np.zeros(384))}, "direction is all zeros, which is no direction"),
     "NaN": ({"direction": tensor([np.nan] * 384)}, "direction has a NaN or an infinity"),
     "another size": ({"direction": tensor([1, 2, 3])}, r"direction has the shape \[3\]"),
-    "no tensor": ({"direction": Tensor(shape=[4], data=b"12")}, "direction is no tensor: 2 bytes"),
-    "no numbers": ({"direction": Tensor()}, r"direction has the shape \[\]|is no tensor"),
+    "no tensor": ({"direction": Tensor(shape=[4], data=b"12")}, "direction is not a valid tensor: 2 bytes"),
+    "no numbers": ({"direction": Tensor()}, r"direction has the shape \[\]|is not a valid tensor"),
     "fp16": ({"direction": Tensor(data_type=DataType.DATA_TYPE_FLOAT16)}, "direction.data_type is 2"),
     "an empty text": ({"to": pb.Input()}, "to is empty: set text"),
     "ids out of range": (
@@ -346,7 +346,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "half a contrast": ({"contrast": pb.Contrast(to=given("a"))}, "contrast.rather_than is empty"),
     "twice the same": (
         {"contrast": pb.Contrast(to=given("a"), rather_than=given("a"))},
-        "contrast has two texts of the same embedding",
+        "contrast has two texts with the same embedding",
     ),
     "a long target": ({"to": given("word " * 300)}, "to has 302 tokens, the model takes 256"),
     "a prompt of the target": (

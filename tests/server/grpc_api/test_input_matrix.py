@@ -109,4 +109,4 @@ def test_more_runs_than_a_request_may_need_are_refused(stub: EncoderServiceStub)
     swept, masked = 2 * (384 * 7 + 8 * 9), 7 * 9 + 5 * 7
     assert failure.metadata["computed_tokens"] == str(48 * (swept + masked))
     assert f"matrix needs {48 * swept} of {48 * (swept + masked)} computed tokens" in failure.message
-    assert "ask for fewer dimensions, or leave out leave-one-out" in failure.message
+    assert "request fewer dimensions, or omit leave-one-out" in failure.message

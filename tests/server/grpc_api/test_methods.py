@@ -271,7 +271,7 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
             pb.EmbedRequest(inputs=[pb.Input(text="a")], dimensions=385, data_type=3),  # type: ignore[arg-type]
             {
                 "dimensions": "is 385: it must be from 1 to 384, or 0 for all",
-                "data_type": "is 3: use DATA_TYPE_FLOAT32 or DATA_TYPE_FLOAT16",
+                "data_type": "is 3: use one of DATA_TYPE_FLOAT32, DATA_TYPE_FLOAT16",
             },
         ),
         (
@@ -372,3 +372,57 @@ def test_a_model_that_is_not_here_is_named_with_the_one_that_is(stub: EncoderSer
         failure = fail(call, request)
         assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
         assert failure.metadata == {"model": "bert", "available": "all-MiniLM-L6-v2"}
+
+
+MODEL_REQUESTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "Embed": (pb.EmbedRequest, {"inputs": inputs("a")}),
+    "Encode": (pb.EncodeRequest, {"inputs": inputs("a")}),
+    "EncodeStream": (pb.EncodeStreamRequest, {"inputs": inputs("a")}),
+    "Tokenize": (pb.TokenizeRequest, {"inputs": inputs("a")}),
+    "GetModel": (pb.GetModelRequest, {}),
+    "Explain": (pb.ExplainRequest, {"inputs": inputs("a")}),
+    "Compare": (
+        pb.CompareRequest,
+        {"pairs": [pb.ComparedPair(a=pb.Input(text="a"), b=pb.Input(text="b"))]},
+    ),
+}
+
+
+def call_method(stub: EncoderServiceStub, method: str, **fields: str) -> None:
+    make_request, inputs_field = MODEL_REQUESTS[method]
+    result = getattr(stub, method)(make_request(**inputs_field, **fields), timeout=60)
+    if method == "EncodeStream":
+        list(result)
+
+
+def test_every_method_but_list_models_takes_a_model_and_a_version() -> None:
+    with_version = {
+        method.name
+        for method in pb.DESCRIPTOR.services_by_name["EncoderService"].methods
+        if {"model", "model_version"} <= set(method.input_type.fields_by_name)
+    }
+    all_methods = {method.name for method in pb.DESCRIPTOR.services_by_name["EncoderService"].methods}
+    assert with_version == set(MODEL_REQUESTS) == all_methods - {"ListModels"}
+
+
+@pytest.mark.parametrize("method", MODEL_REQUESTS)
+def test_a_request_is_served_only_by_the_requested_version(stub: EncoderServiceStub, method: str) -> None:
+    model = stub.GetModel(pb.GetModelRequest()).model
+    for name in ("", model.name):
+        call_method(stub, method, model=name, model_version=model.version)
+    for version in ("0" * 64, model.version[:12], model.version.upper(), "x" * 10_000, "a\nb"):
+        with pytest.raises(grpc.RpcError) as caught:
+            call_method(stub, method, model_version=version)
+        failure = read_failure(caught.value)
+        assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
+        assert failure.metadata["available"] == failure.metadata["model"] == model.name
+        assert failure.metadata["available_version"] == model.version
+        assert version.startswith(failure.metadata["model_version"][:40])
+    with pytest.raises(grpc.RpcError) as caught:
+        call_method(stub, method, model="bert", model_version=model.version)
+    assert read_failure(caught.value).metadata == {"model": "bert", "available": model.name}
+
+
+def test_the_only_model_is_the_default_model(stub: EncoderServiceStub) -> None:
+    assert [model.is_default for model in stub.ListModels(pb.ListModelsRequest()).models] == [True]
+    assert stub.GetModel(pb.GetModelRequest()).model.is_default

@@ -9,8 +9,8 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1 import manifest_pb2
 from attnlens.v1.tensor_pb2 import DATA_TYPE_FLOAT16
 from attnlens_server.bundle import Layout, OutputRole, RowSum
-from attnlens_server.grpc_api.requests import MAX_INDICES, embed_job, encode_job
-from attnlens_server.serving.jobs import FLOAT16, AttentionView, Prompt
+from attnlens_server.grpc_api.requests import MAX_INDICES, embed_request, encode_request
+from attnlens_server.serving.requests import FLOAT16, AttentionView, Prompt
 from attnlens_server.text import Input, TextPair, TokenSource
 
 # Of graphs that no query reads.
@@ -36,13 +36,13 @@ def test_enums_have_the_names_and_numbers_of_the_protocol(
 
 
 def test_a_message_becomes_a_job_with_what_it_leaves_out_left_to_the_model() -> None:
-    job = embed_job(pb.EmbedRequest(inputs=[pb.Input(text="a")]))
+    job = embed_request(pb.EmbedRequest(inputs=[pb.Input(text="a")]))
     assert (job.prompt, job.pooling, job.normalize, job.dimensions) == (None, None, None, 0)
     pair = pb.Input(text_pair=pb.TextPair(first="a", second="b"))
     request = pb.EmbedRequest(
         inputs=[pair, pb.Input()], normalize=False, data_type=DATA_TYPE_FLOAT16, prompt=pb.Prompt(text="")
     )
-    job = embed_job(request)
+    job = embed_request(request)
     assert job.inputs == [Input(text_pair=TextPair("a", "b")), Input()]
     assert (job.prompt, job.normalize, job.data_type) == (Prompt(text=""), False, FLOAT16)
     assert not job.violations
@@ -52,7 +52,7 @@ def test_a_job_keeps_nothing_of_the_message() -> None:
     """A view of one field would keep all memory of the message, which may be many times its size."""
     given = pb.Input(token_ids=pb.TokenIds(input_ids=[101, 102], token_type_ids=[0, 1]))
     request = pb.EncodeRequest(inputs=[given], attention=[pb.AttentionQuery(layers=[1], heads=[2])])
-    job = encode_job(request)
+    job = encode_request(request)
     ids, query = request.inputs[0].token_ids, request.attention[0]
     for numbers in (ids.input_ids, ids.token_type_ids, query.layers, query.heads):
         numbers[0] = 7
@@ -64,12 +64,12 @@ def test_a_job_keeps_nothing_of_the_message() -> None:
 
 def test_lists_that_no_model_has_layers_for_are_not_copied_in_full() -> None:
     query = pb.AttentionQuery(layers=[0] * 100_000, heads=[0] * 100_000)
-    [read] = encode_job(pb.EncodeRequest(inputs=[pb.Input(text="a")], attention=[query])).attention
+    [read] = encode_request(pb.EncodeRequest(inputs=[pb.Input(text="a")], attention=[query])).attention
     assert (len(read.layers), len(read.heads)) == (MAX_INDICES + 1, MAX_INDICES + 1)
 
 
 def test_token_ids_are_part_of_the_memory_of_a_job() -> None:
-    job = embed_job(pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(input_ids=range(10_000)))]))
+    job = embed_request(pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(input_ids=range(10_000)))]))
     assert job.memory_bytes > 40_000
 
 
@@ -79,8 +79,8 @@ def test_both_requests_for_attention_become_the_same_job() -> None:
         "attention": [pb.AttentionQuery(layers=[1], view=pb.ATTENTION_VIEW_HEAD_MEAN)],
         "last_hidden_state": True,
     }
-    job = encode_job(pb.EncodeRequest(**fields))
-    assert job == encode_job(pb.EncodeStreamRequest(**fields))
+    job = encode_request(pb.EncodeRequest(**fields))
+    assert job == encode_request(pb.EncodeStreamRequest(**fields))
     [query] = job.attention
     assert (query.role, query.view) == (OutputRole.ATTENTION_WEIGHTS, AttentionView.HEAD_MEAN)
     assert (list(query.layers), list(query.heads)) == ([1], [])

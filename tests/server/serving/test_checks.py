@@ -8,24 +8,32 @@ import pytest
 from attnlens_server.bundle import Layout, Output, OutputRole, RowSum
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import InvalidFieldsError
-from attnlens_server.serving.checks import MAX_QUERIES, Checks
-from attnlens_server.serving.jobs import AttentionQuery, AttentionView, EmbedJob, EncodeJob, Prompt
+from attnlens_server.serving.requests import (
+    AttentionQuery,
+    AttentionView,
+    EmbedRequest,
+    EncodeRequest,
+    Prompt,
+)
+from attnlens_server.serving.validation import MAX_QUERIES, RequestValidator
 from attnlens_server.text import Input, TextPair, TokenIds
 from toy_models import make_model
 
 
-def make_checks(*outputs: Output, takes_pairs: bool = True) -> Checks:
+def make_checks(*outputs: Output, takes_pairs: bool = True) -> RequestValidator:
     config = ServerConfig(bundle=Path())
-    return Checks(make_model(*outputs), config, max_tokens=8, has_tokenizer=True, takes_pairs=takes_pairs)
+    return RequestValidator(
+        make_model(*outputs), config, max_tokens=8, has_tokenizer=True, takes_pairs=takes_pairs
+    )
 
 
-def violations(checks: Checks, job: EncodeJob) -> dict[str, str]:
+def violations(checks: RequestValidator, job: EncodeRequest) -> dict[str, str]:
     with pytest.raises(InvalidFieldsError) as caught:
         checks.encode(job)
     return {violation.field: violation.description for violation in caught.value.violations}
 
 
-def seconds_to_refuse(job: EmbedJob) -> float:
+def seconds_to_refuse(job: EmbedRequest) -> float:
     checks = make_checks()
     started = time.thread_time()
     with pytest.raises(InvalidFieldsError, match="with the prompt"):
@@ -35,19 +43,19 @@ def seconds_to_refuse(job: EmbedJob) -> float:
 
 def test_a_large_prompt_is_measured_once_and_not_for_each_text() -> None:
     prompt = Prompt(text="€" * 2_000_000)
-    one, many = (EmbedJob(inputs=[Input(text="a")] * count, prompt=prompt) for count in (1, 500))
+    one, many = (EmbedRequest(inputs=[Input(text="a")] * count, prompt=prompt) for count in (1, 500))
     assert seconds_to_refuse(many) < 50 * seconds_to_refuse(one)
 
 
 def test_the_prompt_counts_for_each_text_of_a_request() -> None:
     config = ServerConfig(bundle=Path(), max_text_bytes=100, max_request_text_bytes=250)
-    checks = Checks(make_model(), config, max_tokens=8, has_tokenizer=True, takes_pairs=True)
+    checks = RequestValidator(make_model(), config, max_tokens=8, has_tokenizer=True, takes_pairs=True)
     prompt = Prompt(text="p" * 90)
-    checks.embed(EmbedJob(inputs=[Input(text="a")] * 2, prompt=prompt))
+    checks.embed(EmbedRequest(inputs=[Input(text="a")] * 2, prompt=prompt))
     with pytest.raises(
         InvalidFieldsError, match="has 273 bytes of text with the prompt, a request may have 250"
     ):
-        checks.embed(EmbedJob(inputs=[Input(text="a")] * 3, prompt=prompt))
+        checks.embed(EmbedRequest(inputs=[Input(text="a")] * 3, prompt=prompt))
 
 
 WEIGHTS = [
@@ -63,28 +71,28 @@ def test_each_query_becomes_outputs_of_the_graph() -> None:
         AttentionQuery(layers=[-2, 0], heads=[3, -4]),
         AttentionQuery(OutputRole.HEAD_GATES, view=AttentionView.HEAD_MEAN),
     ]
-    plan = make_checks(*WEIGHTS, GATES).encode(EncodeJob(inputs=ONE, attention=queries))
+    plan = make_checks(*WEIGHTS, GATES).encode(EncodeRequest(inputs=ONE, attention=queries))
     assert plan.hidden_state is None
     assert plan.kind == "attention"
     assert [output.name for _, [output] in plan.parts] == ["weights.1", "weights.0", "gates"]
     assert [query.heads for query in plan.queries] == [(3, 0), (0, 1, 2, 3)]
     assert [query.num_values(10) for query in plan.queries] == [2 * 100, 10]
-    [first, _, last] = plan.wanted(plan.parts)
+    [first, _, last] = plan.outputs(plan.parts)
     assert (first.name, first.layout) == ("weights.1", Layout.DENSE)
     assert (last.name, last.layout) == ("gates", Layout.PER_TOKEN)
 
 
 def test_layers_with_different_numbers_of_heads_are_asked_for_apart() -> None:
     checks = make_checks(*WEIGHTS)
-    assert violations(checks, EncodeJob(inputs=ONE, attention=[AttentionQuery()])) == {
+    assert violations(checks, EncodeRequest(inputs=ONE, attention=[AttentionQuery()])) == {
         "attention[0].layers": "have different numbers of heads (2, 4): ask for them in queries of their own"
     }
-    plan = checks.encode(EncodeJob(inputs=ONE, attention=[AttentionQuery(layers=[2], heads=[-1])]))
+    plan = checks.encode(EncodeRequest(inputs=ONE, attention=[AttentionQuery(layers=[2], heads=[-1])]))
     assert plan.queries[0].heads == (1,)
 
 
 def test_a_role_that_the_model_lacks_is_told_with_those_that_it_has() -> None:
-    job = EncodeJob(
+    job = EncodeRequest(
         inputs=ONE, attention=[AttentionQuery(layers=[0, 1]), AttentionQuery(OutputRole.HEAD_GATES)]
     )
     assert violations(make_checks(*WEIGHTS), job) == {
@@ -93,7 +101,7 @@ def test_a_role_that_the_model_lacks_is_told_with_those_that_it_has() -> None:
 
 
 def test_a_layer_without_such_an_output_is_named() -> None:
-    job = EncodeJob(inputs=ONE, attention=[AttentionQuery(OutputRole.HEAD_GATES, layers=[1, 0])])
+    job = EncodeRequest(inputs=ONE, attention=[AttentionQuery(OutputRole.HEAD_GATES, layers=[1, 0])])
     assert violations(make_checks(*WEIGHTS, GATES), job) == {
         "attention[0].layers[1]": "is 0: that layer has no such output, these have: 1"
     }
@@ -102,11 +110,11 @@ def test_a_layer_without_such_an_output_is_named() -> None:
 def test_queries_are_counted_and_repeated_numbers_named() -> None:
     checks = make_checks(*WEIGHTS)
     many = [AttentionQuery(layers=[2])] * (MAX_QUERIES + 1)
-    assert violations(checks, EncodeJob(inputs=ONE, attention=many)) == {
+    assert violations(checks, EncodeRequest(inputs=ONE, attention=many)) == {
         "attention": "has more than 16 queries: send several requests"
     }
     repeated = AttentionQuery(layers=[1, 0, -2], heads=[3, 4])
-    assert violations(checks, EncodeJob(inputs=ONE, attention=[many[0], repeated])) == {
+    assert violations(checks, EncodeRequest(inputs=ONE, attention=[many[0], repeated])) == {
         "attention[1].layers[2]": "is -2: it was asked for before",
         "attention[1].heads[1]": "is 4: the model has 4, so use 0 to 3, or -4 to -1",
     }
@@ -114,11 +122,11 @@ def test_queries_are_counted_and_repeated_numbers_named() -> None:
 
 def test_a_pair_is_measured_as_a_whole_and_refused_where_the_model_takes_none() -> None:
     pair = Input(text_pair=TextPair("a" * 70_000, "b" * 70_000))
-    assert violations(make_checks(), EncodeJob(inputs=[pair])) == {
+    assert violations(make_checks(), EncodeRequest(inputs=[pair])) == {
         "inputs[0].text_pair": "has 140000 bytes, a text may have 131072: send it in pieces"
     }
     small = Input(text_pair=TextPair("a", "b"))
-    assert violations(make_checks(takes_pairs=False), EncodeJob(inputs=[Input(text="a"), small])) == {
+    assert violations(make_checks(takes_pairs=False), EncodeRequest(inputs=[Input(text="a"), small])) == {
         "inputs[1].text_pair": "can't be used: the model takes no pairs of texts, send text"
     }
 
@@ -129,7 +137,7 @@ def test_token_types_are_one_for_each_id_and_in_range() -> None:
         Input(token_ids=TokenIds([1, 2], [0])),
         Input(token_ids=TokenIds([1, 2], [0, 2])),
     ]
-    assert violations(make_checks(), EncodeJob(inputs=inputs)) == {
+    assert violations(make_checks(), EncodeRequest(inputs=inputs)) == {
         "inputs[1].token_ids.token_type_ids": "has 1 numbers for 2 ids: send one for each id, or none",
         "inputs[2].token_ids.token_type_ids[1]": "is 2: a type must be from 0 to 1",
     }
@@ -137,7 +145,7 @@ def test_token_types_are_one_for_each_id_and_in_range() -> None:
 
 def test_a_violation_says_which_input_it_is_in() -> None:
     with pytest.raises(InvalidFieldsError) as caught:
-        make_checks().encode(EncodeJob(inputs=[*ONE, Input()], prompt=Prompt()))
+        make_checks().encode(EncodeRequest(inputs=[*ONE, Input()], prompt=Prompt()))
     assert [(violation.field, violation.input_index) for violation in caught.value.violations] == [
         ("prompt", None),
         ("inputs[1]", 1),

@@ -35,12 +35,18 @@ from attnlens_server.errors import (
     TooExpensiveError,
 )
 from attnlens_server.serving.admission import Budget, Reservation
-from attnlens_server.serving.explanations import CompareJob, ExplainJob
-from attnlens_server.serving.explanations.jobs import Towards
-from attnlens_server.serving.explanations.results import Comparison, Explanation
-from attnlens_server.serving.jobs import AttentionQuery, EmbedJob, EncodeJob, Prompt
+from attnlens_server.serving.costs import ReplyCosts
+from attnlens_server.serving.requests import (
+    AttentionQuery,
+    CompareRequest,
+    EmbedRequest,
+    EncodeRequest,
+    ExplainRequest,
+    ExplanationTarget,
+    Prompt,
+)
+from attnlens_server.serving.results import Comparison, Explanation
 from attnlens_server.serving.service import ModelService, State
-from attnlens_server.serving.sizes import ReplyCosts
 from attnlens_server.text import Input, TextEncoder, TokenSource
 from compatibility.record import make_bundle
 from stored_bundle import STORED_BUNDLE
@@ -81,7 +87,7 @@ async def serving(
     engine = Engine(bundle, config)
     engine.start(max_tokens=32)
     costs = ReplyCosts(
-        max_response_bytes, 64, lambda tokens: 50 * len(tokens.ids), making_copies=2, sending_copies=1
+        max_response_bytes, 64, lambda tokens: 50 * len(tokens.ids), serialization_copies=2, sending_copies=1
     )
     assert bundle.tokenizer_path is not None
     encoder = TextEncoder(bundle.tokenizer_path, 40)
@@ -97,18 +103,18 @@ def budget(service: ModelService, deadline: float | None = None) -> Budget:
 
 
 async def explain(service: ModelService, *texts: str, **fields: Any) -> list[Explanation]:
-    job = ExplainJob(inputs=[Input(text=text) for text in texts], **fields)
-    return (await service.explanations.explain(job, budget(service))).texts
+    job = ExplainRequest(inputs=[Input(text=text) for text in texts], **fields)
+    return (await service.explain(job, budget(service))).texts
 
 
 async def compare(service: ModelService, a: str, b: str, **fields: Any) -> list[Comparison]:
     fields = {"matrix": PairMatrix.INPUT, **fields}
-    job = CompareJob(inputs=[Input(text=a)], seconds=[Input(text=b)], **fields)
-    return (await service.explanations.compare(job, budget(service))).pairs
+    job = CompareRequest(inputs=[Input(text=a)], second_inputs=[Input(text=b)], **fields)
+    return (await service.compare(job, budget(service))).pairs
 
 
 async def vectors(service: ModelService, *texts: str, **fields: Any) -> np.ndarray:
-    job = EmbedJob(inputs=[Input(text=text) for text in texts], normalize=True, **fields)
+    job = EmbedRequest(inputs=[Input(text=text) for text in texts], normalize=True, **fields)
     return (await service.embed(job, budget(service))).embeddings.astype(np.float64)
 
 
@@ -124,7 +130,10 @@ async def test_scores_add_up_through_dense_layers_and_without_the_prompt(
             common: dict[str, Any] = {"pooling": pooling, "prompt": Prompt(name="query"), **fields}
             own = await vectors(service, *TEXTS, **common)
             [other] = await vectors(service, "the cat", **fields, pooling=pooling, prompt=Prompt(text=""))
-            towards = {"target": Towards(to=Input(text="the cat")), "target_prompt": Prompt(text="")}
+            towards = {
+                "target": ExplanationTarget(to=Input(text="the cat")),
+                "target_prompt": Prompt(text=""),
+            }
             for target, direction in (({}, own), (towards, [other] * len(own))):
                 found = await explain(service, *TEXTS, **common, **target)
                 for text, vector, each in zip(found, own, direction, strict=True):
@@ -164,9 +173,11 @@ async def test_the_norm_is_that_of_the_contributions_towards_each_component(dens
                 common: dict[str, Any] = {"dimensions": dimensions, "level": level}
                 columns = []
                 for unit_vector in np.eye(dimensions, dtype=np.float32):
-                    [text] = await explain(service, TEXTS[2], target=Towards(direction=unit_vector), **common)
+                    [text] = await explain(
+                        service, TEXTS[2], target=ExplanationTarget(direction=unit_vector), **common
+                    )
                     columns.append(text.scores[0].values)
-                for target in (Towards(), Towards(to=Input(text="the cat"))):
+                for target in (ExplanationTarget(), ExplanationTarget(to=Input(text="the cat"))):
                     [found] = await explain(service, TEXTS[2], methods=NORM, target=target, **common)
                     [scores] = found.scores
                     np.testing.assert_allclose(scores.values, np.linalg.norm(columns, axis=0), rtol=1e-5)
@@ -178,9 +189,9 @@ async def test_a_long_direction_scales_the_scores_until_they_overflow(dense_bund
     async with serving(dense_bundle) as service:
         [own] = await vectors(service, TEXTS[0])
         direction = own.astype(np.float32)
-        [near] = await explain(service, TEXTS[0], target=Towards(direction=direction), **fields)
+        [near] = await explain(service, TEXTS[0], target=ExplanationTarget(direction=direction), **fields)
         for scale in (1e36, 1e-36):
-            target = Towards(direction=(direction * scale).astype(np.float32))
+            target = ExplanationTarget(direction=(direction * scale).astype(np.float32))
             [far] = await explain(service, TEXTS[0], target=target, **fields)
             assert far.target_value == pytest.approx(scale, rel=1e-5)
             for one, other in zip(near.scores, far.scores, strict=True):
@@ -191,12 +202,12 @@ async def test_a_long_direction_scales_the_scores_until_they_overflow(dense_bund
             np.testing.assert_allclose(far.head_contributions, near.head_contributions * scale, rtol=1e-5)
         columns = []  # towards each component
         for unit_vector in np.eye(10, dtype=np.float32):
-            target = Towards(direction=unit_vector)
+            target = ExplanationTarget(direction=unit_vector)
             [text] = await explain(service, TEXTS[0], target=target, pooling=Pooling.CLS)
             columns.append(text.scores[0].values)
         token = int(np.argmax(np.abs(columns).sum(axis=0)))
         assert np.abs(columns)[:, token].sum() > 1
-        longest = Towards(direction=np.float32(3.4e38) * np.sign(np.array(columns)[:, token]))
+        longest = ExplanationTarget(direction=np.float32(3.4e38) * np.sign(np.array(columns)[:, token]))
         with pytest.raises(
             InvalidFieldsError, match=r"direction is too long: .* overflows float32"
         ) as caught:
@@ -224,7 +235,7 @@ async def test_leaving_out_tokens_of_a_prompt_that_does_not_count_is_measured(de
 
 async def test_embeddings_in_fp16_are_explained_in_fp32(dense_bundle: Path) -> None:
     methods = (ExplainMethod.CONTRIBUTIONS, *MASKED)
-    target = Towards(to=Input(text="the cat"))
+    target = ExplanationTarget(to=Input(text="the cat"))
     found = []
     for precision in ("fp32", "fp16"):
         async with serving(dense_bundle, precision=precision) as service:
@@ -237,18 +248,20 @@ async def test_embeddings_in_fp16_are_explained_in_fp32(dense_bundle: Path) -> N
 
 async def test_what_a_model_with_dense_layers_has_no_share_of_is_refused_by_name(dense_bundle: Path) -> None:
     async with serving(dense_bundle) as service:
-        assert ExplainMethod.OUTPUT_SHARE not in service.explanations.checks.methods
-        assert service.explanations.checks.matrices == (PairMatrix.INTERACTION, PairMatrix.INPUT)
+        assert ExplainMethod.OUTPUT_SHARE not in service.explain_methods
+        assert service.pair_matrices == (PairMatrix.INTERACTION, PairMatrix.INPUT)
         with pytest.raises(
             InvalidFieldsError, match=r"methods\[0\] is EXPLAIN_METHOD_OUTPUT_SHARE, and with"
         ):
             await explain(service, "a cat", methods=[ExplainMethod.OUTPUT_SHARE])
-        job = CompareJob(inputs=[Input(text="a")], seconds=[Input(text="b")], matrix=PairMatrix.OUTPUT)
+        job = CompareRequest(
+            inputs=[Input(text="a")], second_inputs=[Input(text="b")], matrix=PairMatrix.OUTPUT
+        )
         with pytest.raises(
             InvalidFieldsError,
             match=r"matrix is PAIR_MATRIX_OUTPUT, and.* use \w+_INTERACTION or \w+_INPUT$",
         ):
-            await service.explanations.compare(job, budget(service))
+            await service.compare(job, budget(service))
 
 
 # --- bundles and servers that lack something ------------------------------------------------------
@@ -256,7 +269,7 @@ async def test_what_a_model_with_dense_layers_has_no_share_of_is_refused_by_name
 
 async def test_a_bundle_without_contributions_says_what_it_lacks_and_does_the_rest() -> None:
     async with serving(STORED_BUNDLE) as service:
-        methods = service.explanations.checks.methods
+        methods = service.explain_methods
         assert methods == (*MASKED, ExplainMethod.ROLLOUT, ExplainMethod.RECEIVED_ATTENTION)
         with pytest.raises(
             NotSupportedError, match=r"has no graph of contributions.*export it again"
@@ -270,7 +283,7 @@ async def test_a_bundle_without_contributions_says_what_it_lacks_and_does_the_re
         assert text.scores[1].sum == pytest.approx(1, abs=1e-6)
         fields: dict[str, Any] = {"methods": MASKED, "matrix": PairMatrix.INTERACTION}
         [compared] = await compare(service, "a cat", "the cat", **fields)
-        assert service.explanations.checks.matrices == (PairMatrix.INTERACTION,)
+        assert service.pair_matrices == (PairMatrix.INTERACTION,)
         lack = (
             "PAIR_MATRIX_INPUT can't be used here: the bundle has no graph of contributions.*export it again$"
         )
@@ -294,7 +307,7 @@ async def test_contributions_that_an_earlier_version_wrote_with_a_race_are_not_s
 
 async def test_a_server_that_does_not_explain_says_so(dense_bundle: Path) -> None:
     async with serving(dense_bundle, explain=False) as service:
-        assert service.explanations.checks.methods == ()
+        assert service.explain_methods == ()
         with pytest.raises(NotSupportedError, match="--no-explain"):
             await explain(service, "a cat")
 
@@ -331,9 +344,11 @@ async def test_an_embedding_of_zeros_has_no_direction(copied: Path) -> None:
     put_hashes_right(copied)
     async with serving(copied) as service:
         with pytest.raises(InvalidFieldsError, match=r"inputs\[0\] has an embedding of length 0"):
-            await explain(service, "a cat", methods=MASKED, target=Towards(direction=np.ones(10, np.float32)))
+            await explain(
+                service, "a cat", methods=MASKED, target=ExplanationTarget(direction=np.ones(10, np.float32))
+            )
         with pytest.raises(InvalidFieldsError, match="to has an embedding of length 0"):
-            await explain(service, "a cat", target=Towards(to=Input(text="the cat")))
+            await explain(service, "a cat", target=ExplanationTarget(to=Input(text="the cat")))
 
 
 # --- limits ---------------------------------------------------------------------------------------
@@ -341,28 +356,28 @@ async def test_an_embedding_of_zeros_has_no_direction(copied: Path) -> None:
 
 async def test_nothing_is_held_when_a_call_is_over(dense_bundle: Path) -> None:
     async with serving(dense_bundle) as service:
-        for methods in ((), MASKED, tuple(service.explanations.checks.methods)):
+        for methods in ((), MASKED, tuple(service.explain_methods)):
             memory = Reservation(service.admission)
-            job = ExplainJob(inputs=[Input(text=text) for text in TEXTS], methods=methods)
-            await service.explanations.explain(job, Budget(memory))
-            assert memory.room_bytes < service.admission.max_bytes
+            job = ExplainRequest(inputs=[Input(text=text) for text in TEXTS], methods=methods)
+            await service.explain(job, Budget(memory))
+            assert memory.available_bytes < service.admission.max_bytes
             memory.release()
             for kind in ("embeddings", "attention", "contributions"):
-                with service.admission.texts(kind, 2048):  # all places are free
+                with service.admission.slots(kind, 2048):  # all places are free
                     pass
 
 
 async def test_a_call_that_is_cancelled_runs_no_further(dense_bundle: Path) -> None:
     async with serving(dense_bundle) as service:
         text = "the cat and the man " * 4
-        job = ExplainJob(inputs=[Input(text=text)] * 20, methods=MASKED)
+        job = ExplainRequest(inputs=[Input(text=text)] * 20, methods=MASKED)
         await explain(service, text, methods=MASKED)
         embeddings = service._engine.lanes["embeddings"]
         before = embeddings.num_live_tokens
-        await cancelled(service.explanations.explain(job, budget(service)), embeddings, before)
+        await cancelled(service.explain(job, budget(service)), embeddings, before)
         await vectors(service, "a cat")
         assert embeddings.num_live_tokens - before < 10 * 20**2  # of 20 texts of at least 20 tokens
-        with service.admission.texts("embeddings", 2048):
+        with service.admission.slots("embeddings", 2048):
             pass
 
 
@@ -373,11 +388,13 @@ async def test_a_comparison_that_is_cancelled_runs_no_further(dense_bundle: Path
         lane = service._engine.lanes["contributions"]
         before = lane.num_live_tokens
         text = [Input(text=TEXTS[2])]
-        job = CompareJob(inputs=text * 40, seconds=text * 40, matrix=PairMatrix.INPUT)  # 40 (10 + T + 1) runs
-        await cancelled(service.explanations.compare(job, budget(service)), lane, before)
+        job = CompareRequest(
+            inputs=text * 40, second_inputs=text * 40, matrix=PairMatrix.INPUT
+        )  # 40 (10 + T + 1) runs
+        await cancelled(service.compare(job, budget(service)), lane, before)
         await explain(service, "a cat")
         assert lane.num_live_tokens - before < 40 * 10 * length
-        with service.admission.texts("contributions", 2048):
+        with service.admission.slots("contributions", 2048):
             pass
 
 
@@ -394,22 +411,24 @@ async def cancelled(call: Coroutine[Any, Any, object], lane: Any, before: int) -
 async def test_a_call_past_its_deadline_fails(dense_bundle: Path) -> None:
     async with serving(dense_bundle) as service:
         for methods in ((), MASKED):
-            job = ExplainJob(inputs=[Input(text="a cat")], methods=methods)
+            job = ExplainRequest(inputs=[Input(text="a cat")], methods=methods)
             with pytest.raises(DeadlineError):
-                await service.explanations.explain(job, budget(service, time.monotonic() - 1))
-        job_b = CompareJob(inputs=job.inputs, seconds=job.inputs, methods=MASKED, matrix=PairMatrix.INPUT)
+                await service.explain(job, budget(service, time.monotonic() - 1))
+        job_b = CompareRequest(
+            inputs=job.inputs, second_inputs=job.inputs, methods=MASKED, matrix=PairMatrix.INPUT
+        )
         with pytest.raises(DeadlineError):
-            await service.explanations.compare(job_b, budget(service, time.monotonic() - 1))
+            await service.compare(job_b, budget(service, time.monotonic() - 1))
 
 
 async def test_a_short_queue_is_enough_for_many_runs_of_one_text(dense_bundle: Path) -> None:
     async with serving(dense_bundle, max_concurrent_inputs=1) as service:
         [text] = await explain(service, TEXTS[2], methods=MASKED)
-        with service.admission.texts("contributions", 1), pytest.raises(OverloadedError):
+        with service.admission.slots("contributions", 1), pytest.raises(OverloadedError):
             await explain(service, "a cat")
     async with serving(dense_bundle, max_concurrent_inputs=2) as service:
         [pair] = await compare(service, TEXTS[2], "a cat")
-        with service.admission.texts("contributions", 2), pytest.raises(OverloadedError):
+        with service.admission.slots("contributions", 2), pytest.raises(OverloadedError):
             await compare(service, "a cat", "the cat", methods=MASKED)
     async with serving(dense_bundle) as service:
         [other] = await explain(service, TEXTS[2], methods=MASKED)
@@ -429,7 +448,7 @@ async def test_a_reply_or_a_call_that_is_too_large_is_refused_before_anything_ru
         memory = Reservation(service.admission)
         memory.grow(service.admission.max_bytes - 100)
         with pytest.raises(RequestTooLargeError, match="bytes of memory"):
-            await service.explanations.explain(ExplainJob(inputs=[Input(text="a cat")]), Budget(memory))
+            await service.explain(ExplainRequest(inputs=[Input(text="a cat")]), Budget(memory))
         assert service._engine.lanes["contributions"].num_computed_tokens == 0
 
 
@@ -463,7 +482,7 @@ async def test_reductions_that_cost_too_much_are_rejected_before_anything_runs(d
     async with serving(dense_bundle, max_computed_tokens=40) as service:
         query = AttentionQuery(reduction=AttentionReduction(level="words"))
         cheap, costly = (
-            EncodeJob(inputs=[Input(text="a cat")] * count, attention=[query] * 2) for count in (1, 500)
+            EncodeRequest(inputs=[Input(text="a cat")] * count, attention=[query] * 2) for count in (1, 500)
         )
         attention = service._engine.lanes["attention"]
         with pytest.raises(TooExpensiveError, match=r"^attention\[0\].reduction needs \d+ computed tokens"):
@@ -478,14 +497,12 @@ async def test_a_light_call_is_served_while_heavy_ones_run(
     dense_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = [Input(text="the cat and the man " * 4)]
-    job = CompareJob(inputs=text, seconds=text, matrix=PairMatrix.INPUT)
+    job = CompareRequest(inputs=text, second_inputs=text, matrix=PairMatrix.INPUT)
     async with serving(dense_bundle, max_concurrent_inputs=32, max_batch_tokens=64) as service:
         await explain(service, "a cat")  # opens the graph
         lane = service._engine.lanes["contributions"]
         with held_batches(lane, monkeypatch, min_tokens=20):
-            heavy = [
-                asyncio.ensure_future(service.explanations.compare(job, budget(service))) for _ in range(8)
-            ]
+            heavy = [asyncio.ensure_future(service.compare(job, budget(service))) for _ in range(8)]
             while lane.num_waiting_tokens == 0 or lane.num_idle == 2:
                 await asyncio.sleep(0)
             for methods in ((), MASKED):
@@ -495,7 +512,7 @@ async def test_a_light_call_is_served_while_heavy_ones_run(
             assert not any(call.done() for call in heavy)
         assert len({len(call.pairs) for call in await asyncio.gather(*heavy)}) == 1
         for kind in ("embeddings", "contributions"):
-            with service.admission.texts(kind, 32):
+            with service.admission.slots(kind, 32):
                 pass
 
 

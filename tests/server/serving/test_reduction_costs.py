@@ -8,9 +8,9 @@ from attnlens.reductions import AttentionReduction, Threshold, TopK
 from attnlens_server.bundle import Layout, Output, OutputRole, RowSum
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import TooExpensiveError
-from attnlens_server.serving.checks import Checks, EncodePlan, Part
-from attnlens_server.serving.jobs import AttentionQuery, AttentionView, EncodeJob
-from attnlens_server.serving.reduction_costs import ReductionCosts
+from attnlens_server.serving.costs import ReductionCosts
+from attnlens_server.serving.requests import AttentionQuery, AttentionView, EncodeRequest
+from attnlens_server.serving.validation import EncodePlan, Part, RequestValidator
 from attnlens_server.text import Input
 from toy_models import make_model
 
@@ -23,14 +23,14 @@ UNLIMITED = 1 << 40
 
 
 def plan_of(*queries: AttentionQuery) -> EncodePlan:
-    checks = Checks(
+    checks = RequestValidator(
         make_model(*WEIGHTS),
         ServerConfig(bundle=Path()),
         max_tokens=512,
         has_tokenizer=True,
         takes_pairs=True,
     )
-    return checks.encode(EncodeJob(inputs=[Input(text="a")], attention=queries))
+    return checks.encode(EncodeRequest(inputs=[Input(text="a")], attention=queries))
 
 
 def cost(plan: EncodePlan, *runs: tuple[tuple[Part, ...], int]) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attnlens_server.engine import Item, ItemResult
-from attnlens_server.serving.runner import ItemRunner
+from attnlens_server.serving.execution import ItemRunner
 
 TIMEOUT_S = 60.0
 

@@ -15,21 +15,21 @@ from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine
 from attnlens_server.errors import InvalidFieldsError, ResponseTooLargeError
 from attnlens_server.serving.admission import Budget, Reservation
-from attnlens_server.serving.jobs import (
+from attnlens_server.serving.costs import ReplyCosts
+from attnlens_server.serving.requests import (
     FLOAT16,
     AttentionQuery,
     AttentionView,
-    EmbedJob,
-    EncodeJob,
-    TokenizeJob,
+    EmbedRequest,
+    EncodeRequest,
+    TokenizeRequest,
 )
 from attnlens_server.serving.results import AttentionResult, StreamAttention, StreamText
 from attnlens_server.serving.service import ModelService, State
-from attnlens_server.serving.sizes import ReplyCosts
 from attnlens_server.text import Input, TextEncoder, TextPair
 from references import TEXTS, Reference
 
-COSTS = ReplyCosts(1 << 20, 64, lambda tokens: 50 * len(tokens.ids), making_copies=2, sending_copies=1)
+COSTS = ReplyCosts(1 << 20, 64, lambda tokens: 50 * len(tokens.ids), serialization_copies=2, sending_copies=1)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def budget(service: ModelService) -> Budget:
 
 async def v1_embeddings(service: ModelService, body: dict[str, Any]) -> dict[str, Any]:
     """Answer as OpenAI's POST /v1/embeddings does."""
-    job = EmbedJob(
+    job = EmbedRequest(
         inputs=[Input(text=text) for text in body["input"]],
         dimensions=body.get("dimensions", 0),
         data_type=FLOAT16,
@@ -93,7 +93,7 @@ async def test_encode_returns_arrays_and_columns_of_tokens(
         AttentionQuery(layers=[-1], heads=[3]),
         AttentionQuery(OutputRole.ATTENTION_WEIGHTS, view=AttentionView.HEAD_MEAN),
     ]
-    job = EncodeJob(inputs=[Input(text=TEXTS[2])], last_hidden_state=True, attention=queries)
+    job = EncodeRequest(inputs=[Input(text=TEXTS[2])], last_hidden_state=True, attention=queries)
     result = await service.encode(job, budget(service))
     [text] = result.texts
     expected = reference(TEXTS[2])
@@ -110,7 +110,7 @@ async def test_encode_returns_arrays_and_columns_of_tokens(
 
 
 async def test_a_stream_brings_what_encode_does(service: ModelService) -> None:
-    job = EncodeJob(
+    job = EncodeRequest(
         inputs=[Input(text="a cat"), Input(text_pair=TextPair("a", "b"))], attention=[AttentionQuery()]
     )
     whole = await service.encode(job, budget(service))
@@ -129,7 +129,7 @@ async def test_a_stream_brings_what_encode_does(service: ModelService) -> None:
 
 
 async def test_replies_are_measured_by_what_the_protocol_says(service: ModelService) -> None:
-    job = EncodeJob(inputs=[Input(text="word " * 100)], attention=[AttentionQuery()])
+    job = EncodeRequest(inputs=[Input(text="word " * 100)], attention=[AttentionQuery()])
     with pytest.raises(ResponseTooLargeError, match="a message may have 1048576"):
         await service.encode(job, budget(service))
     assert sum(service.admission._num_texts.values()) == 0
@@ -146,16 +146,16 @@ async def test_a_short_text_takes_no_worker_and_a_long_one_does(
         return await run(function, *args, **kwargs)
 
     monkeypatch.setattr(service.workers, "run", note)
-    await service.embed(EmbedJob(inputs=[Input(text="short")]), budget(service))
+    await service.embed(EmbedRequest(inputs=[Input(text="short")]), budget(service))
     assert not taken
-    await service.embed(EmbedJob(inputs=[Input(text="long " * 1000)], truncate=True), budget(service))
+    await service.embed(EmbedRequest(inputs=[Input(text="long " * 1000)], truncate=True), budget(service))
     assert len(taken) == 1
 
 
 async def test_what_a_call_reserved_is_given_back_by_whoever_made_it(service: ModelService) -> None:
     call = budget(service)
     portions = [
-        portion async for portion in service.tokenize(TokenizeJob(inputs=[Input(text="a cat")] * 3), call)
+        portion async for portion in service.tokenize(TokenizeRequest(inputs=[Input(text="a cat")] * 3), call)
     ]
     assert [len(texts) for texts in portions] == [3]
     assert service.admission._num_bytes > 0

@@ -13,10 +13,10 @@ from attnlens_server.bundle import Kind, Layout, Output, OutputRole
 from attnlens_server.engine import Item, ItemResult
 from attnlens_server.errors import OverloadedError, RequestTooLargeError
 from attnlens_server.serving.admission import Admission, Reservation
-from attnlens_server.serving.checks import EncodePlan, QueryPlan
-from attnlens_server.serving.jobs import FLOAT32, AttentionView
-from attnlens_server.serving.sizes import ReplyCosts, ReplySizes
+from attnlens_server.serving.costs import ReplyCosts, ReplySizes
+from attnlens_server.serving.requests import FLOAT32, AttentionView
 from attnlens_server.serving.streams import Piece, Window, cut_into_pieces, run_pieces
+from attnlens_server.serving.validation import EncodePlan, QueryPlan
 from attnlens_server.text import EncodedInput
 
 LAYERS = tuple(
@@ -26,7 +26,7 @@ LAYERS = tuple(
 HIDDEN = Output("last_hidden_state", OutputRole.LAST_HIDDEN_STATE, Layout.PER_TOKEN, width=1024)
 QUERY = QueryPlan(0, OutputRole.ATTENTION_WEIGHTS, LAYERS, tuple(range(16)), AttentionView.FULL)
 PLAN = EncodePlan("", HIDDEN, (QUERY,), FLOAT32)
-SIZES = ReplySizes(1024, ReplyCosts(32 << 20, 128, lambda _: 0, making_copies=3, sending_copies=2))
+SIZES = ReplySizes(1024, ReplyCosts(32 << 20, 128, lambda _: 0, serialization_copies=3, sending_copies=2))
 LAYER_BYTES = 4 * 16 * 512 * 512
 
 
@@ -35,16 +35,16 @@ def text(num_tokens: int) -> EncodedInput:
 
 
 def test_a_text_is_one_piece_where_all_of_it_fits() -> None:
-    [piece] = cut_into_pieces([text(512)], PLAN, SIZES, room_bytes=1 << 30, deadline=None)
+    [piece] = cut_into_pieces([text(512)], PLAN, SIZES, max_bytes=1 << 30, deadline=None)
     assert (piece.index, piece.has_text, piece.parts) == (0, True, PLAN.parts)
-    assert piece.item.wanted == PLAN.wanted(PLAN.parts)
+    assert piece.item.wanted == PLAN.outputs(PLAN.parts)
     assert 24 * LAYER_BYTES < piece.memory_bytes < 28 * LAYER_BYTES
 
 
 def test_layers_of_a_large_model_are_cut_into_pieces_that_fit() -> None:
     """BERT-large's 24 x 16 x 512 x 512 weights are 403 MB, more than calls may take in memory here."""
     room = 256 << 20
-    pieces = cut_into_pieces([text(512), text(4)], PLAN, SIZES, room_bytes=room, deadline=None)
+    pieces = cut_into_pieces([text(512), text(4)], PLAN, SIZES, max_bytes=room, deadline=None)
     assert [piece.index for piece in pieces] == [0, 0, 1]
     assert [piece.has_text for piece in pieces] == [True, False, True]
     assert pieces[0].parts + pieces[1].parts == PLAN.parts == pieces[2].parts
@@ -54,7 +54,7 @@ def test_layers_of_a_large_model_are_cut_into_pieces_that_fit() -> None:
 
 def test_without_attention_a_text_is_its_text_part() -> None:
     plan = replace(PLAN, queries=())
-    [piece] = cut_into_pieces([text(9)], plan, SIZES, room_bytes=1 << 20, deadline=None)
+    [piece] = cut_into_pieces([text(9)], plan, SIZES, max_bytes=1 << 20, deadline=None)
     assert (piece.has_text, piece.parts) == (True, ())
     assert [wanted.name for wanted in piece.item.wanted] == ["last_hidden_state"]
 
@@ -62,7 +62,7 @@ def test_without_attention_a_text_is_its_text_part() -> None:
 def test_several_queries_of_a_layer_are_parts_of_one_run() -> None:
     mean = replace(QUERY, index=1, outputs=LAYERS[3:4], view=AttentionView.HEAD_MEAN)
     plan = replace(PLAN, queries=(replace(QUERY, outputs=LAYERS[3:5]), mean))
-    [piece] = cut_into_pieces([text(512)], plan, SIZES, room_bytes=1 << 30, deadline=None)
+    [piece] = cut_into_pieces([text(512)], plan, SIZES, max_bytes=1 << 30, deadline=None)
     names = [wanted.name for wanted in piece.item.wanted]
     assert names == ["last_hidden_state", "attentions.3", "attentions.4", "attentions.3"]
     assert [query.index for query, _ in piece.parts] == [0, 0, 1]
@@ -160,14 +160,12 @@ async def test_what_nobody_waits_for_is_dropped() -> None:
 def test_what_can_never_fit_is_no_matter_of_time() -> None:
     admission = make_admission(1, 100)
     with pytest.raises(
-        RequestTooLargeError, match="needs 101 bytes of memory, all calls together may take 100"
+        RequestTooLargeError, match="needs 101 bytes of memory, and the limit for all calls is 100"
     ):
         Reservation(admission).grow(101)
     other = Reservation(admission)
     other.grow(60)
-    with pytest.raises(
-        OverloadedError, match="take 60 bytes, at most 100 may be taken, and this call needs 50"
-    ):
+    with pytest.raises(OverloadedError, match=r"hold 60 of at most 100 bytes, .* needs 50 more"):
         Reservation(admission).grow(50)
     other.release()
     Reservation(admission).grow(50)
@@ -205,13 +203,13 @@ async def test_of_pieces_that_fail_only_the_first_is_told(caplog: pytest.LogCapt
 def test_more_texts_than_may_ever_wait_are_refused_for_good() -> None:
     admission = make_admission(max_texts=4, max_bytes=100)
     with (
-        pytest.raises(RequestTooLargeError, match="has 5 texts, at most 4 may wait"),
-        admission.texts("attention", 5),
+        pytest.raises(RequestTooLargeError, match="has 5 texts, but the queue holds at most 4"),
+        admission.slots("attention", 5),
     ):
         pass
     with (
-        admission.texts("attention", 3),
-        pytest.raises(OverloadedError, match="3 texts wait or run"),
-        admission.texts("attention", 2),
+        admission.slots("attention", 3),
+        pytest.raises(OverloadedError, match="3 of at most 4 texts are waiting or running"),
+        admission.slots("attention", 2),
     ):
         pass
