@@ -1,15 +1,21 @@
-"""The protocol against that of every release."""
+"""Compatibility of the protocol with each release, and of its final messages with the previous commit."""
 
+import io
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
+from attnlens.v1 import encoder_service_pb2, explanation_pb2, manifest_pb2, model_pb2, tensor_pb2
+
 PROTOS = Path(__file__).parents[2] / "protos"
 BUF = Path(sys.executable).parent / "buf"
 BASELINES = sorted((PROTOS / "baseline").glob("*.binpb"))
+V1_PAGE = PROTOS.parent / "docs" / "design" / "v1.md"
 CHANGES = {
     "a field goes": ("  repeated Usage usages = 4;\n", ""),
     "a number changes": ("repeated Usage usages = 4;", "repeated Usage usages = 9;"),
@@ -18,9 +24,67 @@ CHANGES = {
 }
 
 
+# Numbers that future methods will use. `reserved` in the .proto files would make them unusable forever.
+FREE_NUMBERS = {
+    "ExplainRequest": (15, 16, 17),
+    "Explanation": (7,),
+    "CompareRequest": (13,),
+    "Manifest": (19,),
+    "Model": (27,),
+    "Activation": (7, 8, 9),
+    "PairMatrix": (4,),
+    "GraphPurpose": (4, 5, 6, 7),
+    "OutputRole": (9, 10, 11, 12, 13),
+    "DataType": (7,),
+}
+
+
 def breaking(directory: Path, baseline: Path) -> subprocess.CompletedProcess[str]:
     command = [str(BUF), "breaking", "--against", str(baseline)]
     return subprocess.run(command, cwd=directory, capture_output=True, check=False, text=True)
+
+
+def final_messages() -> list[str]:
+    """Return the names in the section "Final messages" of docs/design/v1.md."""
+    [section] = V1_PAGE.read_text(encoding="utf-8").split("## Final messages")[1:]
+    return re.findall(r"`([A-Z]\w+)`", section)
+
+
+def build_final(source: str, output: Path) -> subprocess.CompletedProcess[str]:
+    types = [f"--type=attnlens.v1.{name}" for name in final_messages()]
+    command = [str(BUF), "build", source, "--exclude-source-info", "-o", str(output), *types]
+    return subprocess.run(command, cwd=PROTOS, capture_output=True, check=False, text=True)
+
+
+def test_final_messages_are_compatible_with_the_previous_commit(tmp_path: Path) -> None:
+    previous = subprocess.run(
+        ["git", "archive", "HEAD~1", "protos"], cwd=PROTOS.parent, capture_output=True, check=False
+    )
+    if previous.returncode != 0:
+        pytest.skip("needs the previous commit")
+    with tarfile.open(fileobj=io.BytesIO(previous.stdout)) as archive:
+        archive.extractall(tmp_path, filter="data")
+    old, new = tmp_path / "old.binpb", tmp_path / "new.binpb"
+    for source, image in ((str(tmp_path / "protos"), old), (str(PROTOS), new)):
+        built = build_final(source, image)
+        assert built.returncode == 0, built.stderr
+    command = [str(BUF), "breaking", str(new), "--against", str(old)]
+    result = subprocess.run(command, cwd=PROTOS, capture_output=True, check=False, text=True)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("name", FREE_NUMBERS)
+def test_numbers_of_future_methods_are_free(name: str) -> None:
+    modules = (encoder_service_pb2, explanation_pb2, manifest_pb2, model_pb2, tensor_pb2)
+    [descriptor] = [
+        types[name]
+        for module in modules
+        for types in (module.DESCRIPTOR.message_types_by_name, module.DESCRIPTOR.enum_types_by_name)
+        if name in types
+    ]
+    is_message = hasattr(descriptor, "fields_by_number")
+    used = descriptor.fields_by_number if is_message else descriptor.values_by_number
+    assert not set(used) & set(FREE_NUMBERS[name])
 
 
 @pytest.mark.parametrize("baseline", BASELINES, ids=lambda path: path.stem)
