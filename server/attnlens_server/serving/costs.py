@@ -1,41 +1,37 @@
-"""Costs."""
+"""Estimates of memory, message sizes and computation, before the work starts."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from attnlens.costs import reduction_cost
+from attnlens.explanations import ExplainMethod
 from attnlens.reductions import AttentionReduction, sizes
 from attnlens_server.bundle import RowSum
 from attnlens_server.errors import ResponseTooLargeError, TooExpensiveError
+from attnlens_server.serving.plans import EmbedPlan, EncodePlan, ExplanationPlan, Part, QueryPlan
 from attnlens_server.serving.requests import FLOAT32, AttentionView, DataType
-from attnlens_server.serving.validation import (
-    RECEIVED_ATTENTION,
-    ROLLOUT,
-    EmbedPlan,
-    EncodePlan,
-    ExplanationPlan,
-    Part,
-    QueryPlan,
-)
 from attnlens_server.text import EncodedInput, Tokens
 
-TEXT_MEMORY_BYTES = 4096  # of a text under way: its item, arrays' headers, futures
-TOKEN_MEMORY_BYTES = 384  # of a token in columns
-UNIT_BYTES = 6  # of a token in a message and in memory: the number of its unit, and whether it is special
-FEWER = "ask for fewer heads, the mean over heads, a smaller reduction or DATA_TYPE_FLOAT16"
+TEXT_MEMORY_BYTES = 4096  # per text: item, array headers, futures
+TOKEN_MEMORY_BYTES = 384  # per token with its text and offsets
+TOKEN_ID_BYTES = 16  # per queued token: id and type, int64
+UNIT_BYTES = 6  # per token: index of its unit, and whether it is special
+_FLOAT, _DOUBLE = 4, 8
+_SCORES_BYTES = 64  # per method in a message, without its values
+_REMEDY = "request fewer heads, the mean over heads, a smaller reduction or DATA_TYPE_FLOAT16"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyCosts:
-    """What replies of a protocol take.
+    """Message sizes and memory of a protocol's replies.
 
     Attributes:
-        max_response_bytes: the largest message.
-        text_bytes: of a message for a text or a layer, beside what is counted: tags, lengths, numbers.
-        tokens_bytes: returns the bytes of tokens in a message, or a little more.
-        serialization_copies: of a message that is being made.
-        sending_copies: of one that is not read yet.
+        max_response_bytes: Maximum message size.
+        text_bytes: Overhead per text or layer in a message: tags, lengths and numbers.
+        tokens_bytes: Returns an upper bound on the size of tokens in a message.
+        serialization_copies: Copies of a message in memory during serialization.
+        sending_copies: Copies of a message in memory until the client has read it.
     """
 
     max_response_bytes: int
@@ -46,22 +42,22 @@ class ReplyCosts:
 
     @property
     def least_memory_bytes(self) -> int:
-        """What the largest reply takes in fp16: arrays in fp32, twice its size, and the copies."""
+        """Memory of the largest reply: its fp32 arrays, at most twice the message in fp16, and the copies."""
         return (2 + self.serialization_copies) * self.max_response_bytes
 
 
 class ReplySizes:
-    """Measures replies of one model."""
+    """Sizes of one model's replies, in bytes."""
 
     def __init__(self, hidden_size: int, costs: ReplyCosts) -> None:
         self._hidden_size = hidden_size
         self.costs = costs
 
     def check_embed(self, num_texts: int, plan: EmbedPlan) -> int:
-        """Return the size of the reply of Embed.
+        """Return the size of an Embed reply.
 
         Raises:
-            ResponseTooLargeError: it is over the limit.
+            ResponseTooLargeError: The size exceeds the limit.
         """
         row_bytes = plan.dimensions * plan.data_type.itemsize
         size = num_texts * (row_bytes + self.costs.text_bytes)
@@ -69,60 +65,60 @@ class ReplySizes:
         return size
 
     def tensor_bytes(self, encoded: EncodedInput, plan: EncodePlan) -> int:
-        """Return the size of what Encode returns of a text beside its tokens."""
+        """Return the size of a text in an Encode reply, without its tokens."""
         return self._text_part_bytes(encoded.num_tokens, plan) + sum(
             self.costs.text_bytes + len(query.parts) * _message_bytes(query, encoded, plan.data_type)
             for query in plan.queries
         )
 
     def check_encode(self, size: int) -> None:
-        """Compare the size of the reply of Encode, or of a part of it, with the limit.
+        """Compare the size of an Encode reply with the limit.
 
         Raises:
-            ResponseTooLargeError: it is over the limit.
+            ResponseTooLargeError: The size exceeds the limit.
         """
-        self.check("the response", size, f"use EncodeStream, send fewer texts or layers, or {FEWER}")
+        self.check("the response", size, f"use EncodeStream, send fewer texts or layers, or {_REMEDY}")
 
     def hidden_state_bytes(self, num_tokens: int, plan: EncodePlan) -> int:
-        """Return the size of a text's token vectors as the engine gives them, in fp32."""
+        """Return the size of a text's token vectors in fp32."""
         return 4 * num_tokens * self._hidden_size if plan.hidden_state else 0
 
     def array_bytes(self, encoded: EncodedInput, plan: EncodePlan) -> int:
-        """Return the size of all that the engine gives for a text, in fp32."""
+        """Return the size of all engine outputs for a text in fp32."""
         attention = sum(len(query.parts) * part_bytes(query, encoded) for query in plan.queries)
         return self.hidden_state_bytes(encoded.num_tokens, plan) + attention
 
     def check_parts(self, field: str, encoded: EncodedInput, plan: EncodePlan) -> int:
-        """Return the size of the largest message of a stream for a text, its tokens not counted.
+        """Return the size of a text's largest stream message, without its tokens.
 
         Raises:
-            ResponseTooLargeError: it is over the limit.
+            ResponseTooLargeError: The size exceeds the limit.
         """
         largest = self._text_part_bytes(encoded.num_tokens, plan)
         self.check(f"the token vectors of {field}", largest, "use DATA_TYPE_FLOAT16 or a shorter text")
         for query in plan.queries:
             size = self.costs.text_bytes + _message_bytes(query, encoded, plan.data_type)
-            self.check(f"one layer of {field}", size, FEWER)
+            self.check(f"one layer of {field}", size, _REMEDY)
             largest = max(largest, size)
         return largest
 
     def check_text_part(self, field: str, tokens: Tokens, plan: EncodePlan) -> None:
-        """Compare the size of the first message of a text of a stream with the limit.
+        """Compare the size of a text's first stream message with the limit.
 
         Raises:
-            ResponseTooLargeError: it is over the limit.
+            ResponseTooLargeError: The size exceeds the limit.
         """
         size = self.costs.tokens_bytes(tokens) + self._text_part_bytes(len(tokens.ids), plan)
         self.check(f"the token vectors of {field}", size, "send a shorter text")
 
-    def check(self, what: str, size: int, remedy: str) -> None:
-        """Compare a size with the limit.
+    def check(self, name: str, size: int, remedy: str) -> None:
+        """Compare a message size with the limit. The error message contains `name` and `remedy`.
 
         Raises:
-            ResponseTooLargeError: it is over the limit; the message calls it `what` and ends with `remedy`.
+            ResponseTooLargeError: The size exceeds the limit.
         """
         if size > self.costs.max_response_bytes:
-            raise ResponseTooLargeError(what, size, self.costs.max_response_bytes, remedy)
+            raise ResponseTooLargeError(name, size, self.costs.max_response_bytes, remedy)
 
     def _text_part_bytes(self, num_tokens: int, plan: EncodePlan) -> int:
         values = num_tokens * self._hidden_size if plan.hidden_state else 0
@@ -130,7 +126,7 @@ class ReplySizes:
 
 
 def _message_bytes(query: QueryPlan, encoded: EncodedInput, data_type: DataType) -> int:
-    """Return the size of a layer of a text, or of joined ones, in a message."""
+    """Return the size of one part of a query's result in a message."""
     if query.reduction is None:
         num_tokens = encoded.num_tokens
         return query.num_values(num_tokens) * data_type.itemsize + query.pattern_bytes(num_tokens)
@@ -139,7 +135,7 @@ def _message_bytes(query: QueryPlan, encoded: EncodedInput, data_type: DataType)
 
 
 def part_bytes(query: QueryPlan, encoded: EncodedInput) -> int:
-    """Return the size of a layer of a text, or of joined ones, as the engine gives it, in fp32."""
+    """Return the size of one part of a query's result in fp32."""
     if query.reduction is None:
         return 4 * query.num_values(encoded.num_tokens)
     return _reduced_bytes(query, query.reduction, encoded, FLOAT32)
@@ -158,7 +154,7 @@ def _reduced_bytes(
 
 
 def working_bytes(queries: Iterable[QueryPlan], num_tokens: int) -> int:
-    """Return what reductions of a text of T = `num_tokens` take while they run, one after the other."""
+    """Return the working memory of a text's reductions, which run one after the other, in bytes."""
     return max(
         (
             sizes.working_bytes(query.reduction, len(query.heads), num_tokens)
@@ -171,19 +167,16 @@ def working_bytes(queries: Iterable[QueryPlan], num_tokens: int) -> int:
 
 
 def _rows_bytes(query: QueryPlan, num_tokens: int) -> int:
-    """Return what a band or blocks of a layer take beside the dense weights that they are put together to."""
+    """Return the memory of a band or blocks and their padded dense form, in bytes."""
     output, num_heads = query.outputs[0], len(query.heads)
     if output.pattern is None:
         return 0
-    padded = num_heads * num_tokens**2  # blocks are put together whole, and then cut to T
+    padded = num_heads * num_tokens**2  # assembled from whole blocks before it is cut to T
     return 4 * (output.num_values(num_tokens, num_heads) + padded)
 
 
-_CHEAPER = "ask for fewer layers, heads or reductions"
-
-
 class ReductionCosts:
-    """Estimates the reductions of one plan. Equal queries of one run are computed once, and counted once."""
+    """Computation of one plan's reductions. Equal queries are computed and counted once per run."""
 
     def __init__(self, plan: EncodePlan, token_flops: int) -> None:
         self._token_flops = token_flops
@@ -198,28 +191,28 @@ class ReductionCosts:
         """Compare the cost of all runs with the limit.
 
         Args:
-            runs: The parts and the number of tokens of each run of the attention graph.
-            max_computed_tokens: The limit.
+            runs: Parts and number of tokens of each run of the attention graph.
+            max_computed_tokens: Limit, in tokens whose computation costs as much.
 
         Raises:
-            TooExpensiveError: The cost is over the limit.
+            TooExpensiveError: The cost exceeds the limit.
         """
         if not self._equal:
             return
-        costs: Counter[int] = Counter()  # by index of the query
-        known: dict[tuple[int, int, int], int] = {}
+        costs: Counter[int] = Counter()  # by query index
+        cache: dict[tuple[int, int, int], int] = {}
         for parts, num_tokens in runs:
             for index, num_layers in self._num_layers(parts).items():
                 key = index, num_layers, num_tokens
-                if key not in known:
-                    known[key] = self._cost(self._equal[index], num_layers, num_tokens)
-                costs[index] += known[key]
+                if key not in cache:
+                    cache[key] = self._cost(self._equal[index], num_layers, num_tokens)
+                costs[index] += cache[key]
         if costs.total() > max_computed_tokens:
             fields = {f"attention[{index}].reduction": cost for index, cost in costs.items()}
-            raise TooExpensiveError(fields, max_computed_tokens, _CHEAPER)
+            raise TooExpensiveError(fields, max_computed_tokens, "request fewer layers, heads or reductions")
 
     def _num_layers(self, parts: Sequence[Part]) -> Counter[int]:
-        """Return the number of layers that are reduced for each query, without those of equal queries."""
+        """Return the number of reduced layers by query index. Equal queries count once."""
         layers = {
             (self._equal[query.index].index, outputs[0].layer): len(outputs)
             for query, outputs in parts
@@ -231,7 +224,7 @@ class ReductionCosts:
         return counts
 
     def _cost(self, query: QueryPlan, num_layers: int, num_tokens: int) -> int:
-        assert query.reduction is not None  # noqa: S101 - only queries with a reduction are in `_equal`
+        assert query.reduction is not None  # noqa: S101 - `_equal` has only queries with a reduction
         return reduction_cost(
             query.reduction,
             num_layers,
@@ -242,21 +235,16 @@ class ReductionCosts:
         )
 
 
-TOKEN_ID_BYTES = 16  # of a token that waits: its id and its type
-_FLOAT, _DOUBLE = 4, 8
-_SCORES_BYTES = 64  # of a method in a message beside its values
-
-
 @dataclass(frozen=True, slots=True)
 class ExplanationCosts:
-    """Measures texts of one model.
+    """Sizes and memory of explanations of one model, in bytes.
 
     Attributes:
-        reply: what replies take.
-        hidden_size: D.
-        max_dimensions: the components that an embedding may have.
-        heads: L x H.
-        num_layers: L.
+        reply: Costs of replies.
+        hidden_size: Hidden size D.
+        max_dimensions: Maximum number of components of an embedding.
+        heads: Number of heads in all layers.
+        num_layers: Number of layers L.
     """
 
     reply: ReplyCosts
@@ -266,7 +254,7 @@ class ExplanationCosts:
     num_layers: int
 
     def message_bytes(self, tokens: Tokens, plan: ExplanationPlan) -> int:
-        """Return the bytes of a text in a message, or a little more."""
+        """Return an upper bound on the size of a text in a message."""
         count = len(tokens.ids)
         scores = len(plan.methods) * (_FLOAT * count + _SCORES_BYTES)
         words = 5 * count
@@ -274,18 +262,18 @@ class ExplanationCosts:
         return self.reply.text_bytes + self.reply.tokens_bytes(tokens) + scores + words + heads
 
     def matrix_bytes(self, num_tokens: tuple[int, int], plan: ExplanationPlan) -> int:
-        """Return the bytes of the matrix of a pair in a message."""
+        """Return the size of a pair's matrix in a message."""
         rows, columns = num_tokens
         if plan.needs_input_matrix:
             return _FLOAT * (rows + 1) * (columns + 1) + 2 * _SCORES_BYTES
         return 0 if plan.matrix is None else _FLOAT * rows * columns
 
     def sweep_bytes(self, num_tokens: tuple[int, int], plan: ExplanationPlan) -> int:
-        """Return what an input matrix takes in memory while it is made: (T + 1, E) twice."""
+        """Return the working memory of a pair's input matrix: two arrays (T + 1, E)."""
         return 2 * _DOUBLE * (min(num_tokens) + 1) * plan.dimensions if plan.needs_input_matrix else 0
 
     def memory_bytes(self, tokens: Tokens, plan: ExplanationPlan) -> int:
-        """Return what a text takes in memory until its scores are there."""
+        """Return the memory of a text until its scores are computed."""
         count = len(tokens.ids)
         size = TEXT_MEMORY_BYTES + count * (TOKEN_ID_BYTES + TOKEN_MEMORY_BYTES)
         size += _DOUBLE * (2 * self.max_dimensions + 2 * self.heads) + len(plan.methods) * _DOUBLE * count
@@ -293,8 +281,8 @@ class ExplanationCosts:
             size += (_FLOAT + _DOUBLE) * count * self.hidden_size
         if plan.needs_masked_runs:
             size += count * (_DOUBLE * 2 * plan.dimensions + _FLOAT * count)
-        if ROLLOUT in plan.methods:
+        if ExplainMethod.ROLLOUT in plan.methods:
             size += _FLOAT * self.num_layers * count**2
-        elif RECEIVED_ATTENTION in plan.methods:
+        elif ExplainMethod.RECEIVED_ATTENTION in plan.methods:
             size += _FLOAT * count**2
         return size

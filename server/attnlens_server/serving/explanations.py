@@ -1,4 +1,7 @@
-"""Explanations."""
+"""Graph runs and scores of Explain and Compare.
+
+Shapes: T tokens, W words, D hidden size, E dimensions of an embedding, L layers, H heads.
+"""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -30,20 +33,13 @@ from attnlens_server.engine import Engine, HeadSelection, Item, ItemResult, Targ
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.serving.admission import Slots
 from attnlens_server.serving.execution import ItemRunner, Workers
+from attnlens_server.serving.plans import ExplanationPlan
 from attnlens_server.serving.results import Explanation, PairMatrixResult, TokenScores, usage
-from attnlens_server.serving.validation import (
-    CONTRIBUTION_NORM,
-    CONTRIBUTIONS,
-    LEAVE_ONE_OUT,
-    OUTPUT_SHARE,
-    RECEIVED_ATTENTION,
-    ROLLOUT,
-    ExplanationPlan,
-)
 from attnlens_server.text import EncodedInput, Tokens, TokenSource
 
-RUNS_AT_A_TIME = 32  # further runs of a call that are queued at a time, and within
-BATCHES_AT_A_TIME = 4
+# Limits of the further runs that one call has in the queue.
+MAX_QUEUED_RUNS = 32
+MAX_QUEUED_BATCHES = 4
 
 _EMBEDDING = Wanted("embedding", Layout.PER_TEXT)
 _SCORES = Wanted("token_contributions")
@@ -53,12 +49,12 @@ _HEADS = Wanted("head_contributions", Layout.PER_TEXT)
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text to explain.
+    """A tokenized text.
 
     Attributes:
-        encoded: its token ids.
-        weights: with which token vectors are pooled, (T,).
-        is_removable: for each token whether a run without it is meant to be made.
+        encoded: Token ids.
+        weights: Pooling weights (T,).
+        is_removable: For each token, whether leave-one-out may remove it.
     """
 
     encoded: EncodedInput
@@ -68,11 +64,11 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """What a run brings of a text.
+    """Vectors of a text.
 
     Attributes:
-        embedding: p, (E,), not scaled.
-        hidden_state: (T, D); None: not wanted.
+        embedding: Embedding p (E,), not normalized.
+        hidden_state: Token vectors (T, D), or None if not needed.
     """
 
     embedding: Float64Array
@@ -81,13 +77,13 @@ class Vectors:
 
 @dataclass(frozen=True, slots=True)
 class Contributions:
-    """What the graph of contributions brings of a text.
+    """Outputs of the contributions graph for a text.
 
     Attributes:
-        embedding: p, (E,), not scaled.
-        scores: (T,).
-        baseline: what no token contributes.
-        heads: (L, H); None: not wanted.
+        embedding: Embedding p (E,), not normalized.
+        scores: Contributions of tokens (T,).
+        baseline: Contribution of the biases.
+        heads: Contributions of heads (L, H), or None if not requested.
     """
 
     embedding: Float64Array
@@ -98,26 +94,26 @@ class Contributions:
 
 @dataclass(slots=True)
 class Clock:
-    """The longest time that a run waited, and that one took, in seconds."""
+    """Longest queue and compute times of a call's runs, in seconds."""
 
     queue_s: float = 0.0
     compute_s: float = 0.0
 
     def add(self, results: Sequence[ItemResult]) -> None:
-        """Count runs."""
+        """Add the times of runs."""
         self.queue_s = max([self.queue_s, *(result.queue_s for result in results)])
         self.compute_s = max([self.compute_s, *(result.compute_s for result in results)])
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What the runs of a call have in common.
+    """A running Explain or Compare call.
 
     Attributes:
-        plan: of its job.
-        deadline: on the clock of `time.monotonic`; None: never.
+        plan: Validated request.
+        deadline: Deadline on the monotonic clock, or None.
         slots: Queue slots of the call.
-        clock: counts its runs.
+        clock: Times of its runs.
     """
 
     plan: ExplanationPlan
@@ -130,7 +126,7 @@ class Runs:
     """Runs the graphs of one bundle.
 
     Attributes:
-        vector_kind: the graph that vectors are of.
+        vector_kind: Graph that computes vectors in fp32.
     """
 
     def __init__(self, bundle: Bundle, engine: Engine, runner: ItemRunner, workers: Workers) -> None:
@@ -160,7 +156,7 @@ class Runs:
         return dict(slots)
 
     def _kept_slots(self, plan: ExplanationPlan) -> dict[Kind, int]:
-        """Return the slots that a call keeps for further runs, one for each graph that has any."""
+        """Return the slots that a call keeps for further runs: one per graph."""
         kept: dict[Kind, int] = {self.vector_kind: 1} if plan.needs_masked_runs else {}
         return kept | {"contributions": 1} if plan.needs_input_matrix or plan.needs_norms else kept
 
@@ -169,13 +165,13 @@ class Runs:
         call.slots.shrink_to(kind, self._kept_slots(call.plan).get(kind, 0))
 
     def needs_no_vectors(self, plan: ExplanationPlan) -> bool:
-        """Whether the graph of contributions brings all that is needed of a text by itself."""
+        """Return whether the contributions graph alone is enough."""
         return plan.needs_contributions and not plan.needs_token_vectors
 
-    # --- one run a text ---------------------------------------------------------------------------
+    # --- One run per text -------------------------------------------------------------------------
 
     async def vectors(self, texts: Sequence[Text], call: Call, *, with_tokens: bool = False) -> list[Vectors]:
-        """Return the embedding of each text and, if wanted, the token vectors."""
+        """Return the embedding of each text and, if requested, its token vectors."""
         hidden = self._model.outputs.hidden_state(self.vector_kind)
         items = []
         for text in texts:
@@ -194,7 +190,7 @@ class Runs:
     async def contributions(
         self, texts: Sequence[Text], directions: Sequence[Float64Array | None], call: Call
     ) -> list[Contributions]:
-        """Return what each token contributes, towards a direction (E,); None: the text's own embedding."""
+        """Return the contributions of each text towards a direction (E,), or None for its own embedding."""
         plan = call.plan
         wanted = (_EMBEDDING, _SCORES, _BASELINE, *([_HEADS] if plan.head_contributions else []))
         items = []
@@ -233,7 +229,7 @@ class Runs:
         call.clock.add(results)
         return [[array[0] for array in result.arrays] for result in results]
 
-    # --- a run a direction ------------------------------------------------------------------------
+    # --- One run per direction --------------------------------------------------------------------
 
     async def sweep(
         self, text: Text, directions: Iterable[Float64Array], call: Call
@@ -242,11 +238,11 @@ class Runs:
 
         Each array has the shape (N, T + 1), for the next N directions.
         """
-        waiting = iter(directions)
+        remaining = iter(directions)
         while True:
-            with call.slots.portion("contributions", self._fitting(text)) as count:
+            with call.slots.portion("contributions", self._max_queued(text)) as count:
                 items = []
-                for direction in islice(waiting, count):
+                for direction in islice(remaining, count):
                     item = self._item(text, call, (_SCORES, _BASELINE))
                     item.target = self._target(text, direction, call.plan)
                     items.append(item)
@@ -275,27 +271,27 @@ class Runs:
             squares += np.square(components).sum(axis=0)
         return np.sqrt(squares)
 
-    # --- a run a token ----------------------------------------------------------------------------
+    # --- One run per token ------------------------------------------------------------------------
 
     def num_masked_runs(self, text: Text, plan: ExplanationPlan) -> int:
-        """Return how often the model is run for a text without one of its tokens."""
-        return sum(1 for _ in _left_weights(text, plan))
+        """Return the number of runs without one of the text's tokens."""
+        return sum(1 for _ in _masked_weights(text, plan))
 
-    async def left_out(self, texts: Sequence[Text], call: Call) -> list[Float64Array]:
-        """Return for each text p / |p| without each of its tokens, (T, E); NaN where none can be left out."""
+    async def masked_embeddings(self, texts: Sequence[Text], call: Call) -> list[Float64Array]:
+        """Return p / |p| without each token of each text, (T, E). NaN for tokens that cannot be removed."""
         plan = call.plan
-        found = [np.full((text.encoded.num_tokens, plan.dimensions), np.nan) for text in texts]
-        places = [
+        embeddings = [np.full((text.encoded.num_tokens, plan.dimensions), np.nan) for text in texts]
+        runs = [
             (number, token, weights)
             for number, text in enumerate(texts)
-            for token, weights in _left_weights(text, plan)
+            for token, weights in _masked_weights(text, plan)
         ]
         hidden = self._model.outputs.hidden_state(self.vector_kind)
         self._release(self.vector_kind, call)
-        while places:
-            with call.slots.portion(self.vector_kind, self._fitting(texts[places[0][0]])) as count:
-                portion = places[:count]
-                del places[:count]
+        while runs:
+            with call.slots.portion(self.vector_kind, self._max_queued(texts[runs[0][0]])) as count:
+                portion = runs[:count]
+                del runs[:count]
                 items = []
                 for number, token, weights in portion:
                     pooling = WeightedPooling(plan.pooling, weights)
@@ -306,12 +302,10 @@ class Runs:
                 results = await self._runner.run(items, self.vector_kind)
             call.clock.add(results)
             pooled = [result.arrays[0] for result in results]
-            embeddings = await self._workers.run(self._finish, pooled, plan)
-            for (number, token, _), embedding in zip(portion, unit(embeddings), strict=True):
-                found[number][token] = embedding
-        return found
-
-    # ----------------------------------------------------------------------------------------------
+            finished = await self._workers.run(self._finish, pooled, plan)
+            for (number, token, _), embedding in zip(portion, unit(finished), strict=True):
+                embeddings[number][token] = embedding
+        return embeddings
 
     def _item(self, text: Text, call: Call, wanted: tuple[Wanted, ...]) -> Item:
         return Item(
@@ -322,33 +316,33 @@ class Runs:
             is_background=call.plan.needs_further_runs,
         )
 
-    def _fitting(self, text: Text) -> int:
-        """Return the number of further runs of a text that are queued at a time."""
-        fitting = BATCHES_AT_A_TIME * self._engine.max_batch_tokens // text.encoded.num_tokens
-        return max(1, min(RUNS_AT_A_TIME, fitting))
+    def _max_queued(self, text: Text) -> int:
+        """Return the number of further runs of a text that may be queued."""
+        max_runs = MAX_QUEUED_BATCHES * self._engine.max_batch_tokens // text.encoded.num_tokens
+        return max(1, min(MAX_QUEUED_RUNS, max_runs))
 
     def _target(self, text: Text, direction: Float64Array | None, plan: ExplanationPlan) -> Target:
-        given = np.zeros(self._width, dtype=np.float32)
+        padded = np.zeros(self._width, dtype=np.float32)
         if direction is not None:
-            given[: plan.dimensions] = direction
+            padded[: plan.dimensions] = direction
         return Target(
             pooling_weights=text.weights,
             takes_maximum=plan.pooling is Pooling.MAX,
-            direction=given,
+            direction=padded,
             towards_itself=float(direction is None),
             num_dimensions=plan.dimensions,
             head_gates=self._gates,
         )
 
     def _layers(self, plan: ExplanationPlan) -> range:
-        """Return the layers whose attention the methods need."""
+        """Return the layers whose attention is needed."""
         count = self._model.num_layers
-        if ROLLOUT in plan.methods:
+        if ExplainMethod.ROLLOUT in plan.methods:
             return range(count)
-        return range(count - 1, count) if RECEIVED_ATTENTION in plan.methods else range(0)
+        return range(count - 1, count) if ExplainMethod.RECEIVED_ATTENTION in plan.methods else range(0)
 
     def _finish(self, pooled: Sequence[FloatArray], plan: ExplanationPlan) -> Float64Array:
-        """Turn pooled vectors (D,) into embeddings (N, E), not scaled."""
+        """Return the embeddings (N, E) of pooled vectors (D,), not normalized."""
         vectors = finish(np.stack(pooled), self._dense, dimensions=plan.dimensions)
         return vectors.astype(np.float64)
 
@@ -362,32 +356,34 @@ def unit_vectors(size: int) -> Iterator[Float64Array]:
 
 
 def _scale_of(direction: Float64Array) -> float:
-    """Return the power of two by which a direction is divided, so that fp32 products don't overflow.
+    """Return the power of two by which to divide a direction so that fp32 products don't overflow.
 
-    Dividing and multiplying by a power of two changes no bits of a result in range.
+    Scaling by a power of two is exact, except for results out of range.
     """
     _, exponent = np.frexp(np.linalg.norm(direction))
     return float(np.ldexp(1.0, exponent))
 
 
 def weights_of(encoded: EncodedInput, plan: ExplanationPlan) -> FloatArray:
-    """Return the weights (T,) with which the token vectors of a text are pooled."""
+    """Return the pooling weights (T,) of a text."""
     return pooling_weights(plan.pooling, encoded.num_tokens, encoded.num_excluded)
 
 
-def _left_weights(text: Text, plan: ExplanationPlan) -> Iterator[tuple[int, FloatArray]]:
-    """Yield the tokens that can be left out, with the weights of the others."""
-    for token, can_be in enumerate(text.is_removable):
-        weights = without_token(text.weights, plan.pooling, token) if can_be else None
+def _masked_weights(text: Text, plan: ExplanationPlan) -> Iterator[tuple[int, FloatArray]]:
+    """Yield each removable token and the pooling weights of the other tokens."""
+    for token, is_removable in enumerate(text.is_removable):
+        weights = without_token(text.weights, plan.pooling, token) if is_removable else None
         if weights is not None:
             yield token, weights
 
 
 async def input_matrix(first: Text, second: Text, runs: Runs, call: Call) -> Float64Array:
-    """Return N, (T + 1, T' + 1), the biases last. The shorter text gets the runs with unit vectors.
+    """Return the input matrix (T + 1, T' + 1) of two texts, the biases last.
+
+    The shorter text gets one run per dimension.
 
     Raises:
-        RequestError: a run failed, or the deadline passed.
+        RequestError: A run failed, or the deadline passed.
     """
     if first.encoded.num_tokens < second.encoded.num_tokens:
         return (await input_matrix(second, first, runs, call)).T
@@ -397,17 +393,17 @@ async def input_matrix(first: Text, second: Text, runs: Runs, call: Call) -> Flo
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What the graphs brought of one text; None or empty: it was not needed.
+class GraphResults:
+    """Results of all graphs for one text. None or empty if not needed.
 
     Attributes:
-        text: the text.
-        tokens: its tokens.
-        direction: d, (E,); None: p / |p|.
-        contributions: of the graph of contributions.
-        vectors: of the graph of vectors.
-        attention: the mean over heads of some layers, the last one last.
-        left_out: p / |p| without each token, (T, E).
+        text: The text.
+        tokens: Tokens of the text.
+        direction: Direction d (E,), or None for p / |p|.
+        contributions: Results of the contributions graph.
+        vectors: Vectors of the text.
+        attention: Mean over heads (T, T) of the last layers.
+        masked_embeddings: p / |p| without each token, (T, E).
         norms: |c| / |p| of each token or word, (T,) or (W,).
     """
 
@@ -417,43 +413,43 @@ class Found:
     contributions: Contributions | None
     vectors: Vectors | None
     attention: Sequence[FloatArray]
-    left_out: Float64Array | None
+    masked_embeddings: Float64Array | None
     norms: Float64Array | None = None
 
     @property
     def embedding(self) -> Float64Array:
-        """p, (E,)."""
+        """Embedding p (E,), not normalized."""
         source = self.vectors or self.contributions
-        assert source is not None  # noqa: S101 - one of them is always run
+        assert source is not None  # noqa: S101 - one of the two graphs always runs
         return source.embedding
 
 
 def direction_of(embedding: Float64Array, field: str) -> Float64Array:
-    """Return p / |p|.
+    """Return p / |p| of the text `field`.
 
     Raises:
-        InvalidFieldsError: p has no direction.
+        InvalidFieldsError: The embedding is zero or not finite.
     """
     length = float(np.linalg.norm(embedding))
     if not (np.isfinite(length) and length > 0):
-        text = f"has an embedding of length {length:g}, which has no direction: send another text"
-        raise InvalidFieldsError([FieldViolation(field, text)])
+        problem = f"has an embedding of norm {length:g}, which has no direction: send another text"
+        raise InvalidFieldsError([FieldViolation(field, problem)])
     return unit(embedding)
 
 
-def explanation(found: Found, field: str, plan: ExplanationPlan, model: Model) -> Explanation:
-    """Return the explanation of a text, which the request calls `field`.
+def explanation(results: GraphResults, field: str, plan: ExplanationPlan, model: Model) -> Explanation:
+    """Return the explanation of the text `field`.
 
     Raises:
-        InvalidFieldsError: Its embedding has no direction, or its scores overflow.
+        InvalidFieldsError: The embedding has no direction, or scores overflow.
     """
-    own = direction_of(found.embedding, field)
-    direction = own if found.direction is None else found.direction
-    words = words_of(found.tokens) if plan.level is ExplainLevel.WORDS else []
+    own = direction_of(results.embedding, field)
+    direction = own if results.direction is None else results.direction
+    words = words_of(results.tokens) if plan.level is ExplainLevel.WORDS else []
     scores = []
     for method in plan.methods:
-        values, baseline, expected_sum = _values(method, found, plan, (own, direction))
-        if words and method is not CONTRIBUTION_NORM:
+        values, baseline, expected_sum = _values(method, results, plan, (own, direction))
+        if words and method is not ExplainMethod.CONTRIBUTION_NORM:
             values = sum_over_words(values, words)
         measured = model.faithfulness.get(int(method))
         scores.append(
@@ -465,11 +461,11 @@ def explanation(found: Found, field: str, plan: ExplanationPlan, model: Model) -
                 measured.rank_correlation if measured else None,
             )
         )
-    heads = found.contributions.heads if found.contributions else None
+    heads = results.contributions.heads if results.contributions else None
     value = float(direction @ own)
     return Explanation(
-        found.tokens,
-        usage(found.text.encoded),
+        results.tokens,
+        usage(results.text.encoded),
         words,
         value,
         tuple(scores),
@@ -478,7 +474,7 @@ def explanation(found: Found, field: str, plan: ExplanationPlan, model: Model) -
 
 
 def _as_float32(values: Float64Array, field: str, plan: ExplanationPlan) -> FloatArray:
-    """Round scores to float32; NaN, the score of a token that can't be left out, stays.
+    """Convert scores to float32.
 
     Raises:
         InvalidFieldsError: A score overflows.
@@ -487,94 +483,95 @@ def _as_float32(values: Float64Array, field: str, plan: ExplanationPlan) -> Floa
         rounded = values.astype(np.float32)
     if np.isinf(rounded).any():
         largest = float(np.nanmax(np.abs(values)))
-        text = f"has scores up to {largest:.3g}, which overflow float32"
+        problem = f"has scores up to {largest:.3g}, which overflow float32: send another text"
         if plan.direction is not None:
-            field, text = (
-                "direction",
-                f"is too long: a score is {largest:.3g}, which overflows float32. Shorten it",
-            )
-        raise InvalidFieldsError([FieldViolation(field, text)])
+            field = "direction"
+            problem = f"is too long, since a score of {largest:.3g} overflows float32: shorten it"
+        raise InvalidFieldsError([FieldViolation(field, problem)])
     return rounded
 
 
 def _values(
-    method: ExplainMethod, found: Found, plan: ExplanationPlan, directions: tuple[Float64Array, Float64Array]
+    method: ExplainMethod,
+    results: GraphResults,
+    plan: ExplanationPlan,
+    directions: tuple[Float64Array, Float64Array],
 ) -> tuple[Float64Array, float | None, float | None]:
-    """Return the scores of a method, its baseline and the sum of both, which is the target.
+    """Return the scores (T,) of a method, its baseline, and the expected sum of both.
 
-    The scores have the shape (T,), except those of CONTRIBUTION_NORM, which are of words already if the plan
-    asks for words. A method that is for ranking only has neither a baseline nor a sum.
+    Contribution norms are (W,) if scores are per word. Methods that only rank tokens have no baseline or sum.
     """
     own, direction = directions
-    weights, target = found.text.weights, float(direction @ own)
-    if method is CONTRIBUTIONS:
-        assert found.contributions is not None  # noqa: S101 - the plan has seen to it, and so below
-        return found.contributions.scores.astype(np.float64), found.contributions.baseline, target
-    if method is OUTPUT_SHARE:
-        assert found.vectors is not None  # noqa: S101
-        assert found.vectors.hidden_state is not None  # noqa: S101
-        length = float(np.linalg.norm(found.embedding))
-        return output_shares(found.vectors.hidden_state, weights, direction, length), 0.0, target
-    if method is LEAVE_ONE_OUT:
-        assert found.left_out is not None  # noqa: S101
-        return leave_one_out_effects(direction, own, found.left_out), None, None
-    if method is CONTRIBUTION_NORM:
-        assert found.norms is not None  # noqa: S101
-        return found.norms, None, None
-    if method is ROLLOUT:
+    weights, target = results.text.weights, float(direction @ own)
+    if method is ExplainMethod.CONTRIBUTIONS:
+        assert results.contributions is not None  # noqa: S101 - the plan needs them; so below
+        return results.contributions.scores.astype(np.float64), results.contributions.baseline, target
+    if method is ExplainMethod.OUTPUT_SHARE:
+        assert results.vectors is not None  # noqa: S101
+        assert results.vectors.hidden_state is not None  # noqa: S101
+        length = float(np.linalg.norm(results.embedding))
+        return output_shares(results.vectors.hidden_state, weights, direction, length), 0.0, target
+    if method is ExplainMethod.LEAVE_ONE_OUT:
+        assert results.masked_embeddings is not None  # noqa: S101
+        return leave_one_out_effects(direction, own, results.masked_embeddings), None, None
+    if method is ExplainMethod.CONTRIBUTION_NORM:
+        assert results.norms is not None  # noqa: S101
+        return results.norms, None, None
+    if method is ExplainMethod.ROLLOUT:
         rows = np.ones_like(weights) if plan.pooling is Pooling.MAX else weights
-        return rollout(found.attention, rows), None, None
-    return received_attention(found.attention[-1]), None, None
+        return rollout(results.attention, rows), None, None
+    return received_attention(results.attention[-1]), None, None
 
 
 def matrix(
-    first: Found, second: Found, plan: ExplanationPlan, of_inputs: Float64Array | None
+    first: GraphResults, second: GraphResults, plan: ExplanationPlan, input_cells: Float64Array | None
 ) -> PairMatrixResult | None:
-    """Return what a plan wants of each pair of tokens, or of words.
+    """Return the matrix of a pair, or None if not requested.
 
     Args:
-        first: T tokens.
-        second: T' tokens.
-        plan: says what is wanted.
-        of_inputs: the input matrix with its baselines last, (T + 1, T' + 1), where the plan wants it.
+        first: Results of the first text.
+        second: Results of the second text.
+        plan: Validated request.
+        input_cells: Input matrix (T + 1, T' + 1), the biases last, or None if not requested.
     """
     match plan.matrix:
         case None:
             return None
         case PairMatrix.INTERACTION:
-            found = _interaction(first, second)
+            cells = _interaction(first, second)
         case PairMatrix.OUTPUT:
-            found = _output(first, second, plan)
+            cells = _output(first, second, plan)
         case PairMatrix.INPUT:
-            assert of_inputs is not None  # noqa: S101 - the plan has seen to it
-            found = of_inputs
+            assert input_cells is not None  # noqa: S101 - the plan needs it
+            cells = input_cells
     if plan.level is ExplainLevel.WORDS:
-        found = _over_words(found, words_of(first.tokens), axis=0)
-        found = _over_words(found, words_of(second.tokens), axis=1)
-    values = found.astype(np.float32)
+        cells = _over_words(cells, words_of(first.tokens), axis=0)
+        cells = _over_words(cells, words_of(second.tokens), axis=1)
+    values = cells.astype(np.float32)
     if plan.matrix is not PairMatrix.INPUT:
         return PairMatrixResult(values)
-    return PairMatrixResult(values[:-1, :-1], values[-1, :-1], values[:-1, -1], float(found[-1, -1]))
+    return PairMatrixResult(values[:-1, :-1], values[-1, :-1], values[:-1, -1], float(cells[-1, -1]))
 
 
 def _over_words(cells: Float64Array, words: list[int], axis: int) -> Float64Array:
-    """Add up the cells of each word; a row or column behind those of tokens stays by itself."""
+    """Add up the cells of each word. A last row or column of biases is kept."""
     rest = cells.shape[axis] - len(words)
     return sum_over_words(cells, words + [max(words) + 1] * rest, axis)
 
 
-def _interaction(first: Found, second: Found) -> Float64Array:
-    assert first.left_out is not None  # noqa: S101 - the plan has seen to it
-    assert second.left_out is not None  # noqa: S101
+def _interaction(first: GraphResults, second: GraphResults) -> Float64Array:
+    assert first.masked_embeddings is not None  # noqa: S101 - the plan needs them
+    assert second.masked_embeddings is not None  # noqa: S101
     return interaction_matrix(
-        (unit(first.embedding), first.left_out), (unit(second.embedding), second.left_out)
+        (unit(first.embedding), first.masked_embeddings),
+        (unit(second.embedding), second.masked_embeddings),
     )
 
 
-def _output(first: Found, second: Found, plan: ExplanationPlan) -> Float64Array:
+def _output(first: GraphResults, second: GraphResults, plan: ExplanationPlan) -> Float64Array:
     sides = []
     for side in (first, second):
-        assert side.vectors is not None  # noqa: S101 - the plan has seen to it
+        assert side.vectors is not None  # noqa: S101 - the plan needs them
         assert side.vectors.hidden_state is not None  # noqa: S101
         sides.append((side.vectors.hidden_state, side.text.weights))
     lengths = float(np.linalg.norm(first.embedding) * np.linalg.norm(second.embedding))
@@ -582,9 +579,9 @@ def _output(first: Found, second: Found, plan: ExplanationPlan) -> Float64Array:
 
 
 def words_of(tokens: Tokens) -> list[int]:
-    """Return the number of each token's word, from 0 in the order in which words begin.
+    """Return the index of each token's word, numbered from 0 in order of appearance.
 
-    The tokens of a word have one text and one `word_index`; one that has none is a word of its own.
+    Tokens of one text with the same `word_index` form a word. A token without one is a word of its own.
     """
     is_special = [source is TokenSource.SPECIAL for source in tokens.sources]
     is_second = [source is TokenSource.SECOND_TEXT for source in tokens.sources]

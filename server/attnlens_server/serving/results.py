@@ -12,14 +12,17 @@ from attnlens.reductions import Reduced
 from attnlens_server.bundle import Layout, Output
 from attnlens_server.engine import ItemResult
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
+from attnlens_server.serving.plans import QueryPlan
 from attnlens_server.serving.requests import FLOAT16, DataType
-from attnlens_server.serving.validation import QueryPlan
 from attnlens_server.text import EncodedInput, Tokens
+
+FloatArray = npt.NDArray[np.float32]
+MAX_FLOAT16 = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time went, in seconds; over several batches, the longest of each."""
+    """Durations in seconds. If there are several batches, the longest of each."""
 
     tokenize_s: float
     queue_s: float
@@ -28,14 +31,14 @@ class Timings:
 
 @dataclass(slots=True)
 class CallMetrics:
-    """What a call has used so far, for whoever logs its end, however it ends.
+    """Resource use of a call, for the request log.
 
     Attributes:
-        num_inputs: texts, or pairs of them.
-        num_tokens: of all texts that were tokenized; those of a prompt and of a target count.
-        tokenize_s: seconds; these three are 0 until the model has run.
-        queue_s: the longest wait for a batch.
-        compute_s: the longest batch.
+        num_inputs: Number of texts or pairs.
+        num_tokens: Number of tokens, including those of prompts and targets.
+        tokenize_s: Tokenization time in seconds. This and the next two are 0 until the model has run.
+        queue_s: Longest wait for a batch in seconds.
+        compute_s: Longest batch in seconds.
     """
 
     num_inputs: int = 0
@@ -45,30 +48,26 @@ class CallMetrics:
     compute_s: float = 0.0
 
     def add(self, timings: Timings) -> Timings:
-        """Note the times of one job, and return them."""
+        """Add the timings of a request and return them."""
         self.tokenize_s += timings.tokenize_s
         self.queue_s += timings.queue_s
         self.compute_s += timings.compute_s
         return timings
 
     def at_least(self, timings: Timings) -> None:
-        """Note the times of one batch of the only job."""
+        """Raise each duration to at least that of a batch."""
         self.tokenize_s = max(self.tokenize_s, timings.tokenize_s)
         self.queue_s = max(self.queue_s, timings.queue_s)
         self.compute_s = max(self.compute_s, timings.compute_s)
 
 
-FloatArray = npt.NDArray[np.float32]
-MAX_FLOAT16 = float(np.finfo(np.float16).max)
-
-
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How much of an input was used.
+    """Number of tokens of an input.
 
     Attributes:
-        num_tokens: that the model saw.
-        num_tokens_total: before truncation.
+        num_tokens: Number of tokens after truncation.
+        num_tokens_total: Number of tokens before truncation.
     """
 
     num_tokens: int
@@ -76,13 +75,13 @@ class Usage:
 
     @property
     def truncated(self) -> bool:
-        """Whether tokens were cut off."""
+        """Whether the input was truncated."""
         return self.num_tokens < self.num_tokens_total
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedResult:
-    """Embeddings (N, dimensions) in the type asked for."""
+    """Embeddings (N, dimensions) in the requested data type."""
 
     embeddings: npt.NDArray[np.floating]
     usages: list[Usage]
@@ -91,13 +90,14 @@ class EmbedResult:
 
 @dataclass(frozen=True, slots=True)
 class AttentionResult:
-    """What one query brought of one text, in fp32.
+    """Result of one query for one text, in fp32.
 
     Attributes:
-        query: which.
-        layers: the layer of each array.
-        arrays: (K, T, T), (T, K) or, of a band or blocks, (K, T, W) each; with the mean over heads, K is 1.
-        patterns: of each array that is a band or blocks, for the heads of the query.
+        query: The query.
+        layers: Layer of each array.
+        arrays: Arrays (K, T, T), (T, K) or, for a band or blocks, (K, T, W). K is the number of heads, 1 for
+            a mean over heads.
+        patterns: Pattern of each array that is a band or blocks, for the heads of the query.
     """
 
     query: QueryPlan
@@ -108,12 +108,12 @@ class AttentionResult:
 
 @dataclass(frozen=True, slots=True)
 class ReducedAttention:
-    """What the reduction of one query brought of one text.
+    """Reduced result of one query for one text.
 
     Attributes:
-        query: which.
-        layers: the layer of each entry of `parts`, or all that are joined in the only one.
-        parts: what came of each.
+        query: The query.
+        layers: Layer of each part, or all layers that are joined in the only part.
+        parts: Results of the reduction.
     """
 
     query: QueryPlan
@@ -123,13 +123,13 @@ class ReducedAttention:
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
-    """What Encode has of one text.
+    """Result of Encode for one text.
 
     Attributes:
-        tokens: those that the model saw.
-        usage: how much of the text was used.
-        last_hidden_state: (T, D) in fp32; None: not asked for.
-        attention: one entry for each query; in a stream: empty.
+        tokens: Tokens after truncation.
+        usage: Number of tokens.
+        last_hidden_state: Token vectors (T, D) in fp32, or None if not requested.
+        attention: One entry per query. Empty in streams.
     """
 
     tokens: Tokens
@@ -140,7 +140,7 @@ class EncodedText:
 
 @dataclass(frozen=True, slots=True)
 class EncodeResult:
-    """What Encode has of all texts. Take each out of the list, so that nothing is in memory twice."""
+    """Result of Encode. Consumers should pop texts from the list to free memory early."""
 
     texts: list[EncodedText]
     timings: Timings
@@ -148,13 +148,13 @@ class EncodeResult:
 
 @dataclass(frozen=True, slots=True)
 class StreamText:
-    """The first part of each text of a stream.
+    """First part of each text of a stream.
 
     Attributes:
-        input_index: the number of the text.
-        text: everything but attention.
-        num_attention_parts: how many parts with attention follow.
-        timings: of the text.
+        input_index: Index of the text in the request.
+        text: Result without attention.
+        num_attention_parts: Number of attention parts that follow.
+        timings: Durations of the text.
     """
 
     input_index: int
@@ -165,7 +165,7 @@ class StreamText:
 
 @dataclass(frozen=True, slots=True)
 class StreamAttention:
-    """A later part of a text of a stream: one layer of one query, or several layers joined by a reduction."""
+    """Further part of a text of a stream: one layer of a query, or all layers that a reduction joins."""
 
     input_index: int
     attention: AttentionResult | ReducedAttention
@@ -173,19 +173,19 @@ class StreamAttention:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedText:
-    """The tokens of one text, whatever the model's limit."""
+    """All tokens of one text, without truncation."""
 
     tokens: Tokens
     exceeds_max_tokens: bool
 
 
 def usage(encoded: EncodedInput) -> Usage:
-    """Say how much of an input was used."""
+    """Return the number of tokens of an input."""
     return Usage(encoded.num_tokens, encoded.num_tokens_total)
 
 
 def timings(tokenize_s: float, results: Sequence[ItemResult]) -> Timings:
-    """Say where the time went."""
+    """Return the durations of a request."""
     return Timings(
         tokenize_s,
         queue_s=max(result.queue_s for result in results),
@@ -194,7 +194,7 @@ def timings(tokenize_s: float, results: Sequence[ItemResult]) -> Timings:
 
 
 class AttentionParts:
-    """What came out for the attention of a text, handed out in the order of the queries."""
+    """Iterator over the attention outputs of a text, in the order of the queries."""
 
     def __init__(self, result: ItemResult, *, has_hidden_state: bool) -> None:
         self._arrays = iter(result.arrays[1 if has_hidden_state else 0 :])
@@ -203,7 +203,7 @@ class AttentionParts:
     def take(
         self, query: QueryPlan, parts: Sequence[tuple[Output, ...]]
     ) -> AttentionResult | ReducedAttention:
-        """Join a query with what came out for some of its parts, which are the next ones."""
+        """Return the result of a query for its next parts."""
         outputs = [output for part in parts for output in part]
         if query.reduction is None:
             return attention_result(query, outputs, [next(self._arrays) for _ in outputs])
@@ -214,7 +214,7 @@ class AttentionParts:
 def attention_result(
     query: QueryPlan, outputs: Sequence[Output], arrays: Sequence[FloatArray]
 ) -> AttentionResult:
-    """Join a query with what came out for some of its layers."""
+    """Return the result of a query for some of its layers."""
     patterns = tuple(
         output.pattern if isinstance(output.pattern, Band) else output.pattern.of_heads(query.heads)
         for output in outputs
@@ -224,32 +224,32 @@ def attention_result(
 
 
 def check_range(array: FloatArray, data_type: DataType) -> None:
-    """Make sure that fp16 has the values of vectors, which unlike weights may be beyond it.
+    """Check that all values are in the range of the data type.
 
     Raises:
-        InvalidFieldsError: a number would become infinite.
+        InvalidFieldsError: A value would become infinite.
     """
     if data_type == FLOAT16:
         beyond = array[np.isfinite(array) & (np.abs(array) > MAX_FLOAT16)]
         if beyond.size:
             largest = beyond[np.abs(beyond).argmax()]
-            text = (
-                f"is DATA_TYPE_FLOAT16, which ends at {MAX_FLOAT16:.0f}, but the result has the value "
-                f"{largest:.6g}: ask for DATA_TYPE_FLOAT32"
+            problem = (
+                f"is DATA_TYPE_FLOAT16, whose maximum is {MAX_FLOAT16:.0f}, but the result has the value "
+                f"{largest:.6g}: use DATA_TYPE_FLOAT32"
             )
-            raise InvalidFieldsError([FieldViolation("data_type", text)])
+            raise InvalidFieldsError([FieldViolation("data_type", problem)])
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """What one method says of one text.
+    """Scores of one method for one text.
 
     Attributes:
-        method: which.
-        values: (T,) or (W,) float32; NaN where there is no number.
-        baseline: what no token contributes. None for a method that is for ranking only.
-        expected_sum: the target, which the sum equals up to rounding. None if the method only ranks tokens.
-        faithfulness: the measured rank correlation with leave-one-out; None: it was not measured.
+        method: The method.
+        values: Scores (T,) or (W,) in fp32. NaN where undefined.
+        baseline: Contribution of the biases. None for methods that only rank tokens.
+        expected_sum: Target value, which `sum` equals up to rounding. None for methods that only rank tokens.
+        faithfulness: Measured rank correlation with leave-one-out, or None if it was not measured.
     """
 
     method: ExplainMethod
@@ -260,21 +260,21 @@ class TokenScores:
 
     @property
     def sum(self) -> float:
-        """The sum of the values that are numbers, and of the baseline."""
+        """Sum of the defined values and the baseline."""
         return float(np.nansum(self.values, dtype=np.float64)) + (self.baseline or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What the tokens of one text did.
+    """Explanation of one text with embedding p and direction d.
 
     Attributes:
-        tokens: those that the model saw.
-        usage: how much of the text was used.
-        unit_ids: with words, the number of each token's word; else empty.
+        tokens: Tokens after truncation.
+        usage: Number of tokens.
+        unit_ids: Index of each token's word if scores are per word, else empty.
         target_value: d . p / |p|.
-        scores: one for each method.
-        head_contributions: (L, H); None: not asked for.
+        scores: One entry per method.
+        head_contributions: Contributions (L, H), or None if not requested.
     """
 
     tokens: Tokens
@@ -287,7 +287,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class ExplainResult:
-    """What Explain has of all texts."""
+    """Result of Explain."""
 
     texts: list[Explanation]
     timings: Timings
@@ -295,14 +295,15 @@ class ExplainResult:
 
 @dataclass(frozen=True, slots=True)
 class PairMatrixResult:
-    """What each pair of tokens of two texts did, or each pair of words.
+    """Scores of each pair of tokens, or words, of two texts.
+
+    The baselines belong to input matrices, and are None for others.
 
     Attributes:
-        values: (T, T') or (W, W').
-        baseline_row: of an input matrix, biases of the first text with the tokens or words of the second
-            one, (T',) or (W',); None, as the next two: another matrix.
-        baseline_column: tokens or words of the first text with biases of the second one, (T,) or (W,).
-        baseline: biases of both.
+        values: Scores (T, T') or (W, W').
+        baseline_row: Biases of the first text with tokens or words of the second, (T',) or (W',).
+        baseline_column: Tokens or words of the first text with biases of the second, (T,) or (W,).
+        baseline: Biases of both.
     """
 
     values: FloatArray
@@ -312,14 +313,14 @@ class PairMatrixResult:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its numbers."""
+        """Size of all arrays in bytes."""
         arrays = (self.values, self.baseline_row, self.baseline_column)
         return sum(array.nbytes for array in arrays if array is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What two texts have in common; `matrix` is None where not asked for."""
+    """Explanation of the similarity of two texts. `matrix` is None if not requested."""
 
     a: Explanation
     b: Explanation
@@ -329,7 +330,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class CompareResult:
-    """What Compare has of all pairs."""
+    """Result of Compare."""
 
     pairs: list[Comparison]
     timings: Timings

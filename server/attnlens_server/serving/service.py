@@ -38,7 +38,7 @@ from attnlens_server.serving.costs import (
 from attnlens_server.serving.execution import ItemRunner, Workers
 from attnlens_server.serving.explanations import (
     Call,
-    Found,
+    GraphResults,
     Runs,
     Text,
     Vectors,
@@ -49,6 +49,7 @@ from attnlens_server.serving.explanations import (
     weights_of,
     words_of,
 )
+from attnlens_server.serving.plans import EmbedPlan, EncodePlan, ExplanationPlan, Part
 from attnlens_server.serving.requests import (
     CompareRequest,
     EmbedRequest,
@@ -76,13 +77,7 @@ from attnlens_server.serving.results import (
 )
 from attnlens_server.serving.streams import Piece, Window, cut_into_pieces, run_pieces
 from attnlens_server.serving.validation import (
-    CONTRIBUTION_NORM,
-    LEAVE_ONE_OUT,
-    EmbedPlan,
-    EncodePlan,
-    ExplanationPlan,
     ExplanationValidator,
-    Part,
     RequestValidator,
     check_rows,
     rename_error,
@@ -542,11 +537,12 @@ class ModelService:
         """
         costs = {}
         if plan.needs_masked_runs:
+            is_method = ExplainMethod.LEAVE_ONE_OUT in plan.methods
             runs = ((text.encoded.num_tokens, self._runs.num_masked_runs(text, plan)) for text in texts)
-            field = _method_field(plan, LEAVE_ONE_OUT) if LEAVE_ONE_OUT in plan.methods else "matrix"
+            field = _method_field(plan, ExplainMethod.LEAVE_ONE_OUT) if is_method else "matrix"
             costs[field] = sum(masked_runs_cost(length, num_runs) for length, num_runs in runs)
         if plan.needs_norms:
-            costs[_method_field(plan, CONTRIBUTION_NORM)] = sum(
+            costs[_method_field(plan, ExplainMethod.CONTRIBUTION_NORM)] = sum(
                 sweeps_cost(text.encoded.num_tokens, plan.dimensions) for text in texts
             )
         if plan.needs_input_matrix:
@@ -590,7 +586,7 @@ class ModelService:
         directions: Sequence[Float64Array | None],
         call: Call,
         vectors: Sequence[Vectors] | None = None,
-    ) -> list[Found]:
+    ) -> list[GraphResults]:
         """Run all graphs that the plan needs, except for `vectors` if they are given."""
         plan, runs = call.plan, self._runs
         texts = [text for text, _ in described]
@@ -600,21 +596,21 @@ class ModelService:
             await runs.contributions(texts, directions, call) if plan.needs_contributions else None
         )
         attention = await runs.attention(texts, call)
-        left_out = await runs.left_out(texts, call) if plan.needs_masked_runs else None
+        masked = await runs.masked_embeddings(texts, call) if plan.needs_masked_runs else None
         norms: list[Float64Array | None] = [None] * len(texts)
         if plan.needs_norms:
             for index, (text, tokens) in enumerate(described):
                 words = words_of(tokens) if plan.level is ExplainLevel.WORDS else []
                 norms[index] = await runs.contribution_norms(text, words, call)
         return [
-            Found(
+            GraphResults(
                 text,
                 tokens,
                 directions[index],
                 contributions[index] if contributions else None,
                 vectors[index] if vectors else None,
                 attention[index],
-                left_out[index] if left_out else None,
+                masked[index] if masked else None,
                 norms[index],
             )
             for index, (text, tokens) in enumerate(described)
@@ -630,7 +626,7 @@ class ModelService:
             request.inputs, portion, prompt=prompt, truncate=request.truncate, with_units=with_units
         )
         if plan is not None:
-            check_rows(plan.with_rows, portion.start, encoded)
+            check_rows(plan.row_selections, portion.start, encoded)
         return encoded
 
     def _describe(
@@ -645,7 +641,7 @@ class ModelService:
             with_records=True,
             with_units=plan.needs_units,
         )
-        check_rows(plan.with_rows, portion.start, encoded)
+        check_rows(plan.row_selections, portion.start, encoded)
         described = []
         for text in encoded:
             tokens = self._encoder.describe(text)
@@ -728,13 +724,13 @@ def _attention_parts(piece: Piece, result: ItemResult, plan: EncodePlan) -> Iter
 
 
 def _explained(
-    found: Sequence[Found], fields: Sequence[str], plan: ExplanationPlan, model: Model
+    found: Sequence[GraphResults], fields: Sequence[str], plan: ExplanationPlan, model: Model
 ) -> list[Explanation]:
     return [explanation(each, field, plan, model) for each, field in zip(found, fields, strict=True)]
 
 
 def _compared(
-    found: Sequence[Found],
+    found: Sequence[GraphResults],
     fields: Sequence[str],
     plan: ExplanationPlan,
     model: Model,

@@ -219,7 +219,7 @@ def test_only_the_components_that_are_kept_are_explained(stub: EncoderServiceStu
         for scores in text.scores:
             assert total(scores) == pytest.approx(direction @ own, abs=1e-5)
     assert (
-        "shape [384]: the embedding has the shape [50]"
+        "has the shape [384]: use [50], the shape of the embedding"
         in refusal(stub, dimensions=50, direction=TARGETS["direction"]["direction"]).message
     )
 
@@ -332,7 +332,7 @@ def test_both_sides_of_a_pair_are_explanations_towards_the_other(stub: EncoderSe
 # --- refusals -------------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "zeros": ({"direction": tensor(np.zeros(384))}, "direction is all zeros, which is no direction"),
+    "zeros": ({"direction": tensor(np.zeros(384))}, "direction is zero"),
     "NaN": ({"direction": tensor([np.nan] * 384)}, "direction has a NaN or an infinity"),
     "another size": ({"direction": tensor([1, 2, 3])}, r"direction has the shape \[3\]"),
     "no tensor": ({"direction": Tensor(shape=[4], data=b"12")}, "direction is not a valid tensor: 2 bytes"),
@@ -351,14 +351,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a long target": ({"to": given("word " * 300)}, "to has 302 tokens, the model takes 256"),
     "a prompt of the target": (
         {"to": given("a"), "target_prompt": pb.Prompt(name="x")},
-        "target_prompt.name is 'x': the model has no prompts",
+        "target_prompt.name is 'x', but the model has no prompts",
     ),
-    "a method twice": ({"methods": [1, 1]}, r"methods\[1\] is EXPLAIN_METHOD_CONTRIBUTIONS: it was asked"),
+    "a method twice": ({"methods": [1, 1]}, r"methods\[1\] is EXPLAIN_METHOD_CONTRIBUTIONS, a repetition"),
     "no method": ({"methods": [9]}, r"methods\[0\] is 9: use one of EXPLAIN_METHOD_CONTRIBUTIONS"),
     "no level": ({"level": 7}, "level is 7: use one of"),
-    "shares of a maximum": ({"methods": [2], "pooling": 3}, "the maximum is no sum of token vectors"),
+    "shares of a maximum": ({"methods": [2], "pooling": 3}, "the maximum is not a sum of token vectors"),
     "heads of another method": ({"methods": [4], "head_contributions": True}, "head_contributions is set"),
-    "too many dimensions": ({"dimensions": 385}, "dimensions is 385: it must be from 1 to 384"),
+    "too many dimensions": ({"dimensions": 385}, "dimensions is 385: use 1 to 384"),
 }
 
 

@@ -68,8 +68,8 @@ def test_values_that_float16_has_not_are_refused_with_the_largest(stub: EncoderS
         failure = read_failure(caught.value)
         assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
         assert failure.violations == {
-            "data_type": "is DATA_TYPE_FLOAT16, which ends at 65504, but the result has the value "
-            f"{largest:.6g}: ask for DATA_TYPE_FLOAT32"
+            "data_type": "is DATA_TYPE_FLOAT16, whose maximum is 65504, but the result has the value "
+            f"{largest:.6g}: use DATA_TYPE_FLOAT32"
         }
     with pytest.raises(grpc.RpcError) as caught:
         list(stub.EncodeStream(pb.EncodeStreamRequest(inputs=INPUTS, data_type=HALF)))

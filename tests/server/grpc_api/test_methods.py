@@ -253,7 +253,7 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
         (pb.EmbedRequest(inputs=[pb.Input()]), {"inputs[0]": "is empty: set text, text_pair or token_ids"}),
         (
             pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(input_ids=[101, 30522]))]),
-            {"inputs[0].token_ids.input_ids[1]": "is 30522: an id must be from 0 to 30521"},
+            {"inputs[0].token_ids.input_ids[1]": "is 30522: use 0 to 30521"},
         ),
         (
             pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds())]),
@@ -261,26 +261,26 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
         ),
         (
             pb.EmbedRequest(inputs=[pb.Input(text="a")] * 513),
-            {"inputs": "has 513 texts, a request may have 512: send several requests"},
+            {"inputs": "has 513 texts, but the limit is 512: send several requests"},
         ),
         (
             pb.EmbedRequest(inputs=[pb.Input(text="é" * (1 << 16) + "a")]),
-            {"inputs[0].text": "has 131073 bytes, a text may have 131072: send it in pieces"},
+            {"inputs[0].text": "has 131073 bytes, but the limit is 131072: split the text"},
         ),
         (
             pb.EmbedRequest(inputs=[pb.Input(text="a")], dimensions=385, data_type=3),  # type: ignore[arg-type]
             {
-                "dimensions": "is 385: it must be from 1 to 384, or 0 for all",
+                "dimensions": "is 385: use 1 to 384, or 0 for all",
                 "data_type": "is 3: use one of DATA_TYPE_FLOAT32, DATA_TYPE_FLOAT16",
             },
         ),
         (
             pb.EmbedRequest(inputs=[pb.Input(text="a " * 30_000)] * 70),
-            {"inputs": "has 4200000 bytes of text, a request may have 4194304: send several requests"},
+            {"inputs": "has 4200000 bytes of text, but the limit is 4194304: send several requests"},
         ),
         (
             pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(input_ids=[1] * 200_000))]),
-            {"inputs[0].token_ids.input_ids": "has 200000 ids, an input may have 131072: send it in pieces"},
+            {"inputs[0].token_ids.input_ids": "has 200000 ids, but the limit is 131072: split the input"},
         ),
         (
             pb.EmbedRequest(inputs=[pb.Input(text="a")], pooling=7),  # type: ignore[arg-type]
@@ -292,20 +292,19 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
         (
             pb.EmbedRequest(inputs=[pb.Input(text="a")], prompt=pb.Prompt(name="query")),
             {
-                "prompt.name": "is 'query': the model has no prompts; its text can be sent instead",
+                "prompt.name": "is 'query', but the model has no prompts: use another name, or send the text",
             },
         ),
         (
             pb.EmbedRequest(inputs=[pb.Input(text="a " * 50_000)], prompt=pb.Prompt(text="b " * 20_000)),
             {
-                "inputs[0].text": "has 140000 bytes with the prompt, a text may have 131072: "
-                "send it in pieces",
+                "inputs[0].text": "has 140000 bytes with the prompt, but the limit is 131072: split the text",
             },
         ),
         (
             pb.EmbedRequest(inputs=[pb.Input(text="a")] * 100, prompt=pb.Prompt(text="b " * 30_000)),
             {
-                "inputs": "has 6000100 bytes of text with the prompt, a request may have 4194304: "
+                "inputs": "has 6000100 bytes of text with the prompt, but the limit is 4194304: "
                 "send several requests"
             },
         ),
@@ -314,8 +313,7 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
                 inputs=[pb.Input(token_ids=pb.TokenIds(input_ids=[1]))], prompt=pb.Prompt(text="a")
             ),
             {
-                "inputs[0].token_ids": "can't have a prompt, ids are used as they are: "
-                "send text, or no prompt",
+                "inputs[0].token_ids": "can't be combined with a prompt: send text, or omit the prompt",
             },
         ),
     ],
@@ -336,9 +334,9 @@ def test_every_bad_field_of_encode_is_named(stub: EncoderServiceStub) -> None:
     expected = {
         "attention[0].view": "is 5: use one of ATTENTION_VIEW_FULL, ATTENTION_VIEW_HEAD_MEAN, "
         "ATTENTION_VIEW_DENSE",
-        "attention[0].layers[0]": "is 6: the model has 6, so use 0 to 5, or -6 to -1",
-        "attention[0].layers[2]": "is -6: it was asked for before",
-        "attention[0].heads[0]": "is -13: the model has 12, so use 0 to 11, or -12 to -1",
+        "attention[0].layers[0]": "is 6, but the model has 6: use 0 to 5, or -6 to -1",
+        "attention[0].layers[2]": "is -6, a repetition: remove it",
+        "attention[0].heads[0]": "is -13, but the model has 12: use 0 to 11, or -12 to -1",
         "attention[1].role": "is OUTPUT_ROLE_HEAD_GATES: the model has OUTPUT_ROLE_ATTENTION_WEIGHTS",
     }
     assert fail(stub.Encode, pb.EncodeRequest(**fields)).violations == expected
@@ -350,7 +348,7 @@ def test_every_bad_field_of_encode_is_named(stub: EncoderServiceStub) -> None:
 def test_a_list_of_layers_longer_than_the_model_is_not_read_to_its_end(stub: EncoderServiceStub) -> None:
     query = pb.AttentionQuery(layers=[0] * 500_000)
     assert fail(stub.Encode, pb.EncodeRequest(inputs=inputs("a"), attention=[query])).violations == {
-        "attention[0].layers": "has more than 6 numbers: the model has 6, each may be requested once"
+        "attention[0].layers": "has more than 6 numbers, the number in the model: list each once"
     }
 
 

@@ -53,7 +53,7 @@ def test_the_prompt_counts_for_each_text_of_a_request() -> None:
     prompt = Prompt(text="p" * 90)
     checks.embed(EmbedRequest(inputs=[Input(text="a")] * 2, prompt=prompt))
     with pytest.raises(
-        InvalidFieldsError, match="has 273 bytes of text with the prompt, a request may have 250"
+        InvalidFieldsError, match="has 273 bytes of text with the prompt, but the limit is 250"
     ):
         checks.embed(EmbedRequest(inputs=[Input(text="a")] * 3, prompt=prompt))
 
@@ -85,7 +85,7 @@ def test_each_query_becomes_outputs_of_the_graph() -> None:
 def test_layers_with_different_numbers_of_heads_are_asked_for_apart() -> None:
     checks = make_checks(*WEIGHTS)
     assert violations(checks, EncodeRequest(inputs=ONE, attention=[AttentionQuery()])) == {
-        "attention[0].layers": "have different numbers of heads (2, 4): ask for them in queries of their own"
+        "attention[0].layers": "have different numbers of heads (2, 4): request them in separate queries"
     }
     plan = checks.encode(EncodeRequest(inputs=ONE, attention=[AttentionQuery(layers=[2], heads=[-1])]))
     assert plan.queries[0].heads == (1,)
@@ -103,7 +103,7 @@ def test_a_role_that_the_model_lacks_is_told_with_those_that_it_has() -> None:
 def test_a_layer_without_such_an_output_is_named() -> None:
     job = EncodeRequest(inputs=ONE, attention=[AttentionQuery(OutputRole.HEAD_GATES, layers=[1, 0])])
     assert violations(make_checks(*WEIGHTS, GATES), job) == {
-        "attention[0].layers[1]": "is 0: that layer has no such output, these have: 1"
+        "attention[0].layers[1]": "is 0, a layer without this output: use 1"
     }
 
 
@@ -115,19 +115,19 @@ def test_queries_are_counted_and_repeated_numbers_named() -> None:
     }
     repeated = AttentionQuery(layers=[1, 0, -2], heads=[3, 4])
     assert violations(checks, EncodeRequest(inputs=ONE, attention=[many[0], repeated])) == {
-        "attention[1].layers[2]": "is -2: it was asked for before",
-        "attention[1].heads[1]": "is 4: the model has 4, so use 0 to 3, or -4 to -1",
+        "attention[1].layers[2]": "is -2, a repetition: remove it",
+        "attention[1].heads[1]": "is 4, but the model has 4: use 0 to 3, or -4 to -1",
     }
 
 
 def test_a_pair_is_measured_as_a_whole_and_refused_where_the_model_takes_none() -> None:
     pair = Input(text_pair=TextPair("a" * 70_000, "b" * 70_000))
     assert violations(make_checks(), EncodeRequest(inputs=[pair])) == {
-        "inputs[0].text_pair": "has 140000 bytes, a text may have 131072: send it in pieces"
+        "inputs[0].text_pair": "has 140000 bytes, but the limit is 131072: split the text"
     }
     small = Input(text_pair=TextPair("a", "b"))
     assert violations(make_checks(takes_pairs=False), EncodeRequest(inputs=[Input(text="a"), small])) == {
-        "inputs[1].text_pair": "can't be used: the model takes no pairs of texts, send text"
+        "inputs[1].text_pair": "is not supported by this model: send text"
     }
 
 
@@ -138,8 +138,8 @@ def test_token_types_are_one_for_each_id_and_in_range() -> None:
         Input(token_ids=TokenIds([1, 2], [0, 2])),
     ]
     assert violations(make_checks(), EncodeRequest(inputs=inputs)) == {
-        "inputs[1].token_ids.token_type_ids": "has 1 numbers for 2 ids: send one for each id, or none",
-        "inputs[2].token_ids.token_type_ids[1]": "is 2: a type must be from 0 to 1",
+        "inputs[1].token_ids.token_type_ids": "has 1 values for 2 ids: send one per id, or none",
+        "inputs[2].token_ids.token_type_ids[1]": "is 2: use 0 to 1",
     }
 
 

@@ -246,22 +246,22 @@ REFUSED: dict[str, tuple[dict[str, Any], pb.Input, str, str]] = {
         {"mean_over_rows": True, "statistics": RECEIVED}, TEXT, "mean_over_rows", "leave out one of the two",
     ),
     "a row twice": ({"rows": [1, 1]}, TEXT, "rows", "has a number twice"),
-    "many rows": ({"rows": range(600)}, TEXT, "rows", "has 600 numbers: no text has more than 512 tokens"),
+    "many rows": ({"rows": range(600)}, TEXT, "rows", "has 600 numbers, but texts have at most 512 tokens"),
     "very many rows": ({"rows": range(20000)}, TEXT, "rows", "has more than 16384 numbers: leave it out"),
     "a row beyond": (
-        {"rows": [3, 16]}, TEXT, "inputs[0]", f"has 16 rows, and {PATH}.rows[1] is 16: use 0 to 15, or",
+        {"rows": [3, 16]}, TEXT, "inputs[0]", f"has 16 rows, but {PATH}.rows[1] is 16: use 0 to 15, or",
     ),
     "a word beyond": (
-        {"rows": [-15], "level": WORDS, "special_tokens": DROP}, TEXT, "inputs[0]", "has 14 rows, and",
+        {"rows": [-15], "level": WORDS, "special_tokens": DROP}, TEXT, "inputs[0]", "has 14 rows, but",
     ),
     "words of ids": (
-        {"level": WORDS}, IDS, "inputs[0].token_ids", f"has words that are not known, and {PATH}.level needs",
+        {"level": WORDS}, IDS, "inputs[0].token_ids", f"has no known words, which {PATH}.level needs",
     ),
     "special tokens of ids": (
-        {"special_tokens": DROP}, IDS, "inputs[0].token_ids", f"{PATH}.special_tokens needs them: send",
+        {"special_tokens": DROP}, IDS, "inputs[0].token_ids", f"{PATH}.special_tokens needs: send",
     ),
     "content rows of ids": (
-        {"statistics": RECEIVED}, IDS, "inputs[0].token_ids", "needs them: send text, or set all_rows",
+        {"statistics": RECEIVED}, IDS, "inputs[0].token_ids", "needs: send text, or set all_rows",
     ),
 }  # fmt: skip
 
@@ -289,7 +289,7 @@ def test_a_rollout_of_each_head_is_refused(stub: EncoderServiceStub) -> None:
     reduction = pb.AttentionReduction(layers=ROLLOUT)
     for view in (pb.ATTENTION_VIEW_FULL, pb.ATTENTION_VIEW_DENSE):
         query = pb.AttentionQuery(reduction=reduction, view=view)
-        with pytest.raises(grpc.RpcError, match="a rollout is of the mean over heads, leave the view out"):
+        with pytest.raises(grpc.RpcError, match="rollout uses the mean over heads: omit the view"):
             stub.Encode(pb.EncodeRequest(inputs=[TEXT], attention=[query]))
 
 

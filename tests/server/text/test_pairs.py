@@ -223,5 +223,5 @@ def test_a_model_without_pairs_refuses_them_by_field(
             with pytest.raises(grpc.RpcError) as caught:
                 call()
             assert read_failure(caught.value).violations == {
-                "inputs[1].text_pair": "can't be used: the model takes no pairs of texts, send text"
+                "inputs[1].text_pair": "is not supported by this model: send text"
             }
