@@ -11,8 +11,8 @@ from attnlens.reductions import AttentionReduction, TextUnits, TopK, TopKWeights
 from attnlens_server.bundle import Layout, Output, OutputRole, RowSum
 from attnlens_server.engine.batch import HostOutputs, Item, reduced, reductions
 from attnlens_server.serving.costs import working_bytes
+from attnlens_server.serving.plans import QueryPlan
 from attnlens_server.serving.requests import AttentionView
-from attnlens_server.serving.validation import QueryPlan
 
 TOKENS, PADDED, HEADS = 9, 12, 3
 BAND = Band(window_radius=2, num_global_tokens=1)
@@ -66,7 +66,7 @@ def test_a_text_of_a_batch_is_reduced_as_its_dense_weights_are(
     expected = results if reduction.joins_layers else results[::-1]
     assert len(plan.parts) == len(expected)
     for part, result in zip(plan.parts, expected, strict=True):
-        wanted = plan.wanted_reduction(part, UNITS)
+        wanted = plan.engine_reduction(part, UNITS)
         assert wanted is not None
         found = reduced(outputs, 1, TOKENS, wanted)
         if isinstance(result.data, TopKWeights):
@@ -91,7 +91,7 @@ def test_equal_reductions_of_a_text_are_computed_once() -> None:
         )
         for index, form in enumerate(asked)
     ]
-    wanted = [plan.wanted_reduction(plan.outputs, UNITS) for plan in plans]
+    wanted = [plan.engine_reduction(plan.outputs, UNITS) for plan in plans]
     item = Item(np.zeros(TOKENS, np.int64), (), reductions=tuple(each for each in wanted if each))
     found = reductions(outputs, 1, item)
     assert found[0] is found[2] is found[3]
