@@ -29,6 +29,7 @@ FILES = {
 _LABELS = {FieldDescriptorProto.LABEL_REPEATED: "repeated "}
 # Numbers of fields in descriptor.proto, which say what a comment belongs to.
 _MESSAGES, _ENUMS, _SERVICES, _FIELDS, _VALUES, _METHODS, _NESTED, _NESTED_ENUMS = 4, 5, 6, 2, 2, 2, 3, 4
+_SYNTAX = 12
 
 Place = tuple[int, ...]
 
@@ -40,6 +41,8 @@ def reference(protos: Path) -> str:
     for file in _described(protos):
         lines += [f"## {FILES[Path(file.name).stem]}", "", f"`{file.name}`", ""]
         comments = {tuple(place.path): place.leading_comments for place in file.source_code_info.location}
+        if conventions := comments.get((_SYNTAX,)):
+            lines += [re.sub(r"^ ", "", conventions, flags=re.MULTILINE), ""]
         for i, service in enumerate(file.service):
             rows = [
                 (f"`{method.name}`", _types(method), comments.get((_SERVICES, i, _METHODS, j), ""))

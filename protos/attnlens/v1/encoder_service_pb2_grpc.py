@@ -26,13 +26,11 @@ if _version_not_supported:
 
 
 class EncoderServiceStub(object):
-    """Contextual embeddings and attention weights of a transformer encoder.
+    """Contextual embeddings, attention weights and explanations of a transformer encoder.
 
-    Letters: N texts of a request, T tokens of a text, D hidden size, L layers, H heads.
-
-    Every error of this service carries ErrorDetails in the trailer `attnlens-error-bin`, the reason as plain text in
-    `attnlens-error-reason`, and for tools that know the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and
-    RetryInfo in `grpc-status-details-bin`.
+    Every error has three trailers: `attnlens-error-bin` (ErrorDetails), `attnlens-error-reason` (the reason as plain
+    text), and `grpc-status-details-bin` with the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and
+    RetryInfo.
     """
 
     def __init__(self, channel):
@@ -84,67 +82,65 @@ class EncoderServiceStub(object):
 
 
 class EncoderServiceServicer(object):
-    """Contextual embeddings and attention weights of a transformer encoder.
+    """Contextual embeddings, attention weights and explanations of a transformer encoder.
 
-    Letters: N texts of a request, T tokens of a text, D hidden size, L layers, H heads.
-
-    Every error of this service carries ErrorDetails in the trailer `attnlens-error-bin`, the reason as plain text in
-    `attnlens-error-reason`, and for tools that know the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and
-    RetryInfo in `grpc-status-details-bin`.
+    Every error has three trailers: `attnlens-error-bin` (ErrorDetails), `attnlens-error-reason` (the reason as plain
+    text), and `grpc-status-details-bin` with the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and
+    RetryInfo.
     """
 
     def Embed(self, request, context):
-        """One pooled vector for each text.
+        """Returns one embedding per input.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Encode(self, request, context):
-        """The token vectors, views of the attention, or both for each text.
+        """Returns token vectors, attention, or both for each input.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EncodeStream(self, request, context):
-        """The same as Encode in many messages, for results larger than one message may be: for each text
-        one message with `text`, then one with `attention` for each layer of each query, in the order of the request.
+        """Streams the results of Encode, for results that exceed `Limits.max_response_bytes`. For each input, in the order
+        of the request, sends one message with `text`, followed by one message with `attention` per query and layer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """The tokens of each text, without running the model.
+        """Returns the tokens of each input without running the model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """The models that this server holds.
+        """Lists the models that this server serves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """One model: its sizes, limits, execution providers, parity figures and versions.
+        """Returns a model's sizes, limits, execution providers, parity figures and versions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """What each token of a text did for its embedding, or for the similarity of that with something else.
+        """Returns how much each token of a text contributes to its embedding, or to its similarity with another text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Compare(self, request, context):
-        """What each token of two texts did for their similarity.
+        """Returns how much each token of two texts contributes to their similarity.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -202,13 +198,11 @@ def add_EncoderServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EncoderService(object):
-    """Contextual embeddings and attention weights of a transformer encoder.
+    """Contextual embeddings, attention weights and explanations of a transformer encoder.
 
-    Letters: N texts of a request, T tokens of a text, D hidden size, L layers, H heads.
-
-    Every error of this service carries ErrorDetails in the trailer `attnlens-error-bin`, the reason as plain text in
-    `attnlens-error-reason`, and for tools that know the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and
-    RetryInfo in `grpc-status-details-bin`.
+    Every error has three trailers: `attnlens-error-bin` (ErrorDetails), `attnlens-error-reason` (the reason as plain
+    text), and `grpc-status-details-bin` with the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and
+    RetryInfo.
     """
 
     @staticmethod

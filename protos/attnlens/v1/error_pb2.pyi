@@ -29,99 +29,95 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_UNSPECIFIED: _ErrorReason.ValueType  # 0
     """Never sent."""
     ERROR_REASON_INVALID_FIELD: _ErrorReason.ValueType  # 1
-    """A field has a value that it can't have. Each such field is among the violations."""
+    """A field has an invalid value. `ErrorDetails.violations` lists each invalid field."""
     ERROR_REASON_INPUT_TOO_LONG: _ErrorReason.ValueType  # 2
-    """A text has more tokens than the model takes and `truncate` is not set. Metadata: num_tokens, max_tokens."""
+    """An input has more tokens than the model accepts, and `truncate` is not set. Metadata: num_tokens, max_tokens."""
     ERROR_REASON_RESPONSE_TOO_LARGE: _ErrorReason.ValueType  # 3
-    """The response would be larger than a message may be. Metadata: size_bytes, max_response_bytes."""
+    """The response would exceed the maximum message size. Metadata: size_bytes, max_response_bytes."""
     ERROR_REASON_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 4
-    """The request names a model that this server does not hold. Metadata: model, available."""
+    """The requested model is not loaded. Metadata: model, available."""
     ERROR_REASON_OVERLOADED: _ErrorReason.ValueType  # 5
-    """The server is busy: as many texts wait, as much memory is taken or as many calls run as may. The same request will
-    be served later: try again after the retry delay.
-    """
+    """The server has reached its limit on queued inputs, memory or concurrent calls. Retry after the retry delay."""
     ERROR_REASON_NOT_READY: _ErrorReason.ValueType  # 6
-    """The server is still starting. Try again after the retry delay."""
+    """The server is starting. Retry after the retry delay."""
     ERROR_REASON_SHUTTING_DOWN: _ErrorReason.ValueType  # 7
-    """The server is shutting down. Ask another one."""
+    """The server is shutting down. Retry with another server."""
     ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 8
-    """The deadline passed before the model was run."""
+    """The deadline passed before the model ran."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 9
-    """A fault of the server. Metadata: error_id, which stands in the server's log."""
+    """Internal error. Metadata: error_id, which is also in the server's log."""
     ERROR_REASON_SLOW_CONSUMER: _ErrorReason.ValueType  # 10
-    """The client did not read a stream's messages for too long."""
+    """The client read the response too slowly."""
     ERROR_REASON_GRAPH_UNAVAILABLE: _ErrorReason.ValueType  # 11
-    """A graph of the bundle can't be opened any more, for instance since its files were changed."""
+    """A graph of the bundle can't be opened, for example because its files were modified."""
     ERROR_REASON_MALFORMED_REQUEST: _ErrorReason.ValueType  # 12
-    """The bytes of the request are not a message of the method's request type."""
+    """The request is not a valid message of the method's request type."""
     ERROR_REASON_REQUEST_TOO_LARGE: _ErrorReason.ValueType  # 13
-    """The request needs more memory than this server gives to all calls together, or has more texts than may wait: it will
-    never be served. Ask for less at a time. Metadata: the size and the limit.
+    """The request needs more memory, or has more inputs, than the server can process at once. A retry fails too; send
+    smaller requests. Metadata: the size and the limit.
     """
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 14
-    """The call does not say who makes it. Not sent by this version, which asks nobody; proxies in front of it may."""
+    """Missing or invalid credentials. Reserved for proxies: this version has no authentication."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 15
-    """Who makes the call may not make it. Not sent by this version."""
+    """The credentials do not permit the call. Not sent by this version."""
     ERROR_REASON_RATE_LIMITED: _ErrorReason.ValueType  # 16
-    """Who makes the call has made too many. Try again after the retry delay. Not sent by this version."""
+    """The client sent too many calls. Retry after the retry delay. Not sent by this version."""
     ERROR_REASON_NOT_SUPPORTED: _ErrorReason.ValueType  # 17
-    """The bundle lacks what the method needs, or the server was started without it: it will never be served here."""
+    """The bundle or the server's settings do not support the method. A retry fails too."""
     ERROR_REASON_REQUEST_TOO_EXPENSIVE: _ErrorReason.ValueType  # 18
-    """The estimated compute cost of the request is over the limit. Metadata: computed_tokens, max_computed_tokens."""
+    """The estimated compute cost exceeds the limit. Metadata: computed_tokens, max_computed_tokens."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
-    """Why a call failed. Sent by name, without the prefix, in ErrorInfo.reason and in the trailer `attnlens-error-reason`.
-    A client that does not know a reason goes by the gRPC status.
+    """Reason for an error. ErrorInfo.reason and the trailer `attnlens-error-reason` contain its name without the prefix.
+    Clients that don't know a reason should use the gRPC status.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 """Never sent."""
 ERROR_REASON_INVALID_FIELD: ErrorReason.ValueType  # 1
-"""A field has a value that it can't have. Each such field is among the violations."""
+"""A field has an invalid value. `ErrorDetails.violations` lists each invalid field."""
 ERROR_REASON_INPUT_TOO_LONG: ErrorReason.ValueType  # 2
-"""A text has more tokens than the model takes and `truncate` is not set. Metadata: num_tokens, max_tokens."""
+"""An input has more tokens than the model accepts, and `truncate` is not set. Metadata: num_tokens, max_tokens."""
 ERROR_REASON_RESPONSE_TOO_LARGE: ErrorReason.ValueType  # 3
-"""The response would be larger than a message may be. Metadata: size_bytes, max_response_bytes."""
+"""The response would exceed the maximum message size. Metadata: size_bytes, max_response_bytes."""
 ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 4
-"""The request names a model that this server does not hold. Metadata: model, available."""
+"""The requested model is not loaded. Metadata: model, available."""
 ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 5
-"""The server is busy: as many texts wait, as much memory is taken or as many calls run as may. The same request will
-be served later: try again after the retry delay.
-"""
+"""The server has reached its limit on queued inputs, memory or concurrent calls. Retry after the retry delay."""
 ERROR_REASON_NOT_READY: ErrorReason.ValueType  # 6
-"""The server is still starting. Try again after the retry delay."""
+"""The server is starting. Retry after the retry delay."""
 ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 7
-"""The server is shutting down. Ask another one."""
+"""The server is shutting down. Retry with another server."""
 ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 8
-"""The deadline passed before the model was run."""
+"""The deadline passed before the model ran."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 9
-"""A fault of the server. Metadata: error_id, which stands in the server's log."""
+"""Internal error. Metadata: error_id, which is also in the server's log."""
 ERROR_REASON_SLOW_CONSUMER: ErrorReason.ValueType  # 10
-"""The client did not read a stream's messages for too long."""
+"""The client read the response too slowly."""
 ERROR_REASON_GRAPH_UNAVAILABLE: ErrorReason.ValueType  # 11
-"""A graph of the bundle can't be opened any more, for instance since its files were changed."""
+"""A graph of the bundle can't be opened, for example because its files were modified."""
 ERROR_REASON_MALFORMED_REQUEST: ErrorReason.ValueType  # 12
-"""The bytes of the request are not a message of the method's request type."""
+"""The request is not a valid message of the method's request type."""
 ERROR_REASON_REQUEST_TOO_LARGE: ErrorReason.ValueType  # 13
-"""The request needs more memory than this server gives to all calls together, or has more texts than may wait: it will
-never be served. Ask for less at a time. Metadata: the size and the limit.
+"""The request needs more memory, or has more inputs, than the server can process at once. A retry fails too; send
+smaller requests. Metadata: the size and the limit.
 """
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 14
-"""The call does not say who makes it. Not sent by this version, which asks nobody; proxies in front of it may."""
+"""Missing or invalid credentials. Reserved for proxies: this version has no authentication."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 15
-"""Who makes the call may not make it. Not sent by this version."""
+"""The credentials do not permit the call. Not sent by this version."""
 ERROR_REASON_RATE_LIMITED: ErrorReason.ValueType  # 16
-"""Who makes the call has made too many. Try again after the retry delay. Not sent by this version."""
+"""The client sent too many calls. Retry after the retry delay. Not sent by this version."""
 ERROR_REASON_NOT_SUPPORTED: ErrorReason.ValueType  # 17
-"""The bundle lacks what the method needs, or the server was started without it: it will never be served here."""
+"""The bundle or the server's settings do not support the method. A retry fails too."""
 ERROR_REASON_REQUEST_TOO_EXPENSIVE: ErrorReason.ValueType  # 18
-"""The estimated compute cost of the request is over the limit. Metadata: computed_tokens, max_computed_tokens."""
+"""The estimated compute cost exceeds the limit. Metadata: computed_tokens, max_computed_tokens."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
 class ErrorDetails(_message.Message):
-    """What a failed call tells a program. Sent as the trailer `attnlens-error-bin`; the same stands, for tools that know the
-    google.rpc messages, in `grpc-status-details-bin`.
+    """Error details, sent as the trailer `attnlens-error-bin`. `grpc-status-details-bin` contains the same information as
+    google.rpc messages.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -151,18 +147,18 @@ class ErrorDetails(_message.Message):
     METADATA_FIELD_NUMBER: _builtins.int
     RETRY_DELAY_FIELD_NUMBER: _builtins.int
     reason: Global___ErrorReason.ValueType
-    """Why the call failed."""
+    """Reason for the error."""
     @_builtins.property
     def violations(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldViolation]:
-        """The fields that are to blame, as many as trailers have room for. The message of the status names the first ones."""
+        """Invalid fields, as many as fit into the trailers. The status message names the first ones."""
 
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Figures by name; ErrorReason says which."""
+        """Further values by name, see ErrorReason."""
 
     @_builtins.property
     def retry_delay(self) -> _duration_pb2.Duration:
-        """When to try again. Unset: trying the same again is no use, or the client may choose."""
+        """Time to wait before a retry. If unset, do not retry unless the reason says otherwise."""
 
     def __init__(
         self,
@@ -182,7 +178,7 @@ Global___ErrorDetails: _TypeAlias = ErrorDetails  # noqa: Y015
 
 @_typing.final
 class FieldViolation(_message.Message):
-    """A field of a request and what is wrong with it."""
+    """An invalid field of a request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -190,11 +186,11 @@ class FieldViolation(_message.Message):
     INPUT_INDEX_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     field: _builtins.str
-    """The path of the field, for instance `inputs[3].text` or `attention[0].layers[2]`."""
+    """Path of the field, such as `inputs[3].text` or `attention[0].layers[2]`."""
     input_index: _builtins.int
-    """The number of the input that the path leads into, from 0. Unset where it leads into none."""
+    """Index of the input that the path leads to. Unset if the field is not part of an input."""
     description: _builtins.str
-    """What is wrong and what to do, a sentence that follows the path: `has 300 tokens, the model takes 256: ...`."""
+    """Defect and remedy, written to follow the path: `has 300 tokens, the model takes 256: ...`."""
     def __init__(
         self,
         *,

@@ -24,63 +24,67 @@ class _ExplainMethod:
 class _ExplainMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExplainMethod.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     EXPLAIN_METHOD_UNSPECIFIED: _ExplainMethod.ValueType  # 0
-    """In a request: EXPLAIN_METHOD_CONTRIBUTIONS."""
+    """In a request, EXPLAIN_METHOD_CONTRIBUTIONS."""
     EXPLAIN_METHOD_CONTRIBUTIONS: _ExplainMethod.ValueType  # 1
-    """What each input token contributes, with the attention weights, the deviations of the norms and the ratios of the
-    activations held as they are: scores and baseline add up to the target. Needs the graph of contributions.
+    """Contribution of each input token, with attention weights, norm deviations and activation ratios held constant.
+    Scores and baseline add up to the target. Needs the contributions graph.
     """
     EXPLAIN_METHOD_OUTPUT_SHARE: _ExplainMethod.ValueType  # 2
-    """What each token vector of the last layer puts into the pooled vector: scores add up to the target, without a baseline.
-    It is about output vectors, which hold the whole text already. Not for max pooling, and not with dense layers.
+    """Contribution of each token vector of the last layer to the pooled vector. Scores add up to the target, without a
+    baseline. A token vector already depends on the whole text. Not available for max pooling or with dense layers.
     """
     EXPLAIN_METHOD_LEAVE_ONE_OUT: _ExplainMethod.ValueType  # 3
-    """How much the target falls where a token is masked out of attention and pooling; ids and places of the others stay. A
-    run of the model for each token. NaN for special tokens, and where nothing would be left to pool. Does not add up:
-    `TokenScores.baseline` and `TokenScores.expected_sum` are unset.
+    """Decrease of the target if the token is masked out of attention and pooling; ids and positions of the others stay
+    the same. Takes one run of the model per token. NaN for special tokens, and if no token would be left to pool.
+    Ranking only.
     """
     EXPLAIN_METHOD_ROLLOUT: _ExplainMethod.ValueType  # 4
-    """Attention rollout: the product over layers of 0.5 A + 0.5 I, A the mean over heads, its rows weighted as the pooling
-    weights tokens (max pooling: all alike). Sums to 1, whatever the target. Ranking only.
+    """Attention rollout: the matrix product over layers of 0.5 A + 0.5 I, where A is the mean over heads. Rows are
+    weighted like the tokens in pooling, or equally for max pooling. Sums to 1 for any target. Ranking only.
     """
     EXPLAIN_METHOD_RECEIVED_ATTENTION: _ExplainMethod.ValueType  # 5
-    """What all tokens give to this one in the last layer, the mean over heads. Sums to T, whatever the target. Ranking only."""
+    """Attention that the token receives from all tokens in the last layer, averaged over heads. Sums to T for any
+    target. Ranking only.
+    """
     EXPLAIN_METHOD_CONTRIBUTION_NORM: _ExplainMethod.ValueType  # 6
-    """|c(t)| / |p|, where c(t) is the part of the embedding p that EXPLAIN_METHOD_CONTRIBUTIONS attributes to token t. A word's
-    score is the norm of the sum of its tokens' vectors. Independent of the target. Ranking only. Takes one run of the graph
-    of contributions per component of p; the runs count against `Limits.max_computed_tokens`.
+    """|c(t)| / |p|, where c(t) is the part of the embedding p that EXPLAIN_METHOD_CONTRIBUTIONS attributes to token t.
+    The score of a word is the norm of the sum of its tokens' vectors. Independent of the target. Takes one run of
+    the contributions graph per component of p, which counts towards `Limits.max_computed_tokens`. Ranking only.
     """
 
 class ExplainMethod(_ExplainMethod, metaclass=_ExplainMethodEnumTypeWrapper):
-    """How to say what the tokens of a text did for its embedding. docs/explanations.md has the formulas. Readers must expect
-    further methods. "Ranking only" marks methods whose scores order tokens and do not add up to the target:
-    `TokenScores.baseline` and `TokenScores.expected_sum` are unset.
+    """Method that scores the tokens of a text. docs/explanations.md has the formulas. "Ranking only" methods order
+    tokens, but their scores do not add up to the target: `TokenScores.baseline` and `TokenScores.expected_sum` are
+    unset.
     """
 
 EXPLAIN_METHOD_UNSPECIFIED: ExplainMethod.ValueType  # 0
-"""In a request: EXPLAIN_METHOD_CONTRIBUTIONS."""
+"""In a request, EXPLAIN_METHOD_CONTRIBUTIONS."""
 EXPLAIN_METHOD_CONTRIBUTIONS: ExplainMethod.ValueType  # 1
-"""What each input token contributes, with the attention weights, the deviations of the norms and the ratios of the
-activations held as they are: scores and baseline add up to the target. Needs the graph of contributions.
+"""Contribution of each input token, with attention weights, norm deviations and activation ratios held constant.
+Scores and baseline add up to the target. Needs the contributions graph.
 """
 EXPLAIN_METHOD_OUTPUT_SHARE: ExplainMethod.ValueType  # 2
-"""What each token vector of the last layer puts into the pooled vector: scores add up to the target, without a baseline.
-It is about output vectors, which hold the whole text already. Not for max pooling, and not with dense layers.
+"""Contribution of each token vector of the last layer to the pooled vector. Scores add up to the target, without a
+baseline. A token vector already depends on the whole text. Not available for max pooling or with dense layers.
 """
 EXPLAIN_METHOD_LEAVE_ONE_OUT: ExplainMethod.ValueType  # 3
-"""How much the target falls where a token is masked out of attention and pooling; ids and places of the others stay. A
-run of the model for each token. NaN for special tokens, and where nothing would be left to pool. Does not add up:
-`TokenScores.baseline` and `TokenScores.expected_sum` are unset.
+"""Decrease of the target if the token is masked out of attention and pooling; ids and positions of the others stay
+the same. Takes one run of the model per token. NaN for special tokens, and if no token would be left to pool.
+Ranking only.
 """
 EXPLAIN_METHOD_ROLLOUT: ExplainMethod.ValueType  # 4
-"""Attention rollout: the product over layers of 0.5 A + 0.5 I, A the mean over heads, its rows weighted as the pooling
-weights tokens (max pooling: all alike). Sums to 1, whatever the target. Ranking only.
+"""Attention rollout: the matrix product over layers of 0.5 A + 0.5 I, where A is the mean over heads. Rows are
+weighted like the tokens in pooling, or equally for max pooling. Sums to 1 for any target. Ranking only.
 """
 EXPLAIN_METHOD_RECEIVED_ATTENTION: ExplainMethod.ValueType  # 5
-"""What all tokens give to this one in the last layer, the mean over heads. Sums to T, whatever the target. Ranking only."""
+"""Attention that the token receives from all tokens in the last layer, averaged over heads. Sums to T for any
+target. Ranking only.
+"""
 EXPLAIN_METHOD_CONTRIBUTION_NORM: ExplainMethod.ValueType  # 6
-"""|c(t)| / |p|, where c(t) is the part of the embedding p that EXPLAIN_METHOD_CONTRIBUTIONS attributes to token t. A word's
-score is the norm of the sum of its tokens' vectors. Independent of the target. Ranking only. Takes one run of the graph
-of contributions per component of p; the runs count against `Limits.max_computed_tokens`.
+"""|c(t)| / |p|, where c(t) is the part of the embedding p that EXPLAIN_METHOD_CONTRIBUTIONS attributes to token t.
+The score of a word is the norm of the sum of its tokens' vectors. Independent of the target. Takes one run of
+the contributions graph per component of p, which counts towards `Limits.max_computed_tokens`. Ranking only.
 """
 Global___ExplainMethod: _TypeAlias = ExplainMethod  # noqa: Y015
 
@@ -91,24 +95,24 @@ class _ExplainLevel:
 class _ExplainLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExplainLevel.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     EXPLAIN_LEVEL_UNSPECIFIED: _ExplainLevel.ValueType  # 0
-    """The same as EXPLAIN_LEVEL_TOKENS."""
+    """Same as EXPLAIN_LEVEL_TOKENS."""
     EXPLAIN_LEVEL_TOKENS: _ExplainLevel.ValueType  # 1
     """Tokens."""
     EXPLAIN_LEVEL_WORDS: _ExplainLevel.ValueType  # 2
-    """Words: the sum over the tokens of one text with the same `Token.word_index`, those of a prompt with those of its text.
-    Special tokens are words of their own. Inputs given as ids have no words and are refused.
+    """Words: the sum over the tokens of a text with the same `Token.word_index`; words of a prompt are counted with
+    those of its text. Each special token is a separate word. Not available for `TokenIds`, which have no words.
     """
 
 class ExplainLevel(_ExplainLevel, metaclass=_ExplainLevelEnumTypeWrapper):
-    """What scores are about."""
+    """Unit of scores."""
 
 EXPLAIN_LEVEL_UNSPECIFIED: ExplainLevel.ValueType  # 0
-"""The same as EXPLAIN_LEVEL_TOKENS."""
+"""Same as EXPLAIN_LEVEL_TOKENS."""
 EXPLAIN_LEVEL_TOKENS: ExplainLevel.ValueType  # 1
 """Tokens."""
 EXPLAIN_LEVEL_WORDS: ExplainLevel.ValueType  # 2
-"""Words: the sum over the tokens of one text with the same `Token.word_index`, those of a prompt with those of its text.
-Special tokens are words of their own. Inputs given as ids have no words and are refused.
+"""Words: the sum over the tokens of a text with the same `Token.word_index`; words of a prompt are counted with
+those of its text. Each special token is a separate word. Not available for `TokenIds`, which have no words.
 """
 Global___ExplainLevel: _TypeAlias = ExplainLevel  # noqa: Y015
 
@@ -119,49 +123,49 @@ class _PairMatrix:
 class _PairMatrixEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PairMatrix.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     PAIR_MATRIX_UNSPECIFIED: _PairMatrix.ValueType  # 0
-    """None."""
+    """No matrix."""
     PAIR_MATRIX_OUTPUT: _PairMatrix.ValueType  # 1
-    """The similarity of the token vectors of the last layer: its sum is the similarity. Not for max pooling, and not with
-    dense layers. Costs nothing.
+    """Contribution of each pair of token vectors of the last layer. Adds up to the similarity. Needs no further runs of
+    the model. Not available for max pooling or with dense layers.
     """
     PAIR_MATRIX_INTERACTION: _PairMatrix.ValueType  # 2
-    """What the similarity loses by leaving out both tokens beyond what it loses by leaving out each alone:
-    s - s(-i) - s(-j) + s(-i-j). A run of the model for each token of both texts. NaN as EXPLAIN_METHOD_LEAVE_ONE_OUT. Does
-    not add up.
+    """Interaction of leave-one-out effects: s - s(-i) - s(-j) + s(-i-j), where s is the similarity and s(-i) the
+    similarity without token i. Takes one run of the model per token of both texts. NaN where
+    EXPLAIN_METHOD_LEAVE_ONE_OUT is NaN. Does not add up to the similarity.
     """
     PAIR_MATRIX_INPUT: _PairMatrix.ValueType  # 3
-    """What the input tokens of both sides contribute together: c(i) . c'(j) / (|p| |p'|), c(i) being what token i contributes
-    to the pooled vector p as in EXPLAIN_METHOD_CONTRIBUTIONS. Its sum is the similarity together with the products that
-    have the biases on one side or both: `Comparison.baseline_row`, `baseline_column` and `baseline`. Needs the graph of
-    contributions, and E + m + 1 runs of it: E components of an embedding, m tokens of the text that has fewer.
+    """Joint contribution of each pair of input tokens: c(i) . c'(j) / (|p| |p'|), where c(i) is the contribution of
+    token i to the pooled vector p, as in EXPLAIN_METHOD_CONTRIBUTIONS. The matrix, `Comparison.baseline_row`,
+    `baseline_column` and `baseline` add up to the similarity. Takes E + m + 1 runs of the contributions graph, where
+    m is the number of tokens of the shorter text.
     """
 
 class PairMatrix(_PairMatrix, metaclass=_PairMatrixEnumTypeWrapper):
-    """What each pair of tokens of two texts did for their similarity."""
+    """Matrix of scores for pairs of tokens: token i of the first text and token j of the second."""
 
 PAIR_MATRIX_UNSPECIFIED: PairMatrix.ValueType  # 0
-"""None."""
+"""No matrix."""
 PAIR_MATRIX_OUTPUT: PairMatrix.ValueType  # 1
-"""The similarity of the token vectors of the last layer: its sum is the similarity. Not for max pooling, and not with
-dense layers. Costs nothing.
+"""Contribution of each pair of token vectors of the last layer. Adds up to the similarity. Needs no further runs of
+the model. Not available for max pooling or with dense layers.
 """
 PAIR_MATRIX_INTERACTION: PairMatrix.ValueType  # 2
-"""What the similarity loses by leaving out both tokens beyond what it loses by leaving out each alone:
-s - s(-i) - s(-j) + s(-i-j). A run of the model for each token of both texts. NaN as EXPLAIN_METHOD_LEAVE_ONE_OUT. Does
-not add up.
+"""Interaction of leave-one-out effects: s - s(-i) - s(-j) + s(-i-j), where s is the similarity and s(-i) the
+similarity without token i. Takes one run of the model per token of both texts. NaN where
+EXPLAIN_METHOD_LEAVE_ONE_OUT is NaN. Does not add up to the similarity.
 """
 PAIR_MATRIX_INPUT: PairMatrix.ValueType  # 3
-"""What the input tokens of both sides contribute together: c(i) . c'(j) / (|p| |p'|), c(i) being what token i contributes
-to the pooled vector p as in EXPLAIN_METHOD_CONTRIBUTIONS. Its sum is the similarity together with the products that
-have the biases on one side or both: `Comparison.baseline_row`, `baseline_column` and `baseline`. Needs the graph of
-contributions, and E + m + 1 runs of it: E components of an embedding, m tokens of the text that has fewer.
+"""Joint contribution of each pair of input tokens: c(i) . c'(j) / (|p| |p'|), where c(i) is the contribution of
+token i to the pooled vector p, as in EXPLAIN_METHOD_CONTRIBUTIONS. The matrix, `Comparison.baseline_row`,
+`baseline_column` and `baseline` add up to the similarity. Takes E + m + 1 runs of the contributions graph, where
+m is the number of tokens of the shorter text.
 """
 Global___PairMatrix: _TypeAlias = PairMatrix  # noqa: Y015
 
 @_typing.final
 class Faithfulness(_message.Message):
-    """Faithfulness of a method: the mean over texts of Spearman's rank correlation between its scores and the effect of leaving
-    out each token. Measured by `attnlens export` on sentences of its own, or by `attnlens check --faithfulness`.
+    """Faithfulness of a method: Spearman's rank correlation of its scores with leave-one-out, averaged over texts.
+    Measured by `attnlens export` on its own sentences, or by `attnlens check --faithfulness`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -174,23 +178,23 @@ class Faithfulness(_message.Message):
     INTERVAL_LOW_FIELD_NUMBER: _builtins.int
     INTERVAL_HIGH_FIELD_NUMBER: _builtins.int
     method: Global___ExplainMethod.ValueType
-    """The method. Unspecified if a control was ranked; see `control`."""
+    """Method. Unspecified for a control, see `control`."""
     rank_correlation: _builtins.float
-    """From -1 to 1."""
+    """Mean rank correlation, from -1 to 1."""
     num_texts: _builtins.int
     """Number of texts measured."""
     deletion_difference: _builtins.float
-    """How much more the embedding moves, as 1 - cosine, when the best 10 to 50 % of tokens are left out than when the worst
-    are. NaN if not measured.
+    """Difference in the movement of the embedding, as 1 - cosine, between leaving out the 10 to 50 % of tokens with the
+    highest scores and those with the lowest scores. NaN if not measured.
     """
     control: _builtins.str
-    """A ranking that explains nothing, for comparison: `random numbers` or `length of the token`. Empty for a method."""
+    """Name of a baseline ranking that explains nothing: `random numbers` or `length of the token`. Empty for a method."""
     interval_low: _builtins.float
-    """The lower end of the 95 % bootstrap confidence interval of `rank_correlation`, over texts. Unset in bundles exported before
-    the interval was stored.
+    """Lower bound of the 95 % bootstrap confidence interval of `rank_correlation` over texts. Unset in bundles exported
+    before the interval was stored.
     """
     interval_high: _builtins.float
-    """The upper end of the interval."""
+    """Upper bound of the interval."""
     def __init__(
         self,
         *,

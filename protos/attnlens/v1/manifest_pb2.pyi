@@ -29,39 +29,39 @@ class _Pooling:
 class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     POOLING_UNSPECIFIED: _Pooling.ValueType  # 0
-    """Not stated. In a request it means the bundle's own pooling."""
+    """In a request, the model's own pooling."""
     POOLING_MEAN: _Pooling.ValueType  # 1
-    """The mean: sum of h(t), divided by T."""
+    """Mean: sum of h(t) / T."""
     POOLING_CLS: _Pooling.ValueType  # 2
-    """The vector of the first token: h(1)."""
+    """Vector of the first token: h(1)."""
     POOLING_MAX: _Pooling.ValueType  # 3
-    """The maximum over all tokens, component by component."""
+    """Component-wise maximum."""
     POOLING_LAST_TOKEN: _Pooling.ValueType  # 4
-    """The vector of the last token: h(T)."""
+    """Vector of the last token: h(T)."""
     POOLING_WEIGHTED_MEAN: _Pooling.ValueType  # 5
-    """The mean weighted by position: sum of t h(t), divided by the sum of t, t from 1 to T."""
+    """Mean weighted by position: sum of t h(t) / sum of t, with t from 1 to T."""
     POOLING_MEAN_SQRT_LENGTH: _Pooling.ValueType  # 6
-    """The sum of h(t), divided by the square root of T."""
+    """Sum of h(t) / sqrt(T)."""
 
 class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper):
-    """How the token vectors h(1) ... h(T) of a text become one vector. All T tokens count, special tokens
-    and those of a prompt included, unless PoolingDefaults.exclude_prompt says otherwise; padding never does.
+    """Operation that combines the token vectors h(1) ... h(T) of a text into one vector. It includes special tokens and,
+    unless PoolingDefaults.exclude_prompt is set, those of a prompt. It never includes padding.
     """
 
 POOLING_UNSPECIFIED: Pooling.ValueType  # 0
-"""Not stated. In a request it means the bundle's own pooling."""
+"""In a request, the model's own pooling."""
 POOLING_MEAN: Pooling.ValueType  # 1
-"""The mean: sum of h(t), divided by T."""
+"""Mean: sum of h(t) / T."""
 POOLING_CLS: Pooling.ValueType  # 2
-"""The vector of the first token: h(1)."""
+"""Vector of the first token: h(1)."""
 POOLING_MAX: Pooling.ValueType  # 3
-"""The maximum over all tokens, component by component."""
+"""Component-wise maximum."""
 POOLING_LAST_TOKEN: Pooling.ValueType  # 4
-"""The vector of the last token: h(T)."""
+"""Vector of the last token: h(T)."""
 POOLING_WEIGHTED_MEAN: Pooling.ValueType  # 5
-"""The mean weighted by position: sum of t h(t), divided by the sum of t, t from 1 to T."""
+"""Mean weighted by position: sum of t h(t) / sum of t, with t from 1 to T."""
 POOLING_MEAN_SQRT_LENGTH: Pooling.ValueType  # 6
-"""The sum of h(t), divided by the square root of T."""
+"""Sum of h(t) / sqrt(T)."""
 Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
 
 class _Activation:
@@ -86,7 +86,7 @@ class _ActivationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Activation
     """x / (1 + exp(-x))"""
 
 class Activation(_Activation, metaclass=_ActivationEnumTypeWrapper):
-    """A function of a single number."""
+    """Activation function."""
 
 ACTIVATION_UNSPECIFIED: Activation.ValueType  # 0
 """Never in a valid bundle."""
@@ -113,23 +113,23 @@ class _GraphPurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GraphPur
     GRAPH_PURPOSE_UNSPECIFIED: _GraphPurpose.ValueType  # 0
     """Never in a valid bundle."""
     GRAPH_PURPOSE_EMBEDDINGS: _GraphPurpose.ValueType  # 1
-    """Token vectors and what is made of them."""
+    """Token vectors and embeddings."""
     GRAPH_PURPOSE_ATTENTION: _GraphPurpose.ValueType  # 2
-    """Token vectors, and what the attention of each layer gives."""
+    """Token vectors and the attention outputs of each layer."""
     GRAPH_PURPOSE_CONTRIBUTIONS: _GraphPurpose.ValueType  # 3
-    """What each token contributes to the embedding of a text."""
+    """Contribution of each token to the embedding of a text."""
 
 class GraphPurpose(_GraphPurpose, metaclass=_GraphPurposeEnumTypeWrapper):
-    """What a graph is there for."""
+    """Purpose of a graph."""
 
 GRAPH_PURPOSE_UNSPECIFIED: GraphPurpose.ValueType  # 0
 """Never in a valid bundle."""
 GRAPH_PURPOSE_EMBEDDINGS: GraphPurpose.ValueType  # 1
-"""Token vectors and what is made of them."""
+"""Token vectors and embeddings."""
 GRAPH_PURPOSE_ATTENTION: GraphPurpose.ValueType  # 2
-"""Token vectors, and what the attention of each layer gives."""
+"""Token vectors and the attention outputs of each layer."""
 GRAPH_PURPOSE_CONTRIBUTIONS: GraphPurpose.ValueType  # 3
-"""What each token contributes to the embedding of a text."""
+"""Contribution of each token to the embedding of a text."""
 Global___GraphPurpose: _TypeAlias = GraphPurpose  # noqa: Y015
 
 class _Precision:
@@ -139,29 +139,33 @@ class _Precision:
 class _PrecisionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Precision.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     PRECISION_UNSPECIFIED: _Precision.ValueType  # 0
-    """Not stated."""
+    """Not specified."""
     PRECISION_FP32: _Precision.ValueType  # 1
-    """All in fp32."""
+    """fp32."""
     PRECISION_FP16: _Precision.ValueType  # 2
-    """Products of matrices in fp16; norms, sums and softmax in fp32."""
+    """Matrix multiplications in fp16; norms, sums and softmax in fp32."""
     PRECISION_INT8: _Precision.ValueType  # 3
-    """The products that `Graph.quantization` lists in int8, all else in fp32."""
+    """Matrix multiplications listed in `Graph.quantization` in int8, everything else in fp32."""
     PRECISION_BF16: _Precision.ValueType  # 4
-    """The graph in fp32, of which the engine computes products and what it likes in bf16. No graph of a bundle is in it."""
+    """The fp32 graph, with matrix multiplications and other operations of the engine's choice in bf16. No graph of a
+    bundle has this precision.
+    """
 
 class Precision(_Precision, metaclass=_PrecisionEnumTypeWrapper):
-    """What a graph computes in."""
+    """Number format of a computation."""
 
 PRECISION_UNSPECIFIED: Precision.ValueType  # 0
-"""Not stated."""
+"""Not specified."""
 PRECISION_FP32: Precision.ValueType  # 1
-"""All in fp32."""
+"""fp32."""
 PRECISION_FP16: Precision.ValueType  # 2
-"""Products of matrices in fp16; norms, sums and softmax in fp32."""
+"""Matrix multiplications in fp16; norms, sums and softmax in fp32."""
 PRECISION_INT8: Precision.ValueType  # 3
-"""The products that `Graph.quantization` lists in int8, all else in fp32."""
+"""Matrix multiplications listed in `Graph.quantization` in int8, everything else in fp32."""
 PRECISION_BF16: Precision.ValueType  # 4
-"""The graph in fp32, of which the engine computes products and what it likes in bf16. No graph of a bundle is in it."""
+"""The fp32 graph, with matrix multiplications and other operations of the engine's choice in bf16. No graph of a
+bundle has this precision.
+"""
 Global___Precision: _TypeAlias = Precision  # noqa: Y015
 
 class _OutputRole:
@@ -171,53 +175,55 @@ class _OutputRole:
 class _OutputRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutputRole.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     OUTPUT_ROLE_UNSPECIFIED: _OutputRole.ValueType  # 0
-    """Not stated. In a request it means OUTPUT_ROLE_ATTENTION_WEIGHTS."""
+    """In a request, OUTPUT_ROLE_ATTENTION_WEIGHTS."""
     OUTPUT_ROLE_LAST_HIDDEN_STATE: _OutputRole.ValueType  # 1
-    """The token vectors of the last layer, one row a token: (B, T, D)."""
+    """Token vectors of the last layer: (B, T, D)."""
     OUTPUT_ROLE_ATTENTION_WEIGHTS: _OutputRole.ValueType  # 2
-    """The attention weights of a layer after the softmax: how much token i draws from token j."""
+    """Attention weights of a layer after the softmax: how much token i attends to token j."""
     OUTPUT_ROLE_EMBEDDING: _OutputRole.ValueType  # 3
-    """A text's embedding, made of its token vectors as `Manifest.pooling` says. In a graph of contributions as the inputs
-    say, cut to the first components and not scaled: (B, E). In other graphs no output, and a gate may be on it.
+    """Embeddings. In the contributions graph, an output of shape (B, E), as its inputs specify, with leading components
+    only and not normalized. Not an output of other graphs, but gates can refer to it: there it is defined by
+    `Manifest.pooling`.
     """
     OUTPUT_ROLE_ATTENTION_COMPOSED: _OutputRole.ValueType  # 4
-    """Weights that take the place of a softmax's when token i draws from token j, made of several heads: they may be
-    negative, and their rows sum to any number.
+    """Weights combined from several heads, used like attention weights. They can be negative, and rows can have any
+    sum.
     """
     OUTPUT_ROLE_HEAD_GATES: _OutputRole.ValueType  # 5
-    """How much a token uses each head of a layer."""
+    """How much each token uses each head of a layer."""
     OUTPUT_ROLE_TOKEN_CONTRIBUTIONS: _OutputRole.ValueType  # 6
-    """What each token contributes to the product of a direction and the embedding: (B, T). See docs/explanations.md."""
+    """Contribution of each token to the dot product of a direction and the embedding: (B, T). See docs/explanations.md."""
     OUTPUT_ROLE_BASELINE: _OutputRole.ValueType  # 7
-    """What the encoder's biases contribute to it: (B)."""
+    """Contribution of the encoder's biases to the dot product: (B)."""
     OUTPUT_ROLE_HEAD_CONTRIBUTIONS: _OutputRole.ValueType  # 8
-    """What each head of each layer contributes to it: (B, L, H)."""
+    """Contribution of each head of each layer to the dot product: (B, L, H)."""
 
 class OutputRole(_OutputRole, metaclass=_OutputRoleEnumTypeWrapper):
-    """What an output means."""
+    """Meaning of an output. Shapes have B texts."""
 
 OUTPUT_ROLE_UNSPECIFIED: OutputRole.ValueType  # 0
-"""Not stated. In a request it means OUTPUT_ROLE_ATTENTION_WEIGHTS."""
+"""In a request, OUTPUT_ROLE_ATTENTION_WEIGHTS."""
 OUTPUT_ROLE_LAST_HIDDEN_STATE: OutputRole.ValueType  # 1
-"""The token vectors of the last layer, one row a token: (B, T, D)."""
+"""Token vectors of the last layer: (B, T, D)."""
 OUTPUT_ROLE_ATTENTION_WEIGHTS: OutputRole.ValueType  # 2
-"""The attention weights of a layer after the softmax: how much token i draws from token j."""
+"""Attention weights of a layer after the softmax: how much token i attends to token j."""
 OUTPUT_ROLE_EMBEDDING: OutputRole.ValueType  # 3
-"""A text's embedding, made of its token vectors as `Manifest.pooling` says. In a graph of contributions as the inputs
-say, cut to the first components and not scaled: (B, E). In other graphs no output, and a gate may be on it.
+"""Embeddings. In the contributions graph, an output of shape (B, E), as its inputs specify, with leading components
+only and not normalized. Not an output of other graphs, but gates can refer to it: there it is defined by
+`Manifest.pooling`.
 """
 OUTPUT_ROLE_ATTENTION_COMPOSED: OutputRole.ValueType  # 4
-"""Weights that take the place of a softmax's when token i draws from token j, made of several heads: they may be
-negative, and their rows sum to any number.
+"""Weights combined from several heads, used like attention weights. They can be negative, and rows can have any
+sum.
 """
 OUTPUT_ROLE_HEAD_GATES: OutputRole.ValueType  # 5
-"""How much a token uses each head of a layer."""
+"""How much each token uses each head of a layer."""
 OUTPUT_ROLE_TOKEN_CONTRIBUTIONS: OutputRole.ValueType  # 6
-"""What each token contributes to the product of a direction and the embedding: (B, T). See docs/explanations.md."""
+"""Contribution of each token to the dot product of a direction and the embedding: (B, T). See docs/explanations.md."""
 OUTPUT_ROLE_BASELINE: OutputRole.ValueType  # 7
-"""What the encoder's biases contribute to it: (B)."""
+"""Contribution of the encoder's biases to the dot product: (B)."""
 OUTPUT_ROLE_HEAD_CONTRIBUTIONS: OutputRole.ValueType  # 8
-"""What each head of each layer contributes to it: (B, L, H)."""
+"""Contribution of each head of each layer to the dot product: (B, L, H)."""
 Global___OutputRole: _TypeAlias = OutputRole  # noqa: Y015
 
 class _OutputLayout:
@@ -229,31 +235,31 @@ class _OutputLayoutEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutputLa
     OUTPUT_LAYOUT_UNSPECIFIED: _OutputLayout.ValueType  # 0
     """Never in a valid bundle."""
     OUTPUT_LAYOUT_PER_TOKEN: _OutputLayout.ValueType  # 1
-    """A row for each token: (B, T, D), or (B, T, H) for what each head has a number of, or a single number: (B, T)."""
+    """One row per token: (B, T, D), (B, T, H) for one value per head, or (B, T) for a single value."""
     OUTPUT_LAYOUT_DENSE: _OutputLayout.ValueType  # 2
-    """A number for each head and pair of tokens: (B, H, T, T), the axis of T that comes last being the keys."""
+    """One value per head and pair of tokens: (B, H, T, T). The last axis is the key."""
     OUTPUT_LAYOUT_BAND: _OutputLayout.ValueType  # 3
-    """Weights of a sliding window and of global tokens: (B, H, T, 2G + 2w + 1), as `Band` says."""
+    """Weights of a sliding window and of global tokens: (B, H, T, 2G + 2w + 1). See Band."""
     OUTPUT_LAYOUT_BLOCKS: _OutputLayout.ValueType  # 4
-    """Weights of some blocks of tokens: (B, H, T, S * b + 2b), as `BlockTable` says."""
+    """Weights between some blocks of tokens: (B, H, T, S * b + 2b). See BlockTable."""
     OUTPUT_LAYOUT_PER_TEXT: _OutputLayout.ValueType  # 5
-    """What a text has once: (B), (B, E) or (B, L, H)."""
+    """Values per text: (B), (B, E) or (B, L, H)."""
 
 class OutputLayout(_OutputLayout, metaclass=_OutputLayoutEnumTypeWrapper):
-    """How an output is laid out. B texts, T tokens, H heads."""
+    """Axes of an output, with B texts."""
 
 OUTPUT_LAYOUT_UNSPECIFIED: OutputLayout.ValueType  # 0
 """Never in a valid bundle."""
 OUTPUT_LAYOUT_PER_TOKEN: OutputLayout.ValueType  # 1
-"""A row for each token: (B, T, D), or (B, T, H) for what each head has a number of, or a single number: (B, T)."""
+"""One row per token: (B, T, D), (B, T, H) for one value per head, or (B, T) for a single value."""
 OUTPUT_LAYOUT_DENSE: OutputLayout.ValueType  # 2
-"""A number for each head and pair of tokens: (B, H, T, T), the axis of T that comes last being the keys."""
+"""One value per head and pair of tokens: (B, H, T, T). The last axis is the key."""
 OUTPUT_LAYOUT_BAND: OutputLayout.ValueType  # 3
-"""Weights of a sliding window and of global tokens: (B, H, T, 2G + 2w + 1), as `Band` says."""
+"""Weights of a sliding window and of global tokens: (B, H, T, 2G + 2w + 1). See Band."""
 OUTPUT_LAYOUT_BLOCKS: OutputLayout.ValueType  # 4
-"""Weights of some blocks of tokens: (B, H, T, S * b + 2b), as `BlockTable` says."""
+"""Weights between some blocks of tokens: (B, H, T, S * b + 2b). See BlockTable."""
 OUTPUT_LAYOUT_PER_TEXT: OutputLayout.ValueType  # 5
-"""What a text has once: (B), (B, E) or (B, L, H)."""
+"""Values per text: (B), (B, E) or (B, L, H)."""
 Global___OutputLayout: _TypeAlias = OutputLayout  # noqa: Y015
 
 class _RowSum:
@@ -263,23 +269,23 @@ class _RowSum:
 class _RowSumEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RowSum.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ROW_SUM_UNSPECIFIED: _RowSum.ValueType  # 0
-    """Nothing that could be said: the rows are no weights."""
+    """Not defined: the rows are not weights."""
     ROW_SUM_ONE: _RowSum.ValueType  # 1
-    """1, over the keys that are no padding."""
+    """1, excluding padding."""
     ROW_SUM_GATE: _RowSum.ValueType  # 2
-    """What the gate of the token and head is."""
+    """The gate of the token and head."""
     ROW_SUM_UNBOUNDED: _RowSum.ValueType  # 3
     """Any number."""
 
 class RowSum(_RowSum, metaclass=_RowSumEnumTypeWrapper):
-    """What the rows of an output sum to."""
+    """Sum of each row of an output."""
 
 ROW_SUM_UNSPECIFIED: RowSum.ValueType  # 0
-"""Nothing that could be said: the rows are no weights."""
+"""Not defined: the rows are not weights."""
 ROW_SUM_ONE: RowSum.ValueType  # 1
-"""1, over the keys that are no padding."""
+"""1, excluding padding."""
 ROW_SUM_GATE: RowSum.ValueType  # 2
-"""What the gate of the token and head is."""
+"""The gate of the token and head."""
 ROW_SUM_UNBOUNDED: RowSum.ValueType  # 3
 """Any number."""
 Global___RowSum: _TypeAlias = RowSum  # noqa: Y015
@@ -293,53 +299,53 @@ class _GateKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GateKind.Val
     GATE_KIND_UNSPECIFIED: _GateKind.ValueType  # 0
     """Never in a valid bundle."""
     GATE_KIND_MAX_ABS_ERROR: _GateKind.ValueType  # 1
-    """The largest |ONNX - PyTorch fp32| is at most the limit. Where fp32 itself costs more, the limit is a multiple of what
-    it costs: the largest |PyTorch fp32 - PyTorch float64| of the same input.
+    """Maximum of |ONNX - PyTorch fp32|. If the rounding error of fp32 is larger, the limit is a multiple of that error:
+    the maximum of |PyTorch fp32 - PyTorch float64| for the same input.
     """
     GATE_KIND_MIN_COSINE: _GateKind.ValueType  # 2
-    """The smallest cosine between a vector and the one in fp32 is at least the limit."""
+    """Minimum cosine between a vector and the same vector in fp32."""
     GATE_KIND_MEAN_COSINE: _GateKind.ValueType  # 3
-    """The mean of these cosines is at least the limit."""
+    """Mean of these cosines."""
     GATE_KIND_MAX_FP16_VALUE: _GateKind.ValueType  # 4
-    """The largest magnitude of any value in fp16 is at most the limit, 65504."""
+    """Maximum magnitude of any fp16 value. The limit is 65504."""
     GATE_KIND_MAX_BATCH_DIFFERENCE: _GateKind.ValueType  # 5
-    """The largest difference between a text alone and the same text in a batch is at most the limit."""
+    """Maximum difference between a text alone and the same text in a batch."""
     GATE_KIND_MAX_INCOMPLETENESS: _GateKind.ValueType  # 6
-    """How far scores and baseline are from adding up to d . p, as a share of |d| |p|, is at most the limit. Of head
-    contributions: how far they are from the change of that sum when gates of heads are closed.
+    """Maximum of |d . p - sum| / (|d| |p|), where the sum is that of scores and baseline. For head contributions, it is
+    compared with the change of the sum when head gates are closed.
     """
     GATE_KIND_MAX_REPEAT_DIFFERENCE: _GateKind.ValueType  # 7
-    """The largest difference between runs of a graph on one input with the same number of threads is at most the limit, 0."""
+    """Maximum difference between runs of a graph on the same input with the same number of threads. The limit is 0."""
 
 class GateKind(_GateKind, metaclass=_GateKindEnumTypeWrapper):
-    """What a gate is on."""
+    """Quantity that a gate limits."""
 
 GATE_KIND_UNSPECIFIED: GateKind.ValueType  # 0
 """Never in a valid bundle."""
 GATE_KIND_MAX_ABS_ERROR: GateKind.ValueType  # 1
-"""The largest |ONNX - PyTorch fp32| is at most the limit. Where fp32 itself costs more, the limit is a multiple of what
-it costs: the largest |PyTorch fp32 - PyTorch float64| of the same input.
+"""Maximum of |ONNX - PyTorch fp32|. If the rounding error of fp32 is larger, the limit is a multiple of that error:
+the maximum of |PyTorch fp32 - PyTorch float64| for the same input.
 """
 GATE_KIND_MIN_COSINE: GateKind.ValueType  # 2
-"""The smallest cosine between a vector and the one in fp32 is at least the limit."""
+"""Minimum cosine between a vector and the same vector in fp32."""
 GATE_KIND_MEAN_COSINE: GateKind.ValueType  # 3
-"""The mean of these cosines is at least the limit."""
+"""Mean of these cosines."""
 GATE_KIND_MAX_FP16_VALUE: GateKind.ValueType  # 4
-"""The largest magnitude of any value in fp16 is at most the limit, 65504."""
+"""Maximum magnitude of any fp16 value. The limit is 65504."""
 GATE_KIND_MAX_BATCH_DIFFERENCE: GateKind.ValueType  # 5
-"""The largest difference between a text alone and the same text in a batch is at most the limit."""
+"""Maximum difference between a text alone and the same text in a batch."""
 GATE_KIND_MAX_INCOMPLETENESS: GateKind.ValueType  # 6
-"""How far scores and baseline are from adding up to d . p, as a share of |d| |p|, is at most the limit. Of head
-contributions: how far they are from the change of that sum when gates of heads are closed.
+"""Maximum of |d . p - sum| / (|d| |p|), where the sum is that of scores and baseline. For head contributions, it is
+compared with the change of the sum when head gates are closed.
 """
 GATE_KIND_MAX_REPEAT_DIFFERENCE: GateKind.ValueType  # 7
-"""The largest difference between runs of a graph on one input with the same number of threads is at most the limit, 0."""
+"""Maximum difference between runs of a graph on the same input with the same number of threads. The limit is 0."""
 Global___GateKind: _TypeAlias = GateKind  # noqa: Y015
 
 @_typing.final
 class Manifest(_message.Message):
-    """What a bundle directory holds and how far it can be trusted. Stored as `manifest.json` in the
-    protobuf JSON mapping: the exporter writes it, the server and any other reader parse it.
+    """Contents of a bundle: the model, its graphs, and how they compare with PyTorch. The exporter writes it to
+    `manifest.json` in the protobuf JSON mapping, with field names as in this file.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -404,69 +410,69 @@ class Manifest(_message.Message):
     ENGINE_CHECKS_FIELD_NUMBER: _builtins.int
     REQUIRED_FEATURES_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
-    """Version of this layout, now 2. A reader refuses any other version. It is raised when a reader of the old version
-    would misread the bundle; added fields and files do not raise it.
+    """Version of this format, now 2. Readers must reject any other version. It only increases if a reader of the
+    previous version would misread the bundle; new fields and files do not increase it.
     """
     model_name: _builtins.str
-    """The model's name: what requests may ask for and what responses state."""
+    """Model name, as used in requests and responses."""
     source: _builtins.str
-    """Where the weights came from: a hub id, a directory's name, or `config+seed:N` for a fresh encoder."""
+    """Origin of the weights: a hub id, a directory name, or `config+seed:N` for a randomly initialized encoder."""
     source_revision: _builtins.str
-    """The commit of the hub repository that `source` names. Empty: not known, as for a directory."""
+    """Commit of the hub repository in `source`. Empty if unknown, as for a directory."""
     weights_license: _builtins.str
-    """The licence of the weights as their publisher states it (an SPDX id where known). Empty: not stated."""
+    """License of the weights as stated by their publisher, an SPDX id if known. Empty if not stated."""
     max_tokens: _builtins.int
-    """The longest input in tokens, special tokens included."""
+    """Maximum number of tokens per input, including special tokens."""
     default_prompt_name: _builtins.str
-    """The name of the prompt that is used where a request says nothing. Empty: none."""
+    """Name of the prompt for requests without a prompt. Empty if there is none."""
     supports_text_pairs: _builtins.bool
-    """Whether an input may be a pair of texts: the tokenizer joins them as the publisher's does, with separators and, if
-    the graphs take them, token types.
+    """Whether an input can be a pair of texts. The tokenizer joins them like the publisher's, with separators and, if
+    the graphs accept them, token types.
     """
     adapter_task: _builtins.str
-    """Task whose adapters were merged into the weights. `none` if the checkpoint has adapters and none was merged. Empty if
-    it has no adapters.
+    """Task whose adapters were merged into the weights. `none` if the checkpoint has adapters and none was merged.
+    Empty if it has no adapters.
     """
     @_builtins.property
     def architecture(self) -> Global___Architecture:
-        """The sizes of the encoder."""
+        """Sizes of the encoder."""
 
     @_builtins.property
     def pooling(self) -> Global___PoolingDefaults:
-        """How the token vectors of a text become its embedding, unless a request says otherwise."""
+        """Default conversion of token vectors to embeddings."""
 
     @_builtins.property
     def prompts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The texts that may be put before an input, by name, for instance `query: ` by the name of `query`."""
+        """Prompts by name, such as `query: ` with the name `query`."""
 
     @_builtins.property
     def graphs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Graph]:
-        """The ONNX files: one for each purpose in fp32, perhaps that for embeddings in other precisions too."""
+        """ONNX graphs: one per purpose in fp32, and optionally the embeddings graph in other precisions."""
 
     @_builtins.property
     def parity(self) -> Global___Parity:
-        """How the graphs compare with the PyTorch encoder."""
+        """Comparison of the graphs with the PyTorch encoder."""
 
     @_builtins.property
     def tool_versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The version of each tool that made the bundle, by package name."""
+        """Version of each tool that created the bundle, by package name."""
 
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___BundleFile]:
-        """Every other file of the bundle, so that a change can be noticed."""
+        """All other files of the bundle, with hashes that reveal changes."""
 
     @_builtins.property
     def faithfulness(self) -> _containers.RepeatedCompositeFieldContainer[_explanation_pb2.Faithfulness]:
-        """How well each method of explaining an embedding ranks tokens. Empty: not measured."""
+        """Faithfulness of each explanation method. Empty if not measured."""
 
     @_builtins.property
     def engine_checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineCheck]:
-        """How the graphs compare with the PyTorch encoder in other engines than ONNX Runtime on a CPU. Empty: not measured."""
+        """Comparison with the PyTorch encoder in engines other than ONNX Runtime on a CPU. Empty if not measured."""
 
     @_builtins.property
     def required_features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Features that a reader must understand to read the bundle correctly. A reader that does not know one of them refuses
-        the bundle and names it. Empty for bundles that any reader of this format version can read.
+        """Features that a reader must support to read the bundle correctly. A reader that does not know an entry must
+        reject the bundle and name the entry. Empty if any reader of this format version can read the bundle.
         """
 
     def __init__(
@@ -502,7 +508,7 @@ Global___Manifest: _TypeAlias = Manifest  # noqa: Y015
 
 @_typing.final
 class Architecture(_message.Message):
-    """The sizes of an encoder. The letters are those of the documentation."""
+    """Sizes of an encoder, with their dimension names in the documentation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -518,30 +524,30 @@ class Architecture(_message.Message):
     IS_CAUSAL_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
     family: _builtins.str
-    """The encoder family, for instance `bert`."""
+    """Encoder family, such as `bert`."""
     hidden_size: _builtins.int
-    """D: the width of a token vector."""
+    """D: size of a token vector."""
     num_layers: _builtins.int
-    """L: the number of layers."""
+    """L: number of layers."""
     num_heads: _builtins.int
-    """H: the number of attention heads of each layer; where layers differ, the most that one has."""
+    """H: number of attention heads per layer. The maximum if layers differ."""
     intermediate_size: _builtins.int
-    """The inner width of the feed-forward block."""
+    """Intermediate size of the feed-forward network."""
     vocab_size: _builtins.int
-    """The number of token ids; valid ids are 0 to vocab_size - 1."""
+    """Vocabulary size. Valid token ids are 0 to vocab_size - 1."""
     type_vocab_size: _builtins.int
-    """The number of token types that the graphs take; 0 where they have no input `token_type_ids`."""
+    """Number of token types. 0 if the graphs have no `token_type_ids` input."""
     max_position_embeddings: _builtins.int
-    """The longest input that the encoder has positions for, in tokens. A table of 514 position embeddings
-    whose first two are for padding gives 512.
+    """Maximum number of tokens that the encoder has positions for. For example, 512 for a table of 514 position
+    embeddings whose first two are for padding.
     """
     pad_token_id: _builtins.int
-    """The id that fills a batch up to its longest text."""
+    """Token id used for padding."""
     is_causal: _builtins.bool
-    """True where a token attends to itself and earlier tokens only."""
+    """Whether tokens only attend to themselves and to earlier tokens."""
     @_builtins.property
     def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerInfo]:
-        """The layers, in order."""
+        """Layers, in order."""
 
     def __init__(
         self,
@@ -568,7 +574,7 @@ Global___Architecture: _TypeAlias = Architecture  # noqa: Y015
 
 @_typing.final
 class LayerInfo(_message.Message):
-    """The attention of one layer."""
+    """Attention of one layer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -578,15 +584,15 @@ class LayerInfo(_message.Message):
     HEAD_SIZE_FIELD_NUMBER: _builtins.int
     WINDOW_RADIUS_FIELD_NUMBER: _builtins.int
     attention: _builtins.str
-    """The mechanism, by the name that the encoder's configuration has for it: `softmax`, `disentangled`. Readers must
-    expect further names.
+    """Attention mechanism, by its name in the encoder's configuration, such as `softmax` or `disentangled`. Future
+    versions may add names.
     """
     num_heads: _builtins.int
-    """The number of heads."""
+    """Number of query heads."""
     num_key_value_heads: _builtins.int
-    """The number of heads that keys and values have."""
+    """Number of key and value heads."""
     head_size: _builtins.int
-    """The width of a head."""
+    """Size of a head."""
     window_radius: _builtins.int
     """Maximum distance between a token and one that it attends to. 0 if unlimited."""
     def __init__(
@@ -608,8 +614,8 @@ Global___LayerInfo: _TypeAlias = LayerInfo  # noqa: Y015
 
 @_typing.final
 class PoolingDefaults(_message.Message):
-    """How the token vectors of a text become its embedding: pooled, then through `dense` in order, then
-    scaled where `normalize` is true.
+    """Default conversion of token vectors to an embedding: pool, apply the `dense` layers in order, and scale to length 1
+    if `normalize` is set.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -620,21 +626,18 @@ class PoolingDefaults(_message.Message):
     EXCLUDE_PROMPT_FIELD_NUMBER: _builtins.int
     TRUNCATE_DIM_FIELD_NUMBER: _builtins.int
     pooling: Global___Pooling.ValueType
-    """The pooling; never unspecified in a valid bundle."""
+    """Pooling. Always specified in a valid bundle."""
     normalize: _builtins.bool
-    """True where embeddings are scaled to length 1 at the end."""
+    """Whether embeddings are scaled to length 1."""
     exclude_prompt: _builtins.bool
-    """True where the tokens of a prompt, and those before it, are left out of the pooling: the first n tokens,
-    n being the number of tokens of the prompt by itself, a special token at its end not counted. The other
-    tokens keep their position t.
+    """Whether pooling excludes the prompt and the tokens before it. These are the first n tokens, where n is the number
+    of tokens of the prompt by itself, without a special token at its end. The other tokens keep their position t.
     """
     truncate_dim: _builtins.int
-    """How many components of an embedding the publisher keeps where a request does not say (`truncate_dim` of
-    sentence-transformers). 0: all.
-    """
+    """Default number of embedding components (`truncate_dim` of sentence-transformers). If 0, all."""
     @_builtins.property
     def dense(self) -> _containers.RepeatedCompositeFieldContainer[Global___Dense]:
-        """The layers that pooled vectors go through, whichever pooling a request asks for."""
+        """Layers applied to the pooled vector, for any pooling that a request selects."""
 
     def __init__(
         self,
@@ -655,7 +658,7 @@ Global___PoolingDefaults: _TypeAlias = PoolingDefaults  # noqa: Y015
 
 @_typing.final
 class Dense(_message.Message):
-    """A linear layer and what is applied to its result: y = activation(W x + b)."""
+    """A linear layer with an activation: y = activation(W x + b)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -666,19 +669,19 @@ class Dense(_message.Message):
     ACTIVATION_FIELD_NUMBER: _builtins.int
     NORMALIZE_INPUT_FIELD_NUMBER: _builtins.int
     path: _builtins.str
-    """The directory of its weights, relative to the bundle's root: `model.safetensors` there holds `linear.weight`,
-    shape (out_features, in_features), and where `bias` is true `linear.bias`, shape (out_features), in fp32.
+    """Directory of the weights, relative to the bundle's root. Its `model.safetensors` contains `linear.weight`, shape
+    (out_features, in_features), and if `bias` is set, `linear.bias`, shape (out_features), both in fp32.
     """
     in_features: _builtins.int
-    """The width of x: that of the encoder or of the layer before."""
+    """Size of x: the hidden size, or `out_features` of the previous layer."""
     out_features: _builtins.int
-    """The width of y. That of the last layer is the width of the embeddings."""
+    """Size of y. For the last layer, this is the embedding size."""
     bias: _builtins.bool
-    """True where b is there."""
+    """Whether the layer has a bias b."""
     activation: Global___Activation.ValueType
-    """What is applied, component by component; never unspecified in a valid bundle."""
+    """Component-wise activation. Always specified in a valid bundle."""
     normalize_input: _builtins.bool
-    """True where x is scaled to length 1 first."""
+    """Whether x is scaled to length 1 first."""
     def __init__(
         self,
         *,
@@ -699,7 +702,7 @@ Global___Dense: _TypeAlias = Dense  # noqa: Y015
 
 @_typing.final
 class Graph(_message.Message):
-    """One ONNX file."""
+    """An ONNX graph."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -714,32 +717,32 @@ class Graph(_message.Message):
     OUTPUTS_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Its name in this manifest, for instance `embeddings` or `embeddings.int8`."""
+    """Unique name in the manifest, such as `embeddings` or `embeddings.int8`."""
     path: _builtins.str
-    """The file, relative to the bundle's root, with forward slashes."""
+    """ONNX file, relative to the bundle's root, with forward slashes."""
     purpose: Global___GraphPurpose.ValueType
-    """What it is there for. A bundle has one graph for each purpose and precision at most."""
+    """Purpose. A bundle has at most one graph per purpose and precision."""
     precision: Global___Precision.ValueType
-    """What it computes in."""
+    """Precision."""
     opset: _builtins.int
-    """The version of the default ONNX operator set."""
+    """Version of the default ONNX operator set."""
     ir_version: _builtins.int
-    """The version of the ONNX intermediate representation."""
+    """Version of the ONNX intermediate representation."""
     @_builtins.property
     def data_files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The files that hold its weights, relative to the bundle's root. Empty: they are in `path` itself."""
+        """Files with its weights, relative to the bundle's root. Empty if the weights are in `path`."""
 
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ValueInfo]:
-        """The inputs, in order."""
+        """Inputs, in order."""
 
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphOutput]:
-        """The outputs, in order."""
+        """Outputs, in order."""
 
     @_builtins.property
     def quantization(self) -> _quantization_pb2.Quantization:
-        """For a graph in int8: how it was made, and how far it agrees with the one in fp32."""
+        """Quantization and accuracy of an int8 graph. Unset for other graphs."""
 
     def __init__(
         self,
@@ -765,7 +768,7 @@ Global___Graph: _TypeAlias = Graph  # noqa: Y015
 
 @_typing.final
 class GraphOutput(_message.Message):
-    """An output of a graph and what it means. A reader leaves out the roles and layouts that it does not know."""
+    """An output of a graph. Readers must ignore outputs with a role or layout that they don't know."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -778,22 +781,22 @@ class GraphOutput(_message.Message):
     BAND_FIELD_NUMBER: _builtins.int
     BLOCK_TABLE_FIELD_NUMBER: _builtins.int
     role: Global___OutputRole.ValueType
-    """What it is."""
+    """Meaning."""
     layer: _builtins.int
-    """The layer that it belongs to, from 0. Unset for what belongs to none."""
+    """Layer index. Unset if the output belongs to no layer."""
     layout: Global___OutputLayout.ValueType
-    """How it is laid out."""
+    """Axes."""
     num_heads: _builtins.int
-    """The number of heads. 0 where it has none."""
+    """Number of heads. 0 if the output has no head axis."""
     row_sum: Global___RowSum.ValueType
-    """What its rows sum to. Those of a band or of blocks once they are put together as weights (T, T)."""
+    """Sum of each row. For bands and blocks, the sum after conversion to dense weights."""
     @_builtins.property
     def value(self) -> Global___ValueInfo:
-        """Its name, element type and axes."""
+        """Name, element type and axes."""
 
     @_builtins.property
     def band(self) -> Global___Band:
-        """A sliding window and global tokens."""
+        """Sliding window and global tokens."""
 
     @_builtins.property
     def block_table(self) -> Global___BlockTable:
@@ -828,10 +831,14 @@ Global___GraphOutput: _TypeAlias = GraphOutput  # noqa: Y015
 
 @_typing.final
 class Band(_message.Message):
-    """A sliding window of w tokens on each side, and G global tokens: the first G of a text attend to all and all attend to
-    them. A row of the weights has 2G + 2w + 1 numbers for token i: what it gives to each global token; what it gives to
-    the tokens i - w to i + w, 0 for global ones; what each global token gives to it. In the row of a global token the
-    first G + 2w + 1 numbers are 0.
+    """A sliding window of w tokens on each side, and global tokens: the first G tokens attend to, and are attended to by,
+    every token. The row of token i has 2G + 2w + 1 weights:
+
+      - G weights from token i to each global token.
+      - 2w + 1 weights from token i to tokens i - w to i + w, 0 for global tokens.
+      - G weights from each global token to token i.
+
+    In the row of a global token, the first G + 2w + 1 weights are 0.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -839,9 +846,9 @@ class Band(_message.Message):
     WINDOW_RADIUS_FIELD_NUMBER: _builtins.int
     NUM_GLOBAL_TOKENS_FIELD_NUMBER: _builtins.int
     window_radius: _builtins.int
-    """w."""
+    """Window radius w."""
     num_global_tokens: _builtins.int
-    """G."""
+    """Number of global tokens G."""
     def __init__(
         self,
         *,
@@ -858,13 +865,22 @@ Global___Band: _TypeAlias = Band  # noqa: Y015
 
 @_typing.final
 class BlockTable(_message.Message):
-    """Which blocks of b tokens attend to which. In a text of at most `max_full_blocks` blocks, all to all. In a longer one
-    the first and the last block attend to all; any other block to the first, the last, the one before, itself, the one
-    after, and r random ones. A row of the weights has S slots of b numbers and 2b more for token i, where S is the
-    larger of `max_full_blocks` and 5 + r: what it gives to the tokens of each block that its own attends to, in the order
-    above (what two slots give to the same token adds up; a slot of a neighbour that is the first or the last block is
-    not used); then what each token of the first block gives to it, and what each of the last block does, where these
-    attend to all. In the rows of those two blocks the slots are 0 then.
+    """Attention between blocks of b tokens, for texts of any length:
+
+      - In a text of up to `max_full_blocks` blocks, all blocks attend to all.
+      - In a longer text, the first and last block attend to all. Any other block attends to the first, the last, the
+        previous block, itself, the next block, and r random blocks.
+
+    The row of token i has S slots of b weights, where S is the larger of `max_full_blocks` and 5 + r, followed by 2b
+    weights:
+
+      - S slots: weights from token i to the tokens of each block that its block attends to, in the order above. If two
+        slots contain the same token, its weight is their sum. The slot of a previous or next block is unused if this
+        is the first or last block of the text.
+      - b weights from each token of the first block to token i.
+      - b weights from each token of the last block to token i.
+
+    The last 2b weights are only used for longer texts. There, the slots in the rows of the first and last block are 0.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -873,13 +889,13 @@ class BlockTable(_message.Message):
     MAX_FULL_BLOCKS_FIELD_NUMBER: _builtins.int
     RANDOM_BLOCKS_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
-    """b."""
+    """Block size b."""
     max_full_blocks: _builtins.int
-    """See above."""
+    """Maximum number of blocks for full attention."""
     @_builtins.property
     def random_blocks(self) -> _tensor_pb2.Tensor:
-        """The random blocks: shape (H, N, r), DATA_TYPE_INT32, for each head and for the blocks 1 to N. -1, and a block beyond
-        the text, is not attended to.
+        """Random blocks of blocks 1 to N for each head, DATA_TYPE_INT32, shape (H, N, r). Entries that are -1 or beyond the
+        text are not attended to.
         """
 
     def __init__(
@@ -907,12 +923,12 @@ class ValueInfo(_message.Message):
     DATA_TYPE_FIELD_NUMBER: _builtins.int
     AXES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name."""
+    """Name."""
     data_type: _tensor_pb2.DataType.ValueType
-    """The element type."""
+    """Element type."""
     @_builtins.property
     def axes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """One entry an axis: a number for a fixed length, a name for a length that may vary."""
+        """One entry per axis: a number for a fixed length, or a name for a variable length."""
 
     def __init__(
         self,
@@ -931,8 +947,8 @@ Global___ValueInfo: _TypeAlias = ValueInfo  # noqa: Y015
 
 @_typing.final
 class Parity(_message.Message):
-    """The outcome of the parity check: each output of each graph over a grid of batch sizes, lengths and
-    padding sides. The full table is in `parity/report.json`.
+    """Result of the parity check, which compares each output of each graph with the PyTorch encoder over a grid of batch
+    sizes, input lengths and padding sides. The full table is in `parity/report.json`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -943,16 +959,16 @@ class Parity(_message.Message):
     FIGURES_FIELD_NUMBER: _builtins.int
     LONG_CONTEXT_FIELD_NUMBER: _builtins.int
     passed: _builtins.bool
-    """True where every gate held. A server refuses a bundle where it did not."""
+    """Whether all gates passed. Servers reject a bundle with a failed gate."""
     num_cases: _builtins.int
-    """The number of input shapes in the grid."""
+    """Number of input shapes in the grid."""
     @_builtins.property
     def gates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Gate]:
-        """What had to hold, and what was found."""
+        """Limits and measured values."""
 
     @_builtins.property
     def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParityFigure]:
-        """The worst figures of each role of each graph."""
+        """Maximum errors of each role of each graph."""
 
     @_builtins.property
     def long_context(self) -> Global___LongContext:
@@ -993,14 +1009,14 @@ class LongContext(_message.Message):
     max_tokens: _builtins.int
     """Maximum input length of the encoder, in tokens."""
     hidden_states_tokens: _builtins.int
-    """Longest input at which the hidden states of the embeddings graph were compared, the grid included."""
+    """Longest input at which the hidden states of the embeddings graph were compared, including the grid."""
     hidden_states_error: _builtins.float
-    """max |ONNX - PyTorch fp32| there. Unset if the grid reached that length."""
+    """max |ONNX - PyTorch fp32| at that length. Unset if the grid reached that length."""
     hidden_states_limit: _builtins.float
     """Limit on `hidden_states_error`."""
     probe_tokens: _builtins.int
-    """Input length of a newly initialized encoder with one head and the model's position settings. 0 if the attention
-    mechanism does not exist with one head.
+    """Input length of a randomly initialized encoder with one head and the model's position settings. 0 if the
+    attention mechanism does not support one head.
     """
     probe_error: _builtins.float
     """max |ONNX - PyTorch fp32| of the hidden states of that encoder."""
@@ -1029,7 +1045,7 @@ Global___LongContext: _TypeAlias = LongContext  # noqa: Y015
 
 @_typing.final
 class EngineCheck(_message.Message):
-    """How the graphs of a bundle compare with the PyTorch encoder in one engine, as a server with that engine runs them:
+    """Comparison of the graphs in one engine with the PyTorch encoder. The engine runs them like a server does:
     embeddings in one precision, attention and contributions in fp32.
     """
 
@@ -1046,28 +1062,28 @@ class EngineCheck(_message.Message):
     GATES_FIELD_NUMBER: _builtins.int
     FIGURES_FIELD_NUMBER: _builtins.int
     engine: _builtins.str
-    """The engine, by the name of its package, for instance `openvino`."""
+    """Engine, by package name, such as `openvino`."""
     version: _builtins.str
-    """The version of the package."""
+    """Version of the package."""
     precision: Global___Precision.ValueType
-    """What embeddings were computed in."""
+    """Precision of embeddings."""
     device: _builtins.str
-    """Where it ran, in the engine's words, for instance `CPU`."""
+    """Device in the engine's notation, such as `CPU`."""
     processor: _builtins.str
-    """The processor's own name, as the engine tells it."""
+    """Processor name, as reported by the engine."""
     passed: _builtins.bool
-    """True where every gate held. A server refuses to use the engine in this precision where it did not."""
+    """Whether all gates passed. If not, servers refuse to start with this engine and precision."""
     num_cases: _builtins.int
-    """The number of input shapes in the grid."""
+    """Number of input shapes in the grid."""
     num_texts: _builtins.int
-    """The number of real texts, over all kinds. 0: the bundle has no tokenizer."""
+    """Number of real texts of all kinds. 0 if the bundle has no tokenizer."""
     @_builtins.property
     def gates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Gate]:
-        """What had to hold, and what was found."""
+        """Limits and measured values."""
 
     @_builtins.property
     def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParityFigure]:
-        """The worst figures of each role of each graph."""
+        """Maximum errors of each role of each graph."""
 
     def __init__(
         self,
@@ -1104,17 +1120,17 @@ class Gate(_message.Message):
     VALUE_FIELD_NUMBER: _builtins.int
     TEXT_KIND_FIELD_NUMBER: _builtins.int
     graph: _builtins.str
-    """The id of the graph."""
+    """Id of the graph."""
     role: Global___OutputRole.ValueType
-    """What was compared."""
+    """Output that was compared."""
     kind: Global___GateKind.ValueType
-    """What the limit is on."""
+    """Quantity that the gate limits."""
     limit: _builtins.float
-    """The limit."""
+    """The limit: a lower limit for cosines, otherwise an upper limit. Equal values pass."""
     value: _builtins.float
     """The measured value."""
     text_kind: _builtins.str
-    """Where kinds of text are measured by themselves, the one that it is about, for instance `sentences`."""
+    """Kind of text, such as `sentences`, if the gate is only about texts of this kind."""
     def __init__(
         self,
         *,
@@ -1135,8 +1151,8 @@ Global___Gate: _TypeAlias = Gate  # noqa: Y015
 
 @_typing.final
 class ParityFigure(_message.Message):
-    """The worst errors of one role of one graph over the whole grid, all layers together, live tokens only. For a graph in
-    fp16 over the short inputs of the grid and, where the bundle has a tokenizer, some sentences.
+    """Maximum errors of one role of one graph over the grid, across all layers, excluding padding. For an fp16 graph,
+    over the short inputs of the grid and, if the bundle has a tokenizer, some sentences.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1152,28 +1168,28 @@ class ParityFigure(_message.Message):
     LONGEST_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_FP16_VALUE_FIELD_NUMBER: _builtins.int
     graph: _builtins.str
-    """The id of the graph."""
+    """Id of the graph."""
     role: Global___OutputRole.ValueType
-    """What was compared."""
+    """Output that was compared."""
     max_abs_error: _builtins.float
-    """The largest |ONNX - PyTorch fp32|."""
+    """Maximum of |ONNX - PyTorch fp32|."""
     max_abs_error_float64: _builtins.float
-    """The largest |ONNX - PyTorch float64|."""
+    """Maximum of |ONNX - PyTorch float64|."""
     torch_max_abs_error_float64: _builtins.float
-    """The largest |PyTorch fp32 - PyTorch float64|: what fp32 itself costs."""
+    """Maximum of |PyTorch fp32 - PyTorch float64|: the rounding error of fp32 itself."""
     mean_abs_error: _builtins.float
-    """The mean of |ONNX - PyTorch fp32|."""
+    """Mean of |ONNX - PyTorch fp32|."""
     p99_abs_error: _builtins.float
-    """The largest 99th percentile of |ONNX - PyTorch fp32| of any case."""
+    """Maximum over the cases of the 99th percentile of |ONNX - PyTorch fp32|."""
     min_cosine: _builtins.float
-    """The smallest cosine between rows of ONNX and PyTorch fp32."""
+    """Minimum cosine between rows of ONNX and PyTorch fp32."""
     longest_input_tokens: _builtins.int
-    """The longest input that was compared, in tokens, padding included. It may be less than
-    `Architecture.max_position_embeddings`, where attention maps grow too large to compare.
+    """Longest input compared, in tokens, including padding. It can be less than `Architecture.max_position_embeddings`
+    if attention maps become too large to compare.
     """
     max_fp16_value: _builtins.float
-    """For a graph in fp16: the largest magnitude of any value in fp16, at padded positions too. The largest that
-    fp16 holds is 65504. 0 for other graphs.
+    """Maximum magnitude of any fp16 value of an fp16 graph, including padding. The largest finite fp16 value is 65504.
+    0 for other graphs.
     """
     def __init__(
         self,
@@ -1207,11 +1223,11 @@ class BundleFile(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     path: _builtins.str
-    """Relative to the bundle's root, with forward slashes."""
+    """Path relative to the bundle's root, with forward slashes."""
     size_bytes: _builtins.int
-    """Its length in bytes."""
+    """Size in bytes."""
     sha256: _builtins.str
-    """Its SHA-256 in lower-case hexadecimal."""
+    """SHA-256 in lower-case hexadecimal."""
     def __init__(
         self,
         *,

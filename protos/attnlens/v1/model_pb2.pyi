@@ -30,32 +30,32 @@ class _ModelStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelState
     MODEL_STATE_UNSPECIFIED: _ModelState.ValueType  # 0
     """Never sent."""
     MODEL_STATE_LOADING: _ModelState.ValueType  # 1
-    """It is being opened."""
+    """The model is loading."""
     MODEL_STATE_READY: _ModelState.ValueType  # 2
-    """Every method is served."""
+    """All methods are available."""
     MODEL_STATE_DEGRADED: _ModelState.ValueType  # 3
-    """Embeddings and token vectors are served; attention is not, since its graph can't be used."""
+    """Embeddings and token vectors are available. Attention is not, because its graph is unusable."""
     MODEL_STATE_UNLOADING: _ModelState.ValueType  # 4
-    """It finishes what it has, and takes nothing more."""
+    """The model completes accepted requests and rejects new ones."""
 
 class ModelState(_ModelState, metaclass=_ModelStateEnumTypeWrapper):
-    """What a server can do with a model now."""
+    """State of a model on the server."""
 
 MODEL_STATE_UNSPECIFIED: ModelState.ValueType  # 0
 """Never sent."""
 MODEL_STATE_LOADING: ModelState.ValueType  # 1
-"""It is being opened."""
+"""The model is loading."""
 MODEL_STATE_READY: ModelState.ValueType  # 2
-"""Every method is served."""
+"""All methods are available."""
 MODEL_STATE_DEGRADED: ModelState.ValueType  # 3
-"""Embeddings and token vectors are served; attention is not, since its graph can't be used."""
+"""Embeddings and token vectors are available. Attention is not, because its graph is unusable."""
 MODEL_STATE_UNLOADING: ModelState.ValueType  # 4
-"""It finishes what it has, and takes nothing more."""
+"""The model completes accepted requests and rejects new ones."""
 Global___ModelState: _TypeAlias = ModelState  # noqa: Y015
 
 @_typing.final
 class Model(_message.Message):
-    """Everything that a client needs to know about a model and the server that runs it."""
+    """A model and the server that runs it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -126,88 +126,90 @@ class Model(_message.Message):
     ENGINE_CHECK_FIELD_NUMBER: _builtins.int
     IS_DEFAULT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """What requests may ask for."""
+    """Model name, as used in requests."""
     version: _builtins.str
-    """Which bundle of that name: the SHA-256 of its manifest, in lower-case hexadecimal. Two bundles with the same version
-    give the same results.
+    """SHA-256 of the bundle's manifest, in lower-case hexadecimal. Bundles with the same version return the same
+    results.
     """
     state: Global___ModelState.ValueType
-    """What can be done with it now."""
+    """Current state."""
     source: _builtins.str
-    """Where the weights came from."""
+    """Origin of the weights, see `Manifest.source`."""
     source_revision: _builtins.str
-    """The commit of the hub repository that `source` names. Empty: not known."""
+    """Commit of the hub repository in `source`. Empty if unknown."""
     weights_license: _builtins.str
-    """The licence of the weights, where stated."""
+    """License of the weights. Empty if not stated."""
     max_tokens: _builtins.int
-    """The longest input in tokens, special tokens included."""
+    """Maximum number of tokens per input, including special tokens."""
     embedding_size: _builtins.int
-    """The width of an embedding where a request does not say `dimensions`: `pooling.truncate_dim` if set, else that of a
-    token vector, or of what the last dense layer returns.
+    """Default embedding size: `pooling.truncate_dim` if set, otherwise the output size of the last dense layer, or
+    `architecture.hidden_size` if there are no dense layers.
     """
     default_prompt_name: _builtins.str
-    """The name of the prompt that is used where a request says nothing. Empty: none."""
+    """Name of the prompt for requests without a prompt. Empty if there is none."""
     supports_text_pairs: _builtins.bool
-    """Whether an input may be a pair of texts."""
+    """Whether `Input.text_pair` is available."""
     precision: _manifest_pb2.Precision.ValueType
-    """What embeddings, and token vectors without attention, are computed in. With attention it is always fp32."""
+    """Precision of embeddings, and of token vectors without attention. Attention is always computed in fp32."""
     engine: _builtins.str
-    """What runs the graphs: `onnxruntime` or `openvino`, the names of packages. Readers must expect further ones. Vectors
-    that different engines compute may differ in their last bits, in bf16 by more.
+    """Engine that runs the graphs, by package name: `onnxruntime` or `openvino`. Embeddings can differ between engines
+    in their last bits, or by more in bf16.
     """
     device: _builtins.str
-    """The device that it runs on, in the engine's words, for instance `CPU`."""
+    """Device in the engine's notation, such as `CPU`."""
     is_default: _builtins.bool
     """Whether requests with an empty `model` use this model."""
     @_builtins.property
     def architecture(self) -> _manifest_pb2.Architecture:
-        """The sizes: width, layers, heads, vocabulary."""
+        """Sizes of the encoder: hidden size, layers, heads, vocabulary."""
 
     @_builtins.property
     def pooling(self) -> _manifest_pb2.PoolingDefaults:
-        """How the model's token vectors become embeddings."""
+        """Default conversion of token vectors to embeddings."""
 
     @_builtins.property
     def prompts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The texts that may be put before an input, by name."""
+        """Prompts by name."""
 
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[_manifest_pb2.GraphOutput]:
-        """What Encode can return: one entry for the token vectors, then for each layer what its attention gives."""
+        """Outputs that Encode can return: the token vectors, followed by the attention outputs of each layer."""
 
     @_builtins.property
     def parity(self) -> _manifest_pb2.Parity:
-        """How the graphs compare with the PyTorch encoder."""
+        """Comparison of the graphs with the PyTorch encoder."""
 
     @_builtins.property
     def limits(self) -> Global___Limits:
-        """The server's limits."""
+        """Limits of the server."""
 
     @_builtins.property
     def execution_providers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The ONNX Runtime execution providers in use, the first one preferred. Empty: another engine runs the graphs."""
+        """ONNX Runtime execution providers in use, in order of preference. Empty with another engine."""
 
     @_builtins.property
     def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Versions by package name: the server's own (`attnlens`, and the package of `engine`), and with the prefix
-        `export/` those that made the bundle.
+        """Versions by package name: `attnlens` and the engine's package, and those used by the export with the prefix
+        `export/`.
         """
 
     @_builtins.property
     def explain_methods(self) -> _containers.RepeatedScalarFieldContainer[_explanation_pb2.ExplainMethod.ValueType]:
-        """How Explain and Compare can explain an embedding of the model. Empty: not at all."""
+        """Methods available in Explain and Compare. Empty if explanations are not available."""
 
     @_builtins.property
     def pair_matrices(self) -> _containers.RepeatedScalarFieldContainer[_explanation_pb2.PairMatrix.ValueType]:
-        """Which matrices Compare can return."""
+        """Matrices available in Compare."""
 
     @_builtins.property
     def faithfulness(self) -> _containers.RepeatedCompositeFieldContainer[_explanation_pb2.Faithfulness]:
-        """How well methods rank tokens. Empty: not measured."""
+        """Faithfulness of the methods. Empty if not measured."""
 
     @_builtins.property
     def engine_check(self) -> _manifest_pb2.EngineCheck:
-        """How this engine compares with the PyTorch encoder in `precision`. Unset: not measured, or `parity` says it."""
+        """Comparison of this engine with the PyTorch encoder in `precision`. Unset if not measured, or if `parity` is that
+        comparison.
+        """
 
     def __init__(
         self,
@@ -249,7 +251,7 @@ Global___Model: _TypeAlias = Model  # noqa: Y015
 
 @_typing.final
 class Limits(_message.Message):
-    """The limits of a server. A request beyond one is refused with a message that names it."""
+    """Limits of a server. A request that exceeds a limit is rejected with a message that names it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -263,27 +265,27 @@ class Limits(_message.Message):
     MAX_ATTENTION_QUERIES_FIELD_NUMBER: _builtins.int
     MAX_COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     max_inputs_per_request: _builtins.int
-    """The most texts in one request."""
+    """Maximum number of inputs per request."""
     max_text_bytes: _builtins.int
-    """The most bytes of UTF-8 in one text."""
+    """Maximum size of a text in UTF-8 bytes, including its prompt."""
     max_concurrent_inputs: _builtins.int
-    """The most texts that may wait or run at a time, over all requests, those for attention and those
-    for embeddings each by themselves.
+    """Maximum number of inputs that are queued or running over all requests. Inputs for attention and inputs for
+    embeddings are counted separately.
     """
     max_batch_tokens: _builtins.int
-    """The most tokens, padding included, that run in one batch."""
+    """Maximum number of tokens in a batch, including padding."""
     max_response_bytes: _builtins.int
-    """The largest response message."""
+    """Maximum size of a response message in bytes."""
     max_request_text_bytes: _builtins.int
-    """The most bytes of UTF-8 in all texts of one request."""
+    """Maximum total size of the texts in a request in UTF-8 bytes, including prompts."""
     max_request_bytes: _builtins.int
-    """The largest request message."""
+    """Maximum size of a request message in bytes."""
     max_attention_queries: _builtins.int
-    """The most queries in `EncodeRequest.attention`."""
+    """Maximum number of queries in `EncodeRequest.attention`."""
     max_computed_tokens: _builtins.int
-    """Maximum compute cost of one request in computed tokens, beyond running each text once. Leave-one-out and
-    PAIR_MATRIX_INTERACTION cost the tokens of all runs, PAIR_MATRIX_INPUT and contribution norms twice the tokens of
-    their runs, and a reduction of attention as many tokens as the model computes in the same time.
+    """Maximum compute cost of a request in computed tokens, in addition to running each input once. Leave-one-out and
+    PAIR_MATRIX_INTERACTION cost the tokens of all their runs. PAIR_MATRIX_INPUT and contribution norms cost twice
+    the tokens of their runs. A reduction costs as many tokens as the model computes in the same time.
     """
     def __init__(
         self,

@@ -28,33 +28,33 @@ class _QuantizationMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Qu
     QUANTIZATION_METHOD_UNSPECIFIED: _QuantizationMethod.ValueType  # 0
     """Never in a valid bundle."""
     QUANTIZATION_METHOD_FP32: _QuantizationMethod.ValueType  # 1
-    """In fp32."""
+    """fp32."""
     QUANTIZATION_METHOD_PLAIN: _QuantizationMethod.ValueType  # 2
-    """In int8."""
+    """int8."""
     QUANTIZATION_METHOD_SMOOTHED: _QuantizationMethod.ValueType  # 3
-    """In int8, the input being divided by a factor per column that the weight was multiplied with."""
+    """int8 with smoothing: each input column is divided by a factor, which is multiplied into the weight."""
     QUANTIZATION_METHOD_EXACT_COLUMNS: _QuantizationMethod.ValueType  # 4
-    """In int8 but for a few columns of the input, which are multiplied in fp32; the others may be smoothed."""
+    """int8, except for a few input columns that are multiplied in fp32. The other columns can be smoothed."""
 
 class QuantizationMethod(_QuantizationMethod, metaclass=_QuantizationMethodEnumTypeWrapper):
-    """How a product of matrices is computed."""
+    """Method that computes a matrix multiplication."""
 
 QUANTIZATION_METHOD_UNSPECIFIED: QuantizationMethod.ValueType  # 0
 """Never in a valid bundle."""
 QUANTIZATION_METHOD_FP32: QuantizationMethod.ValueType  # 1
-"""In fp32."""
+"""fp32."""
 QUANTIZATION_METHOD_PLAIN: QuantizationMethod.ValueType  # 2
-"""In int8."""
+"""int8."""
 QUANTIZATION_METHOD_SMOOTHED: QuantizationMethod.ValueType  # 3
-"""In int8, the input being divided by a factor per column that the weight was multiplied with."""
+"""int8 with smoothing: each input column is divided by a factor, which is multiplied into the weight."""
 QUANTIZATION_METHOD_EXACT_COLUMNS: QuantizationMethod.ValueType  # 4
-"""In int8 but for a few columns of the input, which are multiplied in fp32; the others may be smoothed."""
+"""int8, except for a few input columns that are multiplied in fp32. The other columns can be smoothed."""
 Global___QuantizationMethod: _TypeAlias = QuantizationMethod  # noqa: Y015
 
 @_typing.final
 class Quantization(_message.Message):
-    """A graph in int8 against the one in fp32. Cosines are measured on texts that it was not calibrated with: those of
-    `parity/int8_texts.txt`, one per line and kind after kind, cut at 256 tokens.
+    """Comparison of an int8 graph with its fp32 graph. Cosines are measured on the texts in `parity/int8_texts.txt`: one
+    per line, grouped by kind, truncated to 256 tokens. These texts were not used for calibration.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -75,34 +75,34 @@ class Quantization(_message.Message):
     NUM_JUDGED_GRAPHS_FIELD_NUMBER: _builtins.int
     UNRELIABLE_TIMINGS_FIELD_NUMBER: _builtins.int
     num_calibration_texts: _builtins.int
-    """The number of texts it was calibrated with."""
+    """Number of calibration texts."""
     num_texts: _builtins.int
-    """Number of texts it was measured on. Apart from the empty text, none of them was used for calibration or selection."""
+    """Number of measured texts. Apart from the empty text, none was used for calibration or selection."""
     num_tokens: _builtins.int
-    """The tokens of those, special tokens included."""
+    """Number of tokens in the measured texts, including special tokens."""
     mean_cosine: _builtins.float
-    """The mean cosine that was found."""
+    """Mean cosine of the embeddings with those in fp32."""
     min_cosine: _builtins.float
-    """The smallest cosine that was found."""
+    """Minimum cosine of the embeddings."""
     mean_token_cosine: _builtins.float
-    """The mean cosine of the vectors of a token."""
+    """Mean cosine of the token vectors with those in fp32."""
     min_token_cosine: _builtins.float
-    """The smallest cosine of the vectors of a token."""
+    """Minimum cosine of the token vectors."""
     neighbor_agreement: _builtins.float
-    """The share of texts whose nearest other text, by the embeddings' cosine, is the same as in fp32."""
+    """Fraction of texts that have the same nearest neighbor, by cosine, as in fp32."""
     max_batch_difference: _builtins.float
-    """The largest difference of a component of a token's vector between its batch and its text alone."""
+    """Maximum difference of a component of a token vector between a batch and the text alone."""
     num_selection_texts: _builtins.int
-    """Number of texts by which the quantized products were selected, apart from the calibration texts. 0 in bundles of
-    exporters that selected with the texts that they measured on.
+    """Number of texts used to select the quantized matrix multiplications, in addition to the calibration texts. 0 in
+    bundles of earlier exporters, which selected with the measured texts.
     """
     num_judged_graphs: _builtins.int
-    """Number of graphs that were measured on the texts of `num_texts`. After each one that failed the gate, selection
-    was repeated with a stricter one.
+    """Number of graphs that were measured on the `num_texts` texts. After each graph that failed the gate, selection
+    was repeated with a stricter gate.
     """
     unreliable_timings: _builtins.bool
-    """Whether repeated timings disagreed, for example because other programs used the processor. If so, `speeds` and the
-    choice between methods of similar accuracy are unreliable.
+    """Whether repeated timings disagreed, for example because other programs used the processor. If so, `speeds` and
+    the choice between methods of similar accuracy are unreliable.
     """
     @_builtins.property
     def matmuls(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuantizedProduct]:
@@ -110,11 +110,11 @@ class Quantization(_message.Message):
 
     @_builtins.property
     def speeds(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuantizedSpeed]:
-        """How fast it is on the machine that exported it."""
+        """Latencies on the machine that exported the bundle."""
 
     @_builtins.property
     def text_kinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuantizedTextKind]:
-        """The figures of each kind of text by itself; `Parity.gates` has the limits that they met."""
+        """Cosines for each kind of text. `Parity.gates` has their limits."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ Global___Quantization: _TypeAlias = Quantization  # noqa: Y015
 
 @_typing.final
 class QuantizedTextKind(_message.Message):
-    """How far the embeddings of one kind of text agree with those in fp32."""
+    """Agreement with fp32 for one kind of text."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -154,13 +154,13 @@ class QuantizedTextKind(_message.Message):
     MEAN_COSINE_FIELD_NUMBER: _builtins.int
     MIN_COSINE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """What the texts are, for instance `sentences`."""
+    """Kind of text, such as `sentences`."""
     num_texts: _builtins.int
-    """The number of texts it was measured on."""
+    """Number of measured texts."""
     mean_cosine: _builtins.float
-    """The mean cosine that was found."""
+    """Mean cosine of the embeddings."""
     min_cosine: _builtins.float
-    """The smallest cosine that was found."""
+    """Minimum cosine of the embeddings."""
     def __init__(
         self,
         *,
@@ -179,7 +179,7 @@ Global___QuantizedTextKind: _TypeAlias = QuantizedTextKind  # noqa: Y015
 
 @_typing.final
 class QuantizedProduct(_message.Message):
-    """One product."""
+    """A matrix multiplication by a weight."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -188,13 +188,13 @@ class QuantizedProduct(_message.Message):
     ALPHA_FIELD_NUMBER: _builtins.int
     NUM_EXACT_COLUMNS_FIELD_NUMBER: _builtins.int
     weight: _builtins.str
-    """Its weight: the name of the initializer in the fp32 graph."""
+    """Name of the weight's initializer in the fp32 graph."""
     method: Global___QuantizationMethod.ValueType
-    """How it is computed."""
+    """Quantization method."""
     alpha: _builtins.float
-    """The exponent of the smoothing; 0: none."""
+    """Smoothing exponent. 0 without smoothing."""
     num_exact_columns: _builtins.int
-    """The number of columns of the input that are multiplied in fp32."""
+    """Number of input columns that are multiplied in fp32."""
     def __init__(
         self,
         *,
@@ -213,7 +213,9 @@ Global___QuantizedProduct: _TypeAlias = QuantizedProduct  # noqa: Y015
 
 @_typing.final
 class QuantizedSpeed(_message.Message):
-    """Time of one batch on one thread: the minimum of repetitions that alternate with fp32 in one process."""
+    """Latency of a batch on one thread. Each value is the minimum over repetitions that alternate between int8 and fp32
+    in one process.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -222,13 +224,13 @@ class QuantizedSpeed(_message.Message):
     LATENCY_MS_FIELD_NUMBER: _builtins.int
     LATENCY_MS_FP32_FIELD_NUMBER: _builtins.int
     batch_size: _builtins.int
-    """Texts in the batch."""
+    """Number of texts in the batch."""
     num_tokens: _builtins.int
-    """Tokens per text."""
+    """Number of tokens per text."""
     latency_ms: _builtins.float
-    """Latency in int8."""
+    """Latency in int8, in milliseconds."""
     latency_ms_fp32: _builtins.float
-    """Latency in fp32."""
+    """Latency in fp32, in milliseconds."""
     def __init__(
         self,
         *,

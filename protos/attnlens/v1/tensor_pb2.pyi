@@ -26,44 +26,42 @@ class _DataType:
 class _DataTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataType.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     DATA_TYPE_UNSPECIFIED: _DataType.ValueType  # 0
-    """Not stated. In a request it means the default, DATA_TYPE_FLOAT32."""
+    """Not specified. In a request, DATA_TYPE_FLOAT32."""
     DATA_TYPE_FLOAT32: _DataType.ValueType  # 1
     """IEEE 754 binary32."""
     DATA_TYPE_FLOAT16: _DataType.ValueType  # 2
     """IEEE 754 binary16."""
     DATA_TYPE_INT32: _DataType.ValueType  # 3
-    """Two's complement 32-bit integer: indices."""
+    """Signed 32-bit integer. Used for indices."""
     DATA_TYPE_INT64: _DataType.ValueType  # 4
-    """Two's complement 64-bit integer. Inputs of graphs only, never on the wire."""
+    """Signed 64-bit integer. Only used for graph inputs, never in messages."""
     DATA_TYPE_BFLOAT16: _DataType.ValueType  # 5
-    """The upper 16 bits of a binary32. Not used yet."""
+    """Upper 16 bits of a binary32 (bfloat16). Not used yet."""
     DATA_TYPE_UINT8: _DataType.ValueType  # 6
-    """Unsigned 8-bit integer: levels of a scale, see `AttentionResult.sqrt_uint8`."""
+    """Unsigned 8-bit integer. Used for quantized weights, see `AttentionResult.sqrt_uint8`."""
 
 class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper):
-    """The element types that a tensor can have, in a graph or on the wire."""
+    """Element type of a tensor, in a graph or in a message."""
 
 DATA_TYPE_UNSPECIFIED: DataType.ValueType  # 0
-"""Not stated. In a request it means the default, DATA_TYPE_FLOAT32."""
+"""Not specified. In a request, DATA_TYPE_FLOAT32."""
 DATA_TYPE_FLOAT32: DataType.ValueType  # 1
 """IEEE 754 binary32."""
 DATA_TYPE_FLOAT16: DataType.ValueType  # 2
 """IEEE 754 binary16."""
 DATA_TYPE_INT32: DataType.ValueType  # 3
-"""Two's complement 32-bit integer: indices."""
+"""Signed 32-bit integer. Used for indices."""
 DATA_TYPE_INT64: DataType.ValueType  # 4
-"""Two's complement 64-bit integer. Inputs of graphs only, never on the wire."""
+"""Signed 64-bit integer. Only used for graph inputs, never in messages."""
 DATA_TYPE_BFLOAT16: DataType.ValueType  # 5
-"""The upper 16 bits of a binary32. Not used yet."""
+"""Upper 16 bits of a binary32 (bfloat16). Not used yet."""
 DATA_TYPE_UINT8: DataType.ValueType  # 6
-"""Unsigned 8-bit integer: levels of a scale, see `AttentionResult.sqrt_uint8`."""
+"""Unsigned 8-bit integer. Used for quantized weights, see `AttentionResult.sqrt_uint8`."""
 Global___DataType: _TypeAlias = DataType  # noqa: Y015
 
 @_typing.final
 class Tensor(_message.Message):
-    """A dense array. `data` can be viewed in place: for instance
-    `numpy.frombuffer(data, "<f4").reshape(shape)`.
-    """
+    """A dense array. `data` can be read without a copy, for example with `numpy.frombuffer(data, "<f4").reshape(shape)`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -71,12 +69,14 @@ class Tensor(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     data_type: Global___DataType.ValueType
-    """The element type."""
+    """Element type."""
     data: _builtins.bytes
-    """The elements in row-major order, each little-endian, without gaps."""
+    """Elements in row-major order, each little-endian, without padding. The length is the product of `shape` times the
+    element size.
+    """
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The length of each axis, outermost first."""
+        """Length of each axis, outermost first."""
 
     def __init__(
         self,
