@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from attnlens.reductions import AttentionReduction
-from attnlens.signatures import names_its_arguments
+from attnlens.signatures import checks_arguments
 
 PoolingName: TypeAlias = Literal["mean", "cls", "max", "last_token", "weighted_mean", "mean_sqrt_length"]
 DataTypeName: TypeAlias = Literal["float32", "float16"]
@@ -21,7 +21,7 @@ PairMatrixName: TypeAlias = Literal["output", "interaction", "input"]
 MAX_INT32 = 2**31 - 1
 
 
-@names_its_arguments
+@checks_arguments
 @dataclass(frozen=True, slots=True)
 class TokenIds:
     """A text as token ids, which are used as they are: special tokens must be among them.
@@ -39,7 +39,7 @@ class TokenIds:
 Text: TypeAlias = str | tuple[str, str] | Sequence[int] | TokenIds
 
 
-@names_its_arguments
+@checks_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionQuery:
     """One thing to return of the attention of each text.

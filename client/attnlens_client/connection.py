@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 
 import grpc
 
-from attnlens.signatures import names_its_arguments
+from attnlens.signatures import checks_arguments
 from attnlens_client.arguments import whole_number
 from attnlens_client.core.session import Session
 
@@ -60,7 +60,7 @@ def checked_address(address: str) -> str:
     return address
 
 
-@names_its_arguments
+@checks_arguments
 @dataclass(eq=False, repr=False)
 class Connection:
     """The options of `Client` and `AsyncClient`. The connection itself is made with the first call.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from attnlens.patterns import Band, Blocks
 from attnlens.reductions import RowStatistics, SparseWeights, TopKWeights
-from attnlens.reductions.sqrt_uint8 import from_levels
+from attnlens.reductions.forms import from_levels
 from attnlens_client import coloured_text
 from attnlens_client.arguments import AttentionQuery
 from attnlens_client.coloured_text import printable

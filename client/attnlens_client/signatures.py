@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
-from attnlens.signatures import check_call
+from attnlens.signatures import check_arguments
 
 _P = ParamSpec("_P")
 _Client = TypeVar("_Client")
@@ -31,7 +31,7 @@ def takes(
             try:
                 plan = make(*args, **options)
             except TypeError:
-                check_call(f"{type(client).__name__}.{method.__name__}", signature, args, options)
+                check_arguments(f"{type(client).__name__}.{method.__name__}", signature, args, options)
                 raise
             return method(client, plan)
 

@@ -1,7 +1,7 @@
-"""The bundle directory as a contract: reading, writing and verifying `manifest.json`.
+"""Reads and writes the manifest of a bundle, and verifies the bundle's files against it.
 
-Used by the exporter, which writes it, and by the server, which trusts nothing that it does not verify.
-The schema is the message `attnlens.v1.Manifest`; docs/bundle.md explains the directory.
+The exporter writes `manifest.json`; the server verifies it before use. `attnlens.v1.Manifest` is the schema,
+and docs/bundle.md describes the directory.
 """
 
 import hashlib
@@ -15,17 +15,17 @@ from attnlens.v1.manifest_pb2 import BundleFile, Graph, GraphPurpose, Manifest, 
 
 FORMAT_VERSION = 2
 KNOWN_FEATURES: frozenset[str] = frozenset()
-"""Entries of `Manifest.required_features` that this version can read."""
+"""Entries of `Manifest.required_features` that this version supports."""
 MANIFEST_NAME = "manifest.json"
-MAX_MANIFEST_BYTES = 16 << 20  # one of 24 layers has 60 kB
+MAX_MANIFEST_BYTES = 16 << 20  # the manifest of a model with 24 layers has 60 kB
 
 
 class BundleError(Exception):
-    """A bundle is missing, incomplete, altered or of another format. The message names the file."""
+    """A bundle is missing, incomplete, modified or has an unsupported format. The message names the file."""
 
 
 class FileState(NamedTuple):
-    """What the system knows of a file. Whoever writes to a file or replaces it changes this, too."""
+    """Metadata of a file from the file system. Writing to or replacing the file changes it."""
 
     device: int
     inode: int
@@ -34,25 +34,25 @@ class FileState(NamedTuple):
     changed_ns: int
 
 
-def state_of(path: Path) -> FileState:
-    """Return the state of a file."""
-    found = path.stat()
-    return FileState(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+def read_state(path: Path) -> FileState:
+    """Return the current metadata of a file."""
+    stat = path.stat()
+    return FileState(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 def read_manifest(directory: Path, name: str = MANIFEST_NAME) -> Manifest:
-    """Parse `directory/manifest.json`, or the manifest that has another name there.
+    """Parse the manifest `name` in `directory`.
 
     Raises:
-        BundleError: the file is missing, is not a manifest, has another format version, or requires an
-            unknown feature.
+        BundleError: The file is missing, is not a valid manifest, or has a format version or a required
+            feature that this version does not support.
     """
     path = directory / name
     if path.exists() and not path.is_file():
-        raise BundleError(f"{directory} is not a bundle: {name} is no regular file")
+        raise BundleError(f"{directory} is not a bundle: {name} is not a regular file")
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise BundleError(f"{path} is not a manifest: it has more than {MAX_MANIFEST_BYTES} bytes")
+            raise BundleError(f"{path} is not a manifest: it is larger than {MAX_MANIFEST_BYTES} bytes")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise BundleError(f"{directory} is not a bundle: {name} can't be read ({error.strerror})") from error
@@ -64,22 +64,23 @@ def read_manifest(directory: Path, name: str = MANIFEST_NAME) -> Manifest:
         raise BundleError(f"{path} is not a manifest: {error}") from error
     if manifest.format_version != FORMAT_VERSION:
         raise BundleError(
-            f"{path} has format version {manifest.format_version}, this version of attnlens reads "
-            f"{FORMAT_VERSION}: export the bundle again, or install the version of attnlens that wrote it"
+            f"{path} has format version {manifest.format_version}, but this version of attnlens only reads "
+            f"{FORMAT_VERSION}: export the bundle again, or install the version of attnlens that exported it"
         )
     unknown = sorted(set(manifest.required_features) - KNOWN_FEATURES)
     if unknown:
         raise BundleError(
-            f"{path} requires {', '.join(unknown)}, which this version of attnlens does not know: install "
-            "the version of attnlens that wrote it"
+            f"{path} requires {', '.join(unknown)}, which this version of attnlens does not support: "
+            "install the version that exported it"
         )
     return manifest
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write `directory/manifest.json`, the field names as in the .proto file.
+    """Write `directory/manifest.json`, with the field names of the .proto file.
 
-    Fields that are 0, false or empty are written too: what is absent, the version that wrote it did not know.
+    Fields with default values are written too. A missing field therefore means that the exporter did not have
+    it.
     """
     text = json_format.MessageToJson(
         manifest, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
@@ -88,7 +89,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def describe_file(directory: Path, path: Path) -> BundleFile:
-    """Return the manifest's entry for `path`, a file below `directory`."""
+    """Return the manifest entry of the file `path` in `directory`."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
     return BundleFile(
@@ -101,19 +102,18 @@ def describe_file(directory: Path, path: Path) -> BundleFile:
 def verify_files(
     directory: Path, manifest: Manifest, paths: frozenset[str] | None = None
 ) -> dict[str, FileState]:
-    """Check that every file of the manifest is there, unaltered.
+    """Verify size and SHA-256 of the files in the manifest.
 
     Args:
-        directory: of the bundle.
-        manifest: what it says of itself.
-        paths: check these files only, those of them that the manifest lists; None: all.
+        directory: Bundle directory.
+        manifest: Manifest of the bundle.
+        paths: Files to verify; entries that the manifest does not list are ignored. If None, all files.
 
     Returns:
-        The state of each file that was checked, by its path in the manifest, from before it was read.
+        Metadata of each verified file by its path in the manifest, read before its contents.
 
     Raises:
-        BundleError: a file is listed twice, is missing, has another size or SHA-256, or lies outside the
-            bundle.
+        BundleError: A file is listed twice, missing, modified or outside the bundle, or a graph has no hash.
     """
     listed = {file.path for file in manifest.files}
     if len(listed) < len(manifest.files):
@@ -121,7 +121,9 @@ def verify_files(
         raise BundleError(f"{directory / MANIFEST_NAME} lists {path} {count} times: export the bundle again")
     for graph in manifest.graphs:
         if graph.path not in listed:
-            raise BundleError(f"{directory / MANIFEST_NAME} has no hash for its graph {graph.path}")
+            raise BundleError(
+                f"{directory / MANIFEST_NAME} has no hash for its graph {graph.path}: export the bundle again"
+            )
     return {
         file.path: _verify_file(directory, file)
         for file in manifest.files
@@ -136,15 +138,17 @@ def _verify_file(directory: Path, expected: BundleFile) -> FileState:
     path = directory / relative
     if not path.is_file():
         raise BundleError(f"{path} is missing: copy the whole bundle, or export it again")
-    state = state_of(path)
+    state = read_state(path)
     if state.size_bytes != expected.size_bytes:
         raise BundleError(
-            f"{path} was altered: it has {state.size_bytes} bytes, the manifest says {expected.size_bytes}"
+            f"{path} was altered: it has {state.size_bytes} bytes, but the manifest states "
+            f"{expected.size_bytes}: restore it, or export the bundle again"
         )
     actual = describe_file(directory, path)
     if actual.sha256 != expected.sha256:
         raise BundleError(
-            f"{path} was altered: its SHA-256 is {actual.sha256}, the manifest says {expected.sha256}"
+            f"{path} was altered: its SHA-256 is {actual.sha256}, but the manifest states {expected.sha256}: "
+            "restore it, or export the bundle again"
         )
     return state
 
@@ -154,25 +158,25 @@ def find_graph(
     purpose: GraphPurpose.ValueType,
     precision: Precision.ValueType = Precision.PRECISION_FP32,
 ) -> Graph:
-    """Return the graph that is there for `purpose` and computes in `precision`.
+    """Return the graph with this purpose and precision.
 
     Raises:
-        BundleError: the bundle has no such graph, or several.
+        BundleError: The bundle has no such graph, or more than one.
     """
-    found = [graph for graph in manifest.graphs if (graph.purpose, graph.precision) == (purpose, precision)]
-    if len(found) != 1:
-        names = f"{GraphPurpose.Name(purpose)} graph in {Precision.Name(precision)}"
-        number = "no" if not found else f"more than one ({', '.join(graph.path for graph in found)})"
-        raise BundleError(f"the bundle of {manifest.model_name!r} has {number} {names}")
-    return found[0]
+    graphs = [graph for graph in manifest.graphs if (graph.purpose, graph.precision) == (purpose, precision)]
+    if len(graphs) != 1:
+        description = f"{GraphPurpose.Name(purpose)} graph in {Precision.Name(precision)}"
+        count = "no" if not graphs else f"more than one ({', '.join(graph.path for graph in graphs)})"
+        raise BundleError(f"the bundle of {manifest.model_name!r} has {count} {description}")
+    return graphs[0]
 
 
 def embedding_size(manifest: Manifest) -> int:
-    """Return the width of an embedding, where a request does not say how many components to keep."""
+    """Return the default embedding size, for requests without `dimensions`."""
     return manifest.pooling.truncate_dim or max_dimensions(manifest)
 
 
 def max_dimensions(manifest: Manifest) -> int:
-    """Return how many components an embedding may have: a token vector's, or the last dense layer's."""
+    """Return the maximum embedding size: that of the last dense layer, or the hidden size."""
     dense = manifest.pooling.dense
     return dense[-1].out_features if dense else manifest.architecture.hidden_size

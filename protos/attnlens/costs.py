@@ -1,22 +1,22 @@
 """Estimated compute cost of explanations and reductions, in computed tokens.
 
-One computed token is one token in one run of the embeddings graph. Running each text once, which every
-method does, is not counted. Servers compare the estimate with a limit before they start, and clients split
-requests by it.
+A computed token is one token in one run of the embeddings graph. The estimate excludes the first run of each
+text, which every method needs. Servers compare it with a limit before they run a request, and clients use it
+to split requests.
 
-Letters: L layers, K selected heads, h 1 if heads are averaged, else K, T tokens of a text, E dimensions of an
-embedding.
+Dimension names: L layers, K selected heads, h 1 if heads are averaged, otherwise K, T tokens of a text, E
+embedding size.
 """
 
 import math
 
 from attnlens.reductions.choices import AttentionReduction, SqrtUint8, Statistics, Threshold, TopK
 
-# Measured with one thread: floating-point operations of the model in the time of 1 ns of numpy.
+# Floating-point operations that the model computes in the time of 1 ns of NumPy, measured with one thread.
 _FLOPS_PER_NS = 60
-_SWEEP_TOKENS = 2  # a token in the contributions graph takes as long as two in the embeddings graph
+_SWEEP_TOKENS = 2  # a token in the contributions graph costs as much as two in the embeddings graph
 
-# Nanoseconds for each attention weight that a step visits: the slowest of several shapes.
+# Nanoseconds per attention weight that a step processes, for the slowest of several measured shapes.
 _COPY_NS = 1.5
 _HEAD_MEAN_NS = 1.0
 _WORDS_NS = 8.0
@@ -38,7 +38,7 @@ def flops_per_token(hidden_size: int, intermediate_size: int, num_layers: int) -
 
 
 def masked_runs_cost(num_tokens: int, num_runs: int) -> int:
-    """Return the cost of running a text `num_runs` times, each time without one token."""
+    """Return the cost of running a text `num_runs` times with one token masked in each run."""
     return num_tokens * num_runs
 
 
@@ -48,10 +48,10 @@ def sweeps_cost(num_tokens: int, num_runs: int) -> int:
 
 
 def input_matrix_cost(num_tokens: tuple[int, int], dimensions: int) -> int:
-    """Return the cost of the input matrix of two texts.
+    """Return the cost of PAIR_MATRIX_INPUT for two texts.
 
-    The shorter text runs through the contributions graph E times, the longer one once for each row of the
-    result.
+    The contributions graph runs E times for the shorter text, and for the longer text once per token of the
+    shorter one and once for its baseline.
     """
     shorter, longer = sorted(num_tokens)
     return sweeps_cost(shorter, dimensions) + sweeps_cost(longer, shorter + 1)
@@ -70,7 +70,7 @@ def reduction_cost(
 
     Args:
         reduction: The reduction. T is an upper bound for its words.
-        num_layers: L, reduced one by one or together.
+        num_layers: L.
         num_heads: K.
         num_tokens: T.
         is_mean_of_heads: Whether heads are averaged.

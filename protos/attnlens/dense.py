@@ -1,4 +1,7 @@
-"""The layers between the pooling and the embedding. N texts, I components in, O components out."""
+"""Dense layers between pooling and the embedding: loading and computing them.
+
+Dimension names: N texts, I input features, O output features.
+"""
 
 import math
 from collections.abc import Callable, Iterable
@@ -22,7 +25,7 @@ def _gelu(x: FloatArray) -> FloatArray:
 
 
 def _sigmoid(x: FloatArray) -> FloatArray:
-    return np.asarray(0.5 + 0.5 * np.tanh(0.5 * x))  # the same as 1 / (1 + exp(-x)), and never overflows
+    return np.asarray(0.5 + 0.5 * np.tanh(0.5 * x))  # equals 1 / (1 + exp(-x)), but never overflows
 
 
 _ACTIVATIONS: dict[Activation.ValueType, Callable[[FloatArray], FloatArray]] = {
@@ -37,13 +40,13 @@ _ACTIVATIONS: dict[Activation.ValueType, Callable[[FloatArray], FloatArray]] = {
 
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
-    """y = activation(x W' + b).
+    """A linear layer with an activation: y = activation(x W^T + b).
 
     Attributes:
         weight: W, (O, I).
         bias: b, (O,), or None.
-        activation: applied component by component.
-        normalize_input: scale x to length 1 first.
+        activation: Component-wise activation.
+        normalize_input: Whether to scale x to length 1 first.
     """
 
     weight: FloatArray
@@ -52,43 +55,45 @@ class DenseLayer:
     normalize_input: bool
 
     def __call__(self, vectors: FloatArray) -> FloatArray:
-        """Turn (N, I) into (N, O)."""
+        """Transform (N, I) to (N, O)."""
         vectors = normalize(vectors) if self.normalize_input else vectors
         result = vectors @ self.weight.T  # (N, O)
         return self.activation(result if self.bias is None else result + self.bias)
 
 
 def open_dense(directory: Path, manifest: Manifest) -> tuple[DenseLayer, ...]:
-    """Load the layers of a finished bundle, whose weights must have a hash in the manifest.
+    """Load the dense layers of a complete bundle, whose manifest lists a hash for all weights.
 
     Raises:
-        BundleError: a layer is unknown, or does not fit the layer before it or its weights.
+        BundleError: The manifest has no hash for a layer's weights. See also `open_layers`.
     """
     listed = {file.path for file in manifest.files}
     for dense in manifest.pooling.dense:
         path = _weights_path(dense)
         if path not in listed:
-            raise BundleError(f"{directory / MANIFEST_NAME} has no hash for the weights of its layer {path}")
+            raise BundleError(
+                f"{directory / MANIFEST_NAME} has no hash for the weights {path}: export the bundle again"
+            )
     return open_layers(directory, manifest.pooling.dense, manifest.architecture.hidden_size)
 
 
 def open_layers(directory: Path, layers: Iterable[Dense], hidden_size: int) -> tuple[DenseLayer, ...]:
-    """Load layers from files below `directory`; the first one takes pooled vectors (N, hidden_size).
+    """Load dense layers from files in `directory`. The input of the first layer has the size `hidden_size`.
 
     Raises:
-        BundleError: a layer is unknown, or does not fit the layer before it or its weights.
+        BundleError: A layer has an unknown activation, inconsistent sizes, or missing or invalid weights.
     """
     width, opened = hidden_size, []
     for dense in layers:
         if dense.activation not in _ACTIVATIONS:
             raise BundleError(
-                f"{directory / MANIFEST_NAME}: {dense.path} has no activation that this version knows: "
-                "install the version of attnlens that wrote the bundle"
+                f"{directory / MANIFEST_NAME}: {dense.path} has an activation that this version of attnlens "
+                "does not support: install the version that exported the bundle"
             )
         if dense.in_features != width:
             raise BundleError(
-                f"{directory / MANIFEST_NAME}: {dense.path} takes {dense.in_features} components and gets "
-                f"{width}: export the bundle again"
+                f"{directory / MANIFEST_NAME}: {dense.path} expects {dense.in_features} input features, but "
+                f"the previous step returns {width}: export the bundle again"
             )
         opened.append(_open_layer(directory / _weights_path(dense), dense))
         width = dense.out_features
@@ -106,13 +111,13 @@ def _open_layer(path: Path, dense: Dense) -> DenseLayer:
     try:
         weights: dict[str, npt.NDArray[np.float32]] = safetensors.numpy.load_file(path)
     except (SafetensorError, OSError, KeyError, TypeError, AttributeError) as error:
-        # The last three: numpy lacks the element type.
+        # KeyError, TypeError and AttributeError: NumPy has no such element type.
         raise BundleError(f"{path} can't be read: {error}") from error
     found = {name: array.shape for name, array in weights.items()}
     if found != shapes or any(array.dtype != np.float32 for array in weights.values()):
-        raise BundleError(f"{path} holds {found} instead of {shapes} in fp32: export the bundle again")
+        raise BundleError(f"{path} contains {found} instead of {shapes} in fp32: export the bundle again")
     if not dense.out_features or not all(np.isfinite(array).all() for array in weights.values()):
-        raise BundleError(f"{path} is empty, or holds a NaN or an infinity: export the bundle again")
+        raise BundleError(f"{path} is empty or contains NaN or infinity: export the bundle again")
     return DenseLayer(
         weights["linear.weight"],
         weights.get("linear.bias"),

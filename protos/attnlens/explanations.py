@@ -1,13 +1,13 @@
-"""What the tokens of a text did for its embedding: the formulas that need no graph of their own.
+"""Formulas that score the tokens of a text, computed from model outputs with NumPy.
 
-    p      = the pooled vector through the dense layers, cut to the first components
-    target = d . p / |p|
+    p      = pooled vector after the dense layers, reduced to the first E components
+    target = d . p / |p|, with a direction d
 
-Sources: leave-one-out is erasure (Li et al. 2016, https://arxiv.org/abs/1612.08220), rollout is Abnar and
-Zuidema 2020 (https://arxiv.org/abs/2005.00928), the interaction is a second difference. docs/explanations.md
-says what each measures.
+Sources: leave-one-out is the erasure method of Li et al. 2016 (https://arxiv.org/abs/1612.08220); rollout is
+    Abnar
+and Zuidema 2020 (https://arxiv.org/abs/2005.00928). docs/explanations.md describes what each method measures.
 
-Letters: T tokens of a text, W words of it, D hidden size, E components of an embedding, L layers.
+Dimension names: T tokens, W words, D hidden size, E embedding size, L layers.
 """
 
 import math
@@ -26,7 +26,7 @@ ROLLOUT_RESIDUAL = 0.5
 
 
 class ExplainMethod(IntEnum):
-    """How to explain an embedding. The numbers are those of `attnlens.v1.ExplainMethod`, which says more."""
+    """Explanation methods, with the values of `attnlens.v1.ExplainMethod`, which describes them."""
 
     CONTRIBUTIONS = 1
     OUTPUT_SHARE = 2
@@ -37,35 +37,35 @@ class ExplainMethod(IntEnum):
 
 
 class ExplainLevel(IntEnum):
-    """What scores are about. The numbers are those of `attnlens.v1.ExplainLevel`."""
+    """Unit of scores, with the values of `attnlens.v1.ExplainLevel`."""
 
     TOKENS = 1
     WORDS = 2
 
 
 class PairMatrix(IntEnum):
-    """What to say of pairs of tokens. The numbers are those of `attnlens.v1.PairMatrix`, which says more."""
+    """Matrices of token pairs, with the values of `attnlens.v1.PairMatrix`, which describes them."""
 
     OUTPUT = 1
     INTERACTION = 2
     INPUT = 3
 
 
-# Methods whose scores and baseline add up to the target. All others are for ranking only.
+# Methods whose scores and baseline add up to the target. All other methods only rank tokens.
 COMPLETE_METHODS = frozenset({ExplainMethod.CONTRIBUTIONS, ExplainMethod.OUTPUT_SHARE})
-# Below this rank correlation with leave-one-out, scores are shown with a caution.
+# Scores of methods with a lower rank correlation with leave-one-out are shown with a warning.
 LOW_FAITHFULNESS = 0.7
 
 
 def pooling_weights(pooling: Pooling, num_tokens: int, num_excluded: int = 0) -> FloatArray:
-    """Return w (T,) with which `attnlens.pooling.pool` adds up token vectors: p = sum of w[t] h[t].
+    """Return the weights w (T,) of token vectors h in pooling: p = sum of w[t] h[t].
 
-    Of MAX: 1 for each token that counts, since it is no sum.
+    MAX is not a weighted sum. Its weights are 1 for included tokens and 0 for excluded ones.
 
     Args:
-        pooling: which formula.
+        pooling: Pooling method.
         num_tokens: T.
-        num_excluded: how many tokens at the beginning don't count, less than T.
+        num_excluded: Number of leading tokens to exclude, less than T.
     """
     weights = np.zeros(num_tokens, dtype=np.float32)
     counted, count = weights[num_excluded:], num_tokens - num_excluded
@@ -86,30 +86,38 @@ def pooling_weights(pooling: Pooling, num_tokens: int, num_excluded: int = 0) ->
     return weights
 
 
-def without_token(weights: FloatArray, pooling: Pooling, token: int) -> FloatArray | None:
-    """Return `pooling_weights` without a token; the others keep their positions. None: nothing counts."""
-    left = weights.copy()
-    left[token] = 0
-    count = int(np.count_nonzero(left))
+def exclude_token(weights: FloatArray, pooling: Pooling, token: int) -> FloatArray | None:
+    """Return pooling weights without one more token, or None if no token would be left.
+
+    The other tokens keep their positions.
+
+    Args:
+        weights: Result of `pooling_weights`, (T,).
+        pooling: Pooling method.
+        token: Index of the token to exclude.
+    """
+    result = weights.copy()
+    result[token] = 0
+    count = int(np.count_nonzero(result))
     if count == 0:
         return None
     if pooling in (Pooling.MEAN, Pooling.WEIGHTED_MEAN):
-        left /= left.sum()
+        result /= result.sum()
     elif pooling is Pooling.MEAN_SQRT_LENGTH:
-        left[left > 0] = 1 / math.sqrt(count)
-    return left
+        result[result > 0] = 1 / math.sqrt(count)
+    return result
 
 
 def pool_weighted(last_hidden_state: FloatArray, weights: FloatArray, pooling: Pooling) -> FloatArray:
-    """Reduce (T, D) to (D,) with the weights (T,) of `pooling_weights` or `without_token`."""
+    """Pool (T, D) into (D,) with weights (T,) from `pooling_weights` or `exclude_token`."""
     if pooling is Pooling.MAX:
         return np.asarray(last_hidden_state[weights > 0].max(axis=0))
     return np.asarray(weights @ last_hidden_state)
 
 
-def unit(vector: npt.NDArray[np.floating]) -> Float64Array:
-    """Scale (..., E) to length 1, in double precision; zeros stay."""
-    double = np.asarray(vector, dtype=np.float64)
+def to_unit_length(vectors: npt.NDArray[np.floating]) -> Float64Array:
+    """Scale vectors (..., E) to length 1 in float64. Zero vectors stay zero."""
+    double = np.asarray(vectors, dtype=np.float64)
     lengths = np.linalg.norm(double, axis=-1, keepdims=True)
     return np.asarray(double / np.where(lengths > 0, lengths, 1))
 
@@ -117,12 +125,14 @@ def unit(vector: npt.NDArray[np.floating]) -> Float64Array:
 def output_shares(
     last_hidden_state: FloatArray, weights: FloatArray, direction: Float64Array, length: float
 ) -> Float64Array:
-    """Return w[t] h[t] . d / |p| for each token, (T,): they add up to the target.
+    """Return w[t] h[t] . d / |p| for each token, (T,). The values add up to the target.
+
+    Only valid without dense layers.
 
     Args:
-        last_hidden_state: (T, D); there are no dense layers.
+        last_hidden_state: h, (T, D).
         weights: w, (T,).
-        direction: d, (E,): of the first E components of D.
+        direction: d, (E,). Only the first E components of h are used.
         length: |p|.
     """
     shares = last_hidden_state[:, : len(direction)].astype(np.float64) @ direction
@@ -130,26 +140,28 @@ def output_shares(
 
 
 def leave_one_out_effects(
-    direction: Float64Array, embedding: Float64Array, left_out: Float64Array
+    direction: Float64Array, embedding: Float64Array, masked_embeddings: Float64Array
 ) -> Float64Array:
-    """Return d . (p / |p| - p' / |p'|) for each token, (T,): how much the target falls without it.
+    """Return d . (p / |p| - p' / |p'|) for each token, (T,): the decrease of the target without the token.
 
     Args:
         direction: d, (E,).
         embedding: p / |p|, (E,).
-        left_out: p' / |p'| without each token, (T, E); NaN where a token was not left out.
+        masked_embeddings: p' / |p'| without each token, (T, E). NaN for tokens that can't be left out.
     """
-    return np.asarray((embedding - left_out) @ direction)
+    return np.asarray((embedding - masked_embeddings) @ direction)
 
 
 def rollout(
     attention: Sequence[npt.NDArray[np.floating]], weights: FloatArray, residual: float = ROLLOUT_RESIDUAL
 ) -> Float64Array:
-    """Return w' R for R the product over layers of r I + (1 - r) A, later layers on the left: (T,), sum 1.
+    """Return the attention rollout w R, (T,), which sums to 1.
+
+    R is the matrix product of r I + (1 - r) A over the layers, with later layers on the left.
 
     Args:
-        attention: the mean over heads of each layer, L of (T, T), first layer first.
-        weights: (T,), scaled to sum to 1 here.
+        attention: A for each layer, first layer first: the mean over heads, (T, T).
+        weights: w, (T,). Scaled to sum to 1.
         residual: r.
     """
     row: Float64Array = weights.astype(np.float64) / weights.sum(dtype=np.float64)
@@ -159,20 +171,20 @@ def rollout(
 
 
 def received_attention(attention: npt.NDArray[np.floating]) -> Float64Array:
-    """Return what all tokens of (T, T), the mean over heads of the last layer, give to each: (T,), sum T."""
+    """Return the column sums (T,) of the last layer's mean over heads (T, T). They add up to T."""
     return np.asarray(attention.sum(axis=0, dtype=np.float64))
 
 
 def output_matrix(
     first: tuple[FloatArray, FloatArray], second: tuple[FloatArray, FloatArray], lengths: float, size: int
 ) -> Float64Array:
-    """Return w[i] h[i] . w'[j] h'[j] / (|p| |p'|) for two texts, (T, T'): the sum is the cosine of p and p'.
+    """Return w[i] h[i] . w'[j] h'[j] / (|p| |p'|) for two texts, (T, T'). The sum is the cosine of p and p'.
 
     Args:
         first: h (T, D) and w (T,) of the first text.
-        second: those of the second one.
+        second: h' and w' of the second text.
         lengths: |p| |p'|.
-        size: E, how many components of D the embedding has.
+        size: E. Only the first E components of h and h' are used.
     """
     rows, columns = (
         weights[:, None].astype(np.float64) * hidden[:, :size] for hidden, weights in (first, second)
@@ -183,22 +195,25 @@ def output_matrix(
 def interaction_matrix(
     first: tuple[Float64Array, Float64Array], second: tuple[Float64Array, Float64Array]
 ) -> Float64Array:
-    """Return s - s(-i) - s(-j) + s(-i-j) of the cosine s of two texts, (T, T').
+    """Return s - s(-i) - s(-j) + s(-i-j) for the cosine s of two texts, (T, T').
 
-    Each text is its embedding, p / |p| (E,), and the one without each token (T, E). The second difference of
-    a product of two vectors is the product of their differences.
+    The second difference of a dot product is the dot product of the differences.
+
+    Args:
+        first: Normalized embedding (E,) of the first text, and those without each of its tokens, (T, E).
+        second: The same for the second text.
     """
-    rows, columns = (embedding - left_out for embedding, left_out in (first, second))
+    rows, columns = (embedding - masked for embedding, masked in (first, second))
     return np.asarray(rows @ columns.T)
 
 
 def sum_over_words(scores: Float64Array, unit_ids: Sequence[int], axis: int = 0) -> Float64Array:
-    """Add up the scores of the tokens of each word, along an axis: (T, ...) to (W, ...). NaN stays NaN.
+    """Sum the scores of each word's tokens along an axis: (T, ...) to (W, ...). NaN propagates.
 
     Args:
-        scores: one a token.
-        unit_ids: the number of each token's word, from 0, T of them; none is left out.
-        axis: of tokens.
+        scores: Scores with one entry per token along `axis`.
+        unit_ids: Word index of each token.
+        axis: Token axis.
     """
     moved = np.moveaxis(scores, axis, 0)
     sums = np.zeros((max(unit_ids, default=-1) + 1, *moved.shape[1:]))
@@ -207,25 +222,25 @@ def sum_over_words(scores: Float64Array, unit_ids: Sequence[int], axis: int = 0)
 
 
 def rank_correlation(scores: npt.NDArray[np.floating], effects: npt.NDArray[np.floating]) -> float:
-    """Return Spearman's rank correlation over the places where both are numbers; equal numbers share a rank.
+    """Return Spearman's rank correlation over the positions where both values are finite.
 
-    NaN where there are fewer than three such places, or all numbers of one are equal.
+    NaN if there are fewer than three such positions, or if all values of one array are equal.
     """
-    known = np.isfinite(scores) & np.isfinite(effects)
-    if np.count_nonzero(known) < 3:  # noqa: PLR2004 - two always agree or disagree
+    is_finite = np.isfinite(scores) & np.isfinite(effects)
+    if np.count_nonzero(is_finite) < 3:  # noqa: PLR2004 - the correlation of two values is always 1 or -1
         return math.nan
-    return spearman(scores[known], effects[known])
+    return spearman(scores[is_finite], effects[is_finite])
 
 
 def spearman(first: npt.NDArray[np.floating], second: npt.NDArray[np.floating]) -> float:
-    """Return Spearman's rank correlation of two samples; equal numbers share a rank. NaN: all are equal."""
-    ranks = [_ranks(np.asarray(numbers, dtype=np.float64)) for numbers in (first, second)]
-    left, right = (numbers - numbers.mean() for numbers in ranks)
+    """Return Spearman's rank correlation, or NaN if all values of one array are equal. Ties share a rank."""
+    ranks = [_ranks(np.asarray(values, dtype=np.float64)) for values in (first, second)]
+    left, right = (values - values.mean() for values in ranks)
     length = math.sqrt(float(left @ left) * float(right @ right))
     return float(left @ right) / length if length else math.nan
 
 
-def _ranks(numbers: Float64Array) -> Float64Array:
-    _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+def _ranks(values: Float64Array) -> Float64Array:
+    _, indices, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
-    return np.asarray((ends - (counts - 1) / 2)[places], dtype=np.float64)
+    return np.asarray((ends - (counts - 1) / 2)[indices], dtype=np.float64)

@@ -1,10 +1,10 @@
-"""Attention between some tokens only: how its weights are laid out, and the (T, T) weights behind them.
+"""Sparse attention patterns: the compact layouts of their weights, and conversion to dense (T, T) weights.
 
-Both layouts have a row for each token, of a length that does not depend on T. The last columns of a row are
-not what the token gives, but what some tokens that attend to everything give to it.
+Both layouts have one row per token, whose length does not depend on T. The last columns of a row contain
+weights in the other direction: from tokens that attend to everything to the token of the row.
 
-Letters in shapes: T tokens, G global tokens, w window, b block size, C = ceil(T / b) blocks, S slots of a
-block, r random blocks, H heads. Dots stand for any axes before.
+Dimension names: T tokens, G global tokens, w window radius, b block size, C = ceil(T / b) blocks, S slots per
+block, r random blocks, H heads. "..." stands for any leading axes.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,15 @@ IndexArray: TypeAlias = npt.NDArray[np.int32]
 class Band:
     """A sliding window and global tokens (Beltagy et al. 2020, https://arxiv.org/abs/2004.05150).
 
-    The first G tokens that are no padding attend to all and all attend to them. Every other token attends to
-    those at most w places away. Row i of the weights (..., T, 2G + 2w + 1):
+    The first G non-padding tokens attend to, and are attended to by, every token. All other tokens attend to
+    tokens
+    within a distance of w. Row i of the weights (..., T, 2G + 2w + 1) consists of:
 
-    - G columns: what token i gives to each global token;
-    - 2w + 1 columns: what it gives to the tokens i - w to i + w; 0 at global tokens;
-    - G columns: what each global token gives to token i.
+    - G weights from token i to each global token
+    - 2w + 1 weights from token i to tokens i - w to i + w, 0 for global tokens
+    - G weights from each global token to token i
 
-    In the row of a global token the first G + 2w + 1 columns are 0.
+    In the row of a global token, the first G + 2w + 1 weights are 0.
 
     Attributes:
         window_radius: w.
@@ -41,53 +42,53 @@ class Band:
 
     @property
     def width(self) -> int:
-        """How many columns a row has."""
+        """Number of columns of a row."""
         return 2 * self.num_global_tokens + 2 * self.window_radius + 1
 
     def dense(self, rows: ArrayT, mask: npt.NDArray[Any] | None = None) -> ArrayT:
-        """Return the weights (..., T, T), query by key, that rows (..., T, 2G + 2w + 1) stand for.
+        """Convert rows (..., T, 2G + 2w + 1) to dense weights (..., T, T), query by key.
 
         Args:
-            rows: of one text.
-            mask: (T,), 1 for a token and 0 for padding; None: no padding.
+            rows: Rows of one text.
+            mask: (T,): 1 for tokens and 0 for padding. If None, there is no padding.
 
         Raises:
-            ValueError: the rows have another width.
+            ValueError: The rows have a different width.
         """
         num_tokens = _check_width(rows, self.width)
-        number, window = self.num_global_tokens, self.window_radius
+        num_global, window = self.num_global_tokens, self.window_radius
         dense = np.zeros((*rows.shape[:-1], num_tokens), dtype=rows.dtype)
-        places = np.arange(num_tokens)
+        positions = np.arange(num_tokens)
         for offset in range(-min(window, num_tokens - 1), min(window, num_tokens - 1) + 1):
-            queries = places[max(0, -offset) : num_tokens - max(0, offset)]
-            dense[..., queries, queries + offset] = rows[..., queries, number + window + offset]
-        live = places if mask is None else np.flatnonzero(mask)
-        given = rows[..., number + 2 * window + 1 :]
-        # Keys first, then queries: the row of a global token is its own.
-        for index, token in enumerate(live[:number]):
+            queries = positions[max(0, -offset) : num_tokens - max(0, offset)]
+            dense[..., queries, queries + offset] = rows[..., queries, num_global + window + offset]
+        global_tokens = (positions if mask is None else np.flatnonzero(mask))[:num_global]
+        from_global = rows[..., num_global + 2 * window + 1 :]
+        # Keys first, then queries, which overwrite the rows of global tokens.
+        for index, token in enumerate(global_tokens):
             dense[..., :, token] += rows[..., :, index]
-        for index, token in enumerate(live[:number]):
-            dense[..., token, :] = given[..., :, index]
-        return dense  # type: ignore[return-value] # the dtype is that of the rows
+        for index, token in enumerate(global_tokens):
+            dense[..., token, :] = from_global[..., :, index]
+        return dense  # type: ignore[return-value] # same dtype as the rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """Blocks of tokens that attend to some blocks (Zaheer et al. 2020, https://arxiv.org/abs/2007.14062).
+    """Attention between blocks of tokens of one text (Zaheer et al. 2020, https://arxiv.org/abs/2007.14062).
 
-    Row i of the weights (..., T, S * b + 2b):
+    Row i of the weights (..., T, S * b + 2b) consists of:
 
-    - S slots of b columns: what token i gives to the tokens of the blocks that `key_blocks` names for its own
-      block, in that order; what two slots give to the same token adds up;
-    - b columns: what each token of the first block gives to token i, where these attend to all blocks;
-    - b columns: the same of the last block.
+    - S slots of b weights from token i to the tokens of the key blocks of its block, in the order of
+      `key_blocks`. If two slots contain the same token, its weight is their sum.
+    - b weights from each token of the first block to token i, if that block attends to all blocks
+    - b weights from each token of the last block to token i, if that block attends to all blocks
 
-    In the rows of blocks that attend to all, the first S * b columns are 0.
+    In the rows of blocks that attend to all blocks, the first S * b weights are 0.
 
     Attributes:
         block_size: b.
-        key_blocks: (H, C, S) int32: for each head and block of queries the blocks that it attends to, -1 for
-            a slot that is not used. A block of which all slots are -1 attends to all.
+        key_blocks: (H, C, S) int32: Key blocks of each head and query block, or -1 for an unused slot. If all
+            slots of a block are -1, it attends to all blocks.
     """
 
     block_size: int
@@ -95,15 +96,15 @@ class Blocks:
 
     @property
     def width(self) -> int:
-        """How many columns a row has."""
+        """Number of columns of a row."""
         num_slots: int = self.key_blocks.shape[-1]
         return (num_slots + 2) * self.block_size
 
     def dense(self, rows: ArrayT) -> ArrayT:
-        """Return the weights (..., H, T, T), query by key, that rows (..., H, T, S * b + 2b) stand for.
+        """Convert rows (..., H, T, S * b + 2b) to dense weights (..., H, T, T), query by key.
 
         Raises:
-            ValueError: the rows have another width, or other numbers of heads or blocks.
+            ValueError: The rows have a different width, number of heads or number of blocks.
         """
         num_tokens = _check_width(rows, self.width)
         size = self.block_size
@@ -122,25 +123,26 @@ class Blocks:
             ]
         for block, start in ((0, num_slots * size), (num_blocks - 1, (num_slots + 1) * size)):
             first = block * size
-            number = min(size, num_tokens - first)
+            length = min(size, num_tokens - first)
             for head in np.flatnonzero((self.key_blocks[:, block] < 0).all(axis=-1)):
-                given = rows[..., head, :, start : start + number]  # (..., T, b)
-                dense[..., head, first : first + number, :num_tokens] = np.swapaxes(given, -1, -2)
-        return dense[..., :num_tokens]  # type: ignore[return-value] # the dtype is that of the rows
+                from_block = rows[..., head, :, start : start + length]  # (..., T, b)
+                dense[..., head, first : first + length, :num_tokens] = np.swapaxes(from_block, -1, -2)
+        return dense[..., :num_tokens]  # type: ignore[return-value] # same dtype as the rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockTable:
-    """Which blocks attend to which, for a text of any length.
+    """Attention between blocks for texts of any length.
 
-    Up to `max_full_blocks` blocks, all attend to all. In longer texts the first and the last block attend to
-    all. Any other attends to the first, the last, itself, the one on each side, and r blocks of the table.
+    In a text of up to `max_full_blocks` blocks, all blocks attend to all. In longer texts, the first and last
+    block attend to all. Any other block attends to the first, the last, itself, its neighbors, and r blocks
+    of the table.
 
     Attributes:
         block_size: b.
-        max_full_blocks: see above.
-        random_blocks: (H, N, r) int32, for each head and block 1 to N. A block that is attended to anyway
-            counts once more; -1, and blocks beyond the text, are not attended to.
+        max_full_blocks: Maximum number of blocks with full attention.
+        random_blocks: (H, N, r) int32: Random key blocks of each head and of blocks 1 to N. Weights of a
+            block that is already attended to are added. Entries that are -1 or beyond the text are unused.
     """
 
     block_size: int
@@ -149,17 +151,17 @@ class BlockTable:
 
     @property
     def num_slots(self) -> int:
-        """S: enough for all blocks of a short text, and for the first, last, three and r of a long one."""
+        """S: enough slots for all blocks of a short text, and for the 5 + r key blocks in a longer text."""
         num_random: int = self.random_blocks.shape[-1]
         return max(self.max_full_blocks, 5 + num_random)
 
     @property
     def width(self) -> int:
-        """How many columns a row has."""
+        """Number of columns of a row."""
         return (self.num_slots + 2) * self.block_size
 
     def of_heads(self, heads: Sequence[int]) -> "BlockTable":
-        """Return the table of some heads, in this order."""
+        """Return the table of the given heads, in this order."""
         return BlockTable(self.block_size, self.max_full_blocks, self.random_blocks[list(heads)])
 
     def at(self, num_tokens: int) -> Blocks:
@@ -180,11 +182,11 @@ class BlockTable:
 
 
 Pattern: TypeAlias = Band | BlockTable
-"""What the layout of a kind of attention depends on beside the text."""
+"""Pattern of an attention mechanism, independent of the text."""
 
 
 def _check_width(rows: npt.NDArray[Any], width: int) -> int:
     """Return T of rows (..., T, width)."""
     if rows.ndim < 2 or rows.shape[-1] != width:  # noqa: PLR2004 - tokens, columns
-        raise ValueError(f"rows of shape {rows.shape} have not {width} columns")
+        raise ValueError(f"rows of shape {rows.shape} do not have {width} columns")
     return int(rows.shape[-2])

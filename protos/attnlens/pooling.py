@@ -1,9 +1,11 @@
-"""From the token vectors of a text to its embedding. N texts, T tokens, D hidden size, E components.
+"""Pooling of token vectors and the steps from a pooled vector to an embedding.
 
-    pool -> dense layers -> normalize -> cut -> normalize
+    pool -> dense layers -> normalize -> keep the first dimensions -> normalize
 
-The formulas are those of `attnlens.v1.Pooling`, and of sentence-transformers. The server and the exporter's
-gate of int8 use the same code. `attnlens.dense` reads the layers.
+The formulas are those of `attnlens.v1.Pooling` and sentence-transformers. `attnlens.dense` loads the dense
+layers.
+
+Dimension names: N texts, T tokens, D hidden size, E embedding size.
 """
 
 import math
@@ -17,7 +19,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class Pooling(IntEnum):
-    """How the token vectors of a text become one. The numbers are those of `attnlens.v1.Pooling`."""
+    """Pooling methods, with the values of `attnlens.v1.Pooling`."""
 
     MEAN = 1
     CLS = 2
@@ -28,12 +30,12 @@ class Pooling(IntEnum):
 
 
 def pool(last_hidden_state: FloatArray, pooling: Pooling, num_excluded: int = 0) -> FloatArray:
-    """Reduce (T, D) to (D,).
+    """Pool token vectors (T, D) into one vector (D,).
 
     Args:
-        last_hidden_state: the token vectors, without padding.
-        pooling: which formula.
-        num_excluded: how many tokens at the beginning don't count, less than T.
+        last_hidden_state: Token vectors without padding.
+        pooling: Pooling method.
+        num_excluded: Number of leading tokens to exclude, less than T.
     """
     counted = last_hidden_state[num_excluded:]
     match pooling:
@@ -60,14 +62,15 @@ def finish(
     normalize_first: bool = False,
     normalize_last: bool = False,
 ) -> FloatArray:
-    """Turn pooled vectors (N, D) into embeddings (N, E).
+    """Convert pooled vectors (N, D) to embeddings (N, E).
 
     Args:
-        pooled: what `pool` returned for each text.
-        dense: the layers that pooled vectors go through.
-        dimensions: E, how many components are kept; None: all.
-        normalize_first: scale to length 1 before components are cut off, as publishers do.
-        normalize_last: scale to length 1 at the end.
+        pooled: One result of `pool` per text.
+        dense: Dense layers to apply.
+        dimensions: E, the number of components to keep. If None, all.
+        normalize_first: Whether to scale to length 1 before components are removed, like
+            sentence-transformers.
+        normalize_last: Whether to scale the result to length 1.
     """
     vectors = pooled
     for layer in dense:
@@ -79,6 +82,6 @@ def finish(
 
 
 def normalize(vectors: FloatArray) -> FloatArray:
-    """Scale each row of (N, D) to length 1; a row of zeros stays as it is."""
+    """Scale each row of (N, D) to length 1. Zero rows stay zero."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.maximum(lengths, 1e-12))

@@ -1,4 +1,4 @@
-"""Calls with wrong arguments: the message names what was called and, for an unknown name, the nearest."""
+"""TypeErrors for invalid arguments that name the called object and suggest the most similar argument name."""
 
 import difflib
 import functools
@@ -9,21 +9,21 @@ from typing import Any, TypeVar
 _Class = TypeVar("_Class")
 
 
-def check_call(
-    called: str, signature: inspect.Signature, args: Sequence[Any], options: Mapping[str, Any]
+def check_arguments(
+    name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    """Compare arguments with the signature of what was called, `self` in neither.
+    """Raise an error if the arguments do not match the signature. Neither includes `self`.
 
     Raises:
-        TypeError: it can't be called like that.
+        TypeError: The arguments do not match. The message starts with `name()`.
     """
     try:
-        signature.bind(*args, **options)
+        signature.bind(*args, **kwargs)
     except TypeError as error:
-        message = f"{called}() {error}"
-        for name in options.keys() - signature.parameters.keys():
-            message = f"{called}() has no argument {name!r}"
-            nearest = difflib.get_close_matches(name, signature.parameters, n=1)
+        message = f"{name}() {error}"
+        for unknown in kwargs.keys() - signature.parameters.keys():
+            message = f"{name}() has no argument {unknown!r}"
+            nearest = difflib.get_close_matches(unknown, signature.parameters, n=1)
             message += (
                 f": did you mean {nearest[0]!r}?"
                 if nearest
@@ -33,20 +33,20 @@ def check_call(
         raise TypeError(message) from None
 
 
-def names_its_arguments(kind: type[_Class]) -> type[_Class]:
-    """Let a class, and those that inherit its `__init__`, tell of wrong arguments as `check_call` does.
+def checks_arguments(cls: type[_Class]) -> type[_Class]:
+    """Class decorator: raise the errors of `check_arguments` from the constructor.
 
-    For dataclasses, put above `@dataclass`.
+    Subclasses that inherit `__init__` name themselves in the message. Put the decorator above `@dataclass`.
     """
-    signature, make = inspect.signature(kind), kind.__init__
+    signature, original_init = inspect.signature(cls), cls.__init__
 
-    @functools.wraps(make)
-    def with_names(self: _Class, /, *args: Any, **options: Any) -> None:  # noqa: ANN401 - whatever is given
+    @functools.wraps(original_init)
+    def init(self: _Class, /, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - any arguments
         try:
-            make(self, *args, **options)
+            original_init(self, *args, **kwargs)
         except TypeError:
-            check_call(type(self).__name__, signature, args, options)
+            check_arguments(type(self).__name__, signature, args, kwargs)
             raise
 
-    kind.__init__ = with_names  # type: ignore[assignment]
-    return kind
+    cls.__init__ = init  # type: ignore[assignment]
+    return cls

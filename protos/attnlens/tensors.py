@@ -1,4 +1,4 @@
-"""numpy arrays to `attnlens.v1.Tensor` and back: shape, element type, little-endian bytes."""
+"""Conversion between NumPy arrays and `attnlens.v1.Tensor` messages."""
 
 import math
 from collections.abc import Sequence
@@ -19,33 +19,33 @@ _NUMPY_DTYPES: dict[DataType.ValueType, np.dtype[Any]] = {
 
 
 def numpy_dtype(data_type: DataType.ValueType) -> np.dtype[Any]:
-    """Return the little-endian numpy dtype; unspecified means float32.
+    """Return the little-endian NumPy dtype. DATA_TYPE_UNSPECIFIED means float32.
 
     Raises:
-        ValueError: the type is not one that goes over the wire.
+        ValueError: The type is not allowed in messages.
     """
     if data_type not in _NUMPY_DTYPES:
-        raise ValueError(f"data type {data_type} does not go over the wire")
+        raise ValueError(f"data type {data_type} is not allowed in messages")
     return _NUMPY_DTYPES[data_type]
 
 
 def to_tensor(array: npt.NDArray[Any], data_type: DataType.ValueType) -> Tensor:
-    """Convert `array` to `data_type` and pack it."""
+    """Return a message with the elements of `array`, converted to `data_type`."""
     tensor = Tensor()
     fill_tensor(tensor, array, data_type)
     return tensor
 
 
 def fill_tensor(tensor: Tensor, array: npt.NDArray[Any], data_type: DataType.ValueType) -> None:
-    """Pack into a tensor in its place: a message that is put into another one is copied."""
+    """Fill an existing message, which avoids the copy made by assigning the result of `to_tensor`."""
     contiguous = np.ascontiguousarray(array, dtype=numpy_dtype(data_type))
     _fill(tensor, array.shape, contiguous.tobytes(), data_type)
 
 
 def fill_stacked(tensor: Tensor, arrays: Sequence[npt.NDArray[Any]], data_type: DataType.ValueType) -> None:
-    """Pack N arrays of one shape as one array (N, ...), without making it."""
+    """Fill an existing message with N arrays of equal shape, as one tensor (N, ...)."""
     dtype = numpy_dtype(data_type)
-    data = b"".join(np.ascontiguousarray(each, dtype=dtype).data for each in arrays)
+    data = b"".join(np.ascontiguousarray(array, dtype=dtype).data for array in arrays)
     _fill(tensor, (len(arrays), *arrays[0].shape), data, data_type)
 
 
@@ -56,13 +56,13 @@ def _fill(tensor: Tensor, shape: tuple[int, ...], data: bytes, data_type: DataTy
 
 
 def from_tensor(tensor: Tensor) -> npt.NDArray[Any]:
-    """Return a read-only view of the tensor's bytes in its own shape and element type.
+    """Return a read-only array that shares the message's memory.
 
     Raises:
-        ValueError: the bytes do not fill the shape, or the type is not one that goes over the wire.
+        ValueError: The data does not match the shape, or the type is not allowed in messages.
     """
     dtype, shape = numpy_dtype(tensor.data_type), tuple(tensor.shape)
-    # numpy would take -1 for "as many as there are".
+    # NumPy would infer a length of -1.
     if any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize != len(tensor.data):
         raise ValueError(f"{len(tensor.data)} bytes of {dtype} do not fill the shape {shape}")
     return np.frombuffer(tensor.data, dtype).reshape(shape)

@@ -69,5 +69,5 @@ def test_the_mean_over_heads_of_a_band_is_the_band_of_the_mean() -> None:
 
 
 def test_rows_of_another_width_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"rows of shape \(2, 5, 6\) have not 7 columns"):
+    with pytest.raises(ValueError, match=r"rows of shape \(2, 5, 6\) do not have 7 columns"):
         Band(2, 1).dense(np.zeros((2, 5, 6)))

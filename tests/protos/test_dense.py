@@ -70,9 +70,9 @@ def test_vectors_are_scaled_first_where_a_normalize_stands_before(tmp_path: Path
 @pytest.mark.parametrize(
     ("dense", "message"),
     [
-        ({"in_features": 5}, "2_Dense takes 5 components and gets 3"),
-        ({"activation": 0}, "has no activation that this version knows"),
-        ({"path": "../elsewhere"}, "has no hash for the weights of its layer ../elsewhere"),
+        ({"in_features": 5}, "2_Dense expects 5 input features, but the previous step returns 3"),
+        ({"activation": 0}, "has an activation that this version of attnlens does not support"),
+        ({"path": "../elsewhere"}, "has no hash for the weights ../elsewhere"),
         ({"bias": False}, "instead of {'linear.weight': (4, 3)} in fp32"),
         ({"out_features": 5}, "instead of {'linear.weight': (5, 3)"),
     ],
@@ -103,5 +103,5 @@ def test_weights_of_another_kind_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("weight", [np.full((4, 3), np.nan, np.float32), np.ones((0, 3), np.float32)])
 def test_weights_that_give_no_vectors_are_refused(weight: np.ndarray, tmp_path: Path) -> None:
     write(tmp_path, weight=weight)
-    with pytest.raises(BundleError, match="is empty, or holds a NaN or an infinity"):
+    with pytest.raises(BundleError, match="is empty or contains NaN or infinity"):
         open_dense(tmp_path, manifest_of(bias=False, out_features=len(weight)))

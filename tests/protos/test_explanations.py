@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from attnlens.explanations import (
+    exclude_token,
     interaction_matrix,
     leave_one_out_effects,
     output_matrix,
@@ -16,8 +17,7 @@ from attnlens.explanations import (
     received_attention,
     rollout,
     sum_over_words,
-    unit,
-    without_token,
+    to_unit_length,
 )
 from attnlens.pooling import Pooling, pool
 
@@ -49,7 +49,7 @@ def test_without_a_token_the_others_keep_their_positions() -> None:
         Pooling.CLS: hidden[0],
         Pooling.LAST_TOKEN: hidden[3],
     }.items():
-        weights = without_token(pooling_weights(pooling, 4), pooling, 2)
+        weights = exclude_token(pooling_weights(pooling, 4), pooling, 2)
         assert weights is not None
         np.testing.assert_allclose(pool_weighted(hidden, weights, pooling), expected, atol=1e-6)
 
@@ -57,7 +57,7 @@ def test_without_a_token_the_others_keep_their_positions() -> None:
 @pytest.mark.parametrize(("pooling", "token"), [(Pooling.CLS, 0), (Pooling.LAST_TOKEN, 3), (Pooling.MEAN, 0)])
 def test_where_nothing_would_count_there_is_nothing(pooling: Pooling, token: int) -> None:
     num_tokens = 1 if pooling is Pooling.MEAN else 4
-    assert without_token(pooling_weights(pooling, num_tokens), pooling, token) is None
+    assert exclude_token(pooling_weights(pooling, num_tokens), pooling, token) is None
 
 
 @pytest.mark.parametrize("pooling", LINEAR)
@@ -79,13 +79,13 @@ def test_the_output_matrix_adds_up_to_the_cosine_and_its_rows_to_the_shares() ->
     matrix = output_matrix((first, weights[0]), (second, weights[1]), lengths, 4)
     assert matrix.shape == (4, 3)
     assert matrix.sum() == pytest.approx(a @ b / lengths, abs=1e-6)
-    shares = output_shares(first, weights[0], unit(b), float(np.linalg.norm(a)))
+    shares = output_shares(first, weights[0], to_unit_length(b), float(np.linalg.norm(a)))
     np.testing.assert_allclose(matrix.sum(axis=1), shares, atol=1e-6)
 
 
 def test_the_interaction_is_the_second_difference_of_the_cosine() -> None:
-    a, b = unit(vectors(1)[0]), unit(vectors(1, seed=1)[0])
-    without_a, without_b = unit(vectors(3, seed=2)), unit(vectors(2, seed=3))
+    a, b = to_unit_length(vectors(1)[0]), to_unit_length(vectors(1, seed=1)[0])
+    without_a, without_b = to_unit_length(vectors(3, seed=2)), to_unit_length(vectors(2, seed=3))
     without_a[0] = np.nan
     found = interaction_matrix((a, without_a), (b, without_b))
     assert np.isnan(found[0]).all()
@@ -94,7 +94,7 @@ def test_the_interaction_is_the_second_difference_of_the_cosine() -> None:
 
 
 def test_leaving_a_token_out_of_a_text_costs_one_less_the_cosine() -> None:
-    own, left_out = unit(vectors(1)[0]), unit(vectors(3, seed=2))
+    own, left_out = to_unit_length(vectors(1)[0]), to_unit_length(vectors(3, seed=2))
     effects = leave_one_out_effects(own, own, left_out)
     np.testing.assert_allclose(effects, 1 - left_out @ own, atol=1e-12)
 

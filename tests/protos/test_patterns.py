@@ -87,7 +87,7 @@ def test_rows_that_do_not_fit_are_refused() -> None:
     table = random_table(4, 7, 9, 1)
     blocks = table.at(33)
     rows = np.zeros((HEADS, 33, table.width))
-    with pytest.raises(ValueError, match=r"have not 36 columns"):
+    with pytest.raises(ValueError, match=r"do not have 36 columns"):
         blocks.dense(rows[..., 1:])
     for wrong in (rows[:1], rows[:, :32]):
         with pytest.raises(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlens.processor import multiplies_bf16
+from attnlens.openvino import multiplies_bf16
 
 
 @pytest.mark.parametrize(

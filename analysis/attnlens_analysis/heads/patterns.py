@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from attnlens.reductions.statistics import entropy
+from attnlens.reductions.forms import entropy
 from attnlens_analysis.heads.maps import TextMaps
 
 MIN_TOKENS = 8

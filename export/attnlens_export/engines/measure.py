@@ -14,10 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnlens import openvino_settings
 from attnlens.bundle import read_manifest
-from attnlens.openvino_settings import OpenvinoPrecision, compile_properties
-from attnlens.processor import multiplies_bf16
+from attnlens.openvino import PACKAGE, OpenvinoPrecision, compile_properties, multiplies_bf16
 from attnlens.v1.manifest_pb2 import EngineCheck, Gate, GateKind, Manifest, ParityFigure, Precision
 from attnlens_export.contributions.measure import Completeness, ContributionsResult
 from attnlens_export.engines.texts import BF16_LIMITS, FP32_LIMITS, Limits, Texts, measure_texts
@@ -45,7 +43,7 @@ from attnlens_runtimes import (
     Settings,
 )
 
-OPENVINO = openvino_settings.PACKAGE
+OPENVINO = PACKAGE
 PRECISIONS: tuple[OpenvinoPrecision, ...] = ("fp32", "bf16", "int8")
 CPU = "CPU"
 

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from attnlens.openvino_settings import LENGTH_MULTIPLE
+from attnlens.openvino import LENGTH_MULTIPLE
 from attnlens.v1.manifest_pb2 import GateKind, Manifest, OutputRole
 from attnlens_export.graph.names import EMBEDDINGS_PATH, HIDDEN_OUTPUT
 from attnlens_export.int8.precision import TEXTS_PATH

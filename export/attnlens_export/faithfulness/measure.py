@@ -35,7 +35,7 @@ from attnlens.explanations import (
     rank_correlation,
     received_attention,
     rollout,
-    unit,
+    to_unit_length,
 )
 from attnlens.v1.explanation_pb2 import ExplainMethod as ExplainMethodNumber
 from attnlens.v1.explanation_pb2 import Faithfulness
@@ -371,7 +371,7 @@ def _attention_scores(model: ExplainedModel, text: TokenizedText) -> Scores:
     if model.is_linear:
         pooled = (weights @ hidden)[: model.num_dimensions].astype(np.float64)
         length = float(np.linalg.norm(pooled))
-        scores[ExplainMethod.OUTPUT_SHARE] = output_shares(hidden, weights, unit(pooled), length)
+        scores[ExplainMethod.OUTPUT_SHARE] = output_shares(hidden, weights, to_unit_length(pooled), length)
     return scores
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from attnlens.bundle import BundleError
 from attnlens.dense import open_layers
-from attnlens.explanations import pool_weighted, pooling_weights, unit, without_token
+from attnlens.explanations import exclude_token, pool_weighted, pooling_weights, to_unit_length
 from attnlens.patterns import Band
 from attnlens.pooling import FloatArray, Pooling, finish
 from attnlens.v1.manifest_pb2 import Manifest
@@ -83,7 +83,7 @@ class ExplainedModel:
         """Return the pooling weights (T,) with some tokens removed. At least one token must remain."""
         weights = pooling_weights(self.pooling, num_tokens)
         for token in removed:
-            reduced = without_token(weights, self.pooling, token)
+            reduced = exclude_token(weights, self.pooling, token)
             weights = weights if reduced is None else reduced
         return weights
 
@@ -103,7 +103,7 @@ class ExplainedModel:
                 pool_weighted(vectors, self.weights(len(ids), tokens), self.pooling)
                 for vectors, tokens in zip(hidden, selections, strict=True)
             ]
-        return unit(finish(np.stack(pooled), self._dense, dimensions=self.num_dimensions))
+        return to_unit_length(finish(np.stack(pooled), self._dense, dimensions=self.num_dimensions))
 
     def contributions(self, ids: npt.NDArray[np.int64]) -> tuple[Float64Array, float]:
         """Return the contributions (T,) of the tokens to the text's own embedding, and the baseline."""

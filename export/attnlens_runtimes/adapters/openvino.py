@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from attnlens.openvino_weights import hold_in_bf16
+from attnlens.openvino import store_weights_in_bf16
 from attnlens_runtimes.runtime import FP32, Opened, PythonRuntime, Settings
 
 _PRECISIONS = {"f32": FP32, "bf16": "bf16", "f16": "fp16"}
@@ -21,7 +21,7 @@ def open_with(path: Path, settings: Settings) -> Opened:
     core, device = openvino.Core(), settings.device or "CPU"
     model = core.read_model(path)
     if settings.properties.get("INFERENCE_PRECISION_HINT") == "bf16":
-        hold_in_bf16(model)
+        store_weights_in_bf16(model)
     compiled = core.compile_model(model, device, dict(settings.properties))
     # What it took of the hint, or chose without one.
     precision = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()

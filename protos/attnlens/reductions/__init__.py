@@ -1,10 +1,15 @@
-"""Reductions of attention weights: what each is, in numpy alone, once for servers, clients and tests.
+"""Reductions of attention weights, implemented in NumPy for servers, clients and tests.
 
-`units` says which tokens are words and which are special, `maps` makes maps of maps (words, means, rollout),
-`statistics` numbers of maps, `sparse` and `sqrt_uint8` smaller forms of them, `choices` what may be asked
-for, `reduce` the order in which all of it happens, and `sizes` what comes out and what it takes.
+| module | contents |
+|---|---|
+| `choices` | the options of a reduction and their validation |
+| `units` | words and special tokens of a text, and the resulting rows and columns |
+| `maps` | reductions from maps to maps: words, means, rollout |
+| `forms` | compact forms of maps: largest weights, sparse rows, statistics, 8 bits |
+| `reduce` | the steps of a reduction in their order |
+| `sizes` | result size and working memory, known in advance |
 
-Letters in shapes: L layers, H heads, T tokens of a text, U units (tokens or words) that are left, R rows.
+Dimension names: L layers, H heads, T tokens of a text, U units (tokens or words) in the result, R rows.
 """
 
 from attnlens.reductions.choices import (
@@ -20,9 +25,8 @@ from attnlens.reductions.choices import (
     TopK,
     resolve_rows,
 )
+from attnlens.reductions.forms import RowStatistics, SparseWeights, TopKWeights
 from attnlens.reductions.reduce import Data, Reduced, reduce
-from attnlens.reductions.sparse import SparseWeights, TopKWeights
-from attnlens.reductions.statistics import RowStatistics
 from attnlens.reductions.units import TextUnits, Units, number_words
 
 __all__ = [

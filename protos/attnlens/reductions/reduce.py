@@ -1,6 +1,6 @@
-"""All steps of a reduction, in their order; see `attnlens.v1.AttentionReduction`.
+"""The steps of a reduction in the order of `attnlens.v1.AttentionReduction`.
 
-Letters: H heads, h 1 where heads are averaged, else H, T tokens, U units, R rows.
+Dimension names: H heads, h 1 if heads are averaged, otherwise H, T tokens, U units, R rows.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,19 +18,26 @@ from attnlens.reductions.choices import (
     TopK,
     resolve_rows,
 )
+from attnlens.reductions.forms import (
+    RowStatistics,
+    SparseWeights,
+    TopKWeights,
+    entropy,
+    received,
+    to_levels,
+    top_weights,
+    weights_from,
+)
 from attnlens.reductions.maps import (
     FloatArray,
+    drop_units,
     mean_of_heads,
     mean_of_layers,
     mean_of_rollout,
     mean_over_rows,
     rollout,
-    without,
     word_level,
 )
-from attnlens.reductions.sparse import SparseWeights, TopKWeights, top_weights, weights_from
-from attnlens.reductions.sqrt_uint8 import to_levels
-from attnlens.reductions.statistics import RowStatistics, entropy, received
 from attnlens.reductions.units import TextUnits, Units
 
 Data: TypeAlias = FloatArray | npt.NDArray[np.uint8] | TopKWeights | SparseWeights | RowStatistics
@@ -38,12 +45,13 @@ Data: TypeAlias = FloatArray | npt.NDArray[np.uint8] | TopKWeights | SparseWeigh
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reduced:
-    """What came of a layer, or of several together.
+    """Result of a reduction for one layer, or for all combined layers.
 
     Attributes:
-        data: weights (h, R, U), fp32 or in 8 bits, or what else was asked for, without an axis of layers.
-        special_token_mass: (h, R): what each row gave to special tokens; None: they were not dropped.
-        unit_ids: (T,) int32, see `Units.of_token`; None: tokens are the units.
+        data: Weights (h, R, U) in fp32 or 8 bits, or another form without a layer axis.
+        special_token_mass: (h, R): Weight that each row assigned to dropped special tokens. None if they were
+            kept.
+        unit_ids: (T,) int32, see `Units.of_token`. None if the units are the tokens.
     """
 
     data: Data
@@ -52,7 +60,7 @@ class Reduced:
 
     @property
     def size_bytes(self) -> int:
-        """What its arrays take in memory."""
+        """Total size of `data` and `special_token_mass`."""
         return sum(
             array.nbytes for array in (*_arrays(self.data), self.special_token_mass) if array is not None
         )
@@ -65,22 +73,26 @@ def reduce(
     *,
     is_mean_of_heads: bool,
 ) -> list[Reduced]:
-    """Reduce the maps (H, T, T) of some layers of a text: one result each, or one of all of them.
+    """Reduce the maps (H, T, T) of a text's layers.
 
     Args:
-        layers: in ascending order of their numbers for a rollout. Each is looked at once, and one at a time.
-        reduction: what to do.
-        text: what is known of the tokens; None: nothing.
-        is_mean_of_heads: average heads; a rollout always does.
+        layers: Maps of each layer, in ascending order of layers for a rollout. They are read once, one at a
+            time.
+        reduction: Reduction to apply.
+        text: Words and special tokens of the text, or None if unknown.
+        is_mean_of_heads: Whether to average heads. A rollout always does.
+
+    Returns:
+        One result per layer, or a single result if layers are combined.
 
     Raises:
-        ValueError: the words or special tokens are needed and not known, or there are no layers to join.
-        IndexError: a row is asked for that the text has not.
+        ValueError: Words or special tokens are needed but unknown, or there are no layers to combine.
+        IndexError: A selected row does not exist.
     """
     steps = _Steps(reduction, text, is_mean_of_heads=is_mean_of_heads or reduction.layers == "rollout")
     if reduction.joins_layers:
-        return [steps.joined(layers)]
-    return [steps.finished(*steps.prepared(maps)) for maps in layers]
+        return [steps.combine(layers)]
+    return [steps.finish(*steps.prepare(maps)) for maps in layers]
 
 
 class _Steps:
@@ -90,68 +102,72 @@ class _Steps:
         self._reduction = reduction
         self._text = text
         self._is_mean_of_heads = is_mean_of_heads
-        self._lost: list[FloatArray] = []  # of each layer that is joined
-        self._num_tokens = 0  # of the layers that are joined
+        self._masses: list[FloatArray] = []  # special token mass of each combined layer
+        self._num_tokens = 0  # of the combined layers
 
-    def prepared(self, maps: FloatArray) -> tuple[FloatArray, FloatArray | None, Units]:
-        """Return the maps (h, U, U) of a layer, what rows have lost, (h, U) or None, and the units."""
+    def prepare(self, maps: FloatArray) -> tuple[FloatArray, FloatArray | None, Units]:
+        """Reduce one layer to maps (h, U, U).
+
+        Returns:
+            The maps, their special token mass (h, U) or None, and the units.
+        """
         units = Units.of(self._reduction, self._text, maps.shape[-1])
-        lost: FloatArray | None = None
+        mass: FloatArray | None = None
         if units.words is not None:
             maps = word_level(maps, units.words)
         if units.dropped is not None:
-            maps, lost = without(maps, units.dropped)
+            maps, mass = drop_units(maps, units.dropped)
         if self._is_mean_of_heads:
-            maps, lost = mean_of_heads(maps), None if lost is None else mean_of_heads(lost)
-        return maps, lost, units
+            maps, mass = mean_of_heads(maps), None if mass is None else mean_of_heads(mass)
+        return maps, mass, units
 
-    def joined(self, layers: Sequence[FloatArray]) -> Reduced:
-        """Return what becomes of all layers together."""
-        reduction, self._lost = self._reduction, []
+    def combine(self, layers: Sequence[FloatArray]) -> Reduced:
+        """Return the mean or rollout of all layers."""
+        reduction, self._masses = self._reduction, []
         if reduction.layers == "mean":
-            maps = mean_of_layers(self._noted(layers))
+            maps = mean_of_layers(self._prepare_all(layers))
         elif reduction.mean_over_rows:
-            maps = mean_of_rollout(self._noted(reversed(layers)), reduction.residual)
+            maps = mean_of_rollout(self._prepare_all(reversed(layers)), reduction.residual)
         else:
-            maps = rollout(self._noted(layers), reduction.residual)
-        lost = mean_of_layers(self._lost) if self._lost else None
-        return self.finished(maps, lost, Units.of(reduction, self._text, self._num_tokens))
+            maps = rollout(self._prepare_all(layers), reduction.residual)
+        mass = mean_of_layers(self._masses) if self._masses else None
+        return self.finish(maps, mass, Units.of(reduction, self._text, self._num_tokens))
 
-    def _noted(self, layers: Iterable[FloatArray]) -> Iterator[FloatArray]:
+    def _prepare_all(self, layers: Iterable[FloatArray]) -> Iterator[FloatArray]:
         for maps in layers:
             self._num_tokens = maps.shape[-1]
-            prepared, lost, _ = self.prepared(maps)
-            if lost is not None:
-                self._lost.append(lost)
+            prepared, mass, _ = self.prepare(maps)
+            if mass is not None:
+                self._masses.append(mass)
             yield prepared
 
-    def finished(self, maps: FloatArray, lost: FloatArray | None, units: Units) -> Reduced:
-        """Take the steps after those that make maps (h, U, U) of maps."""
+    def finish(self, maps: FloatArray, mass: FloatArray | None, units: Units) -> Reduced:
+        """Average and select rows of maps (h, U, U), and convert them to the requested form."""
         reduction = self._reduction
         if reduction.mean_over_rows:
             maps = maps if reduction.layers == "rollout" else mean_over_rows(maps)  # (h, 1, U)
-            if lost is not None:
-                lost = mean_over_rows(lost[:, :, np.newaxis])[:, :, 0]  # (h, 1)
+            if mass is not None:
+                mass = mean_over_rows(mass[:, :, np.newaxis])[:, :, 0]  # (h, 1)
         data: Data
         rows = list(resolve_rows(reduction.rows, units.num_units)) if reduction.rows else None
-        chosen = maps if rows is None else maps[:, rows]  # (h, R, U)
-        if lost is not None and rows is not None:
-            lost = lost[:, rows]
+        selected = maps if rows is None else maps[:, rows]  # (h, R, U)
+        if mass is not None and rows is not None:
+            mass = mass[:, rows]
         match reduction.form:
-            case Statistics() as asked:
+            case Statistics() as form:
                 data = RowStatistics(
-                    received(maps, None if asked.all_rows else units.is_special) if asked.received else None,
-                    entropy(chosen) if asked.entropy else None,
+                    received(maps, None if form.all_rows else units.is_special) if form.received else None,
+                    entropy(selected) if form.entropy else None,
                 )
             case TopK(k):
-                data = top_weights(chosen, k)
+                data = top_weights(selected, k)
             case Threshold(threshold):
-                data = weights_from(chosen, threshold)
+                data = weights_from(selected, threshold)
             case SqrtUint8():
-                data = to_levels(chosen)
+                data = to_levels(selected)
             case None:
-                data = chosen
-        return Reduced(data, lost, units.of_token)
+                data = selected
+        return Reduced(data, mass, units.of_token)
 
 
 def _arrays(data: Data) -> "tuple[npt.NDArray[np.generic] | None, ...]":

@@ -1,6 +1,6 @@
-"""Which tokens of a text make a word, which are special, and what rows and columns they become.
+"""Words and special tokens of a text, and the units that tokens become in a reduction.
 
-Letters: T tokens, W words, U units that are left.
+Dimension names: T tokens, W words, U units in the result.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextUnits:
-    """What is known of the tokens of a text.
+    """Words and special tokens of a text.
 
     Attributes:
-        words: (T,) int32: the number of the word that each token belongs to, see `number_words`.
-        is_special: (T,) bool: whether the tokenizer has added it.
+        words: (T,) int32: Word index of each token, see `number_words`.
+        is_special: (T,) bool: Whether the tokenizer added the token.
     """
 
     words: IndexArray
@@ -33,12 +33,12 @@ class TextUnits:
     def of(
         cls, word_indices: Sequence[int | None], is_special: Sequence[bool], is_second: Sequence[bool]
     ) -> "TextUnits":
-        """Return the units of a text or pair, of which each argument has a value for each token.
+        """Return the units of a text or pair. Each argument has one entry per token.
 
         Args:
-            word_indices: the number of the word in its text, None: it belongs to none.
-            is_special: whether the tokenizer has added it.
-            is_second: whether it stands in the second text of a pair.
+            word_indices: Word index within the token's text, or None if the token belongs to no word.
+            is_special: Whether the tokenizer added the token.
+            is_second: Whether the token belongs to the second text of a pair.
         """
         indices = [None if special else word for word, special in zip(word_indices, is_special, strict=True)]
         return cls(number_words(indices, is_second), np.array(is_special, dtype=np.bool_))
@@ -50,31 +50,32 @@ class TextUnits:
 
 
 def number_words(word_indices: Sequence[int | None], is_second: Sequence[bool]) -> IndexArray:
-    """Return the number of each token's word, (T,) int32: from 0, in the order of their first tokens.
+    """Return a word index for each token, (T,) int32, starting at 0 in the order of the words' first tokens.
 
     Args:
-        word_indices: the number of the word in its text (`Token.word_index`); None: it belongs to none, as
-            special tokens do, and is a word of its own.
-        is_second: whether the token stands in the second text of a pair, whose words are counted apart.
+        word_indices: Word index within the token's text (`Token.word_index`). A token with None, such as a
+            special token, becomes a separate word.
+        is_second: Whether the token belongs to the second text of a pair, whose words are numbered
+            separately.
     """
-    numbers: dict[tuple[bool, int], int] = {}
+    indices: dict[tuple[bool, int], int] = {}
     words: list[int] = []
     count = 0
     for word, of_second in zip(word_indices, is_second, strict=True):
-        number = count if word is None else numbers.setdefault((of_second, word), count)
-        count += number == count
-        words.append(number)
+        index = count if word is None else indices.setdefault((of_second, word), count)
+        count += index == count
+        words.append(index)
     return np.array(words, dtype=np.int32)
 
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """What tokens become in a reduction: first words, where these are asked for, then fewer.
+    """Mapping from tokens to the units of a reduction: tokens are merged into words, then units are dropped.
 
     Attributes:
-        words: (T,) int32, the number of each token's word from 0; None: tokens stay tokens.
-        dropped: (W,) bool, or (T,) where tokens stay tokens: which are left out; None: nothing is.
-        is_special: of the U units that are left; None: not known.
+        words: (T,) int32: Word index of each token. None if tokens are not merged.
+        dropped: (W,) bool, or (T,) if tokens are not merged: Units to drop. None if all are kept.
+        is_special: (U,) bool: Whether each remaining unit is special. None if unknown.
         num_tokens: T.
     """
 
@@ -85,27 +86,27 @@ class Units:
 
     @classmethod
     def of(cls, reduction: AttentionReduction, text: TextUnits | None, num_tokens: int) -> "Units":
-        """Return what the tokens of a text become.
+        """Return the units of a text.
 
         Args:
-            reduction: what is asked for.
-            text: what is known of the tokens; None: nothing, which will do unless `reduction.needs_text`.
+            reduction: Reduction to apply.
+            text: Words and special tokens. May be None unless `reduction.needs_text`.
             num_tokens: T.
 
         Raises:
-            ValueError: `text` is None and needed, or has another number of tokens.
+            ValueError: `text` is needed but None, or has a different number of tokens.
         """
         if text is None:
             if reduction.needs_text:
-                raise ValueError("the words and special tokens of the text are not known")
+                raise ValueError("the reduction needs the words and special tokens of the text")
             return cls(None, None, None, num_tokens)
         if text.num_tokens != num_tokens:
-            raise ValueError(f"the units of {text.num_tokens} tokens do not fit {num_tokens}")
+            raise ValueError(f"the text has units for {text.num_tokens} tokens instead of {num_tokens}")
         is_special, words = text.is_special, None
         if reduction.level == "words":
             words = text.words
             first_tokens = np.unique(words, return_index=True)[1]
-            is_special = is_special[first_tokens]  # a special token is a word of its own
+            is_special = is_special[first_tokens]  # a special token is a separate word
         if reduction.special_tokens == "drop":
             return cls(words, is_special, np.zeros(int((~is_special).sum()), dtype=np.bool_), num_tokens)
         return cls(words, None, is_special, num_tokens)
@@ -119,12 +120,12 @@ class Units:
 
     @cached_property
     def of_token(self) -> IndexArray | None:
-        """(T,) int32: the unit of each token, -1 where it was dropped; None: each token is its own."""
+        """(T,) int32: Unit index of each token, or -1 if dropped. None if the units are the tokens."""
         if self.words is None and self.dropped is None:
             return None
         words = np.arange(self.num_tokens, dtype=np.int32) if self.words is None else self.words
         if self.dropped is None:
             return words
-        numbers = np.where(self.dropped, -1, np.cumsum(~self.dropped) - 1).astype(np.int32)
-        units: IndexArray = numbers[words]
+        indices = np.where(self.dropped, -1, np.cumsum(~self.dropped) - 1).astype(np.int32)
+        units: IndexArray = indices[words]
         return units

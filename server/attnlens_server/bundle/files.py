@@ -4,7 +4,7 @@ import mmap
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from attnlens.bundle import FileState, state_of
+from attnlens.bundle import FileState, read_state
 from attnlens.wire import LENGTH_DELIMITED, Field, read_fields
 from attnlens_server.errors import StartupError, UnusableGraphError
 
@@ -90,7 +90,7 @@ def graph_files(directory: Path, graph: str, listed: Collection[str]) -> frozens
             "export the bundle again"
         )
     for location, end in locations.items():
-        size = state_of(directory / paths[location]).size_bytes
+        size = read_state(directory / paths[location]).size_bytes
         if end > size:
             raise StartupError(
                 f"{directory / graph} has weights up to byte {end} of {paths[location]!r}, which has {size}: "
@@ -116,7 +116,7 @@ class MappedFiles:
         """
         for path, before in self._states.items():
             try:
-                now = state_of(path)
+                now = read_state(path)
             except OSError:
                 continue
             is_same_file = (now.device, now.inode) == (before.device, before.inode)

@@ -13,7 +13,7 @@ from attnlens.bundle import (
     BundleError,
     FileState,
     read_manifest,
-    state_of,
+    read_state,
     verify_files,
 )
 from attnlens.dense import DenseLayer, open_dense
@@ -84,7 +84,7 @@ class Bundle:
         try:
             paths = graph_files(self.directory, graph.path, self.states)
             touched = frozenset(
-                path for path in paths if state_of(self.directory / path) != self.states[path]
+                path for path in paths if read_state(self.directory / path) != self.states[path]
             )
             states = {path: self.states[path] for path in paths}
             states |= verify_files(self.directory, self.manifest, touched)

@@ -15,6 +15,7 @@ from attnlens.explanations import (
     ExplainMethod,
     Float64Array,
     PairMatrix,
+    exclude_token,
     interaction_matrix,
     leave_one_out_effects,
     output_matrix,
@@ -23,8 +24,7 @@ from attnlens.explanations import (
     received_attention,
     rollout,
     sum_over_words,
-    unit,
-    without_token,
+    to_unit_length,
 )
 from attnlens.pooling import FloatArray, Pooling, finish
 from attnlens.reductions import TextUnits
@@ -303,7 +303,7 @@ class Runs:
             call.clock.add(results)
             pooled = [result.arrays[0] for result in results]
             finished = await self._workers.run(self._finish, pooled, plan)
-            for (number, token, _), embedding in zip(portion, unit(finished), strict=True):
+            for (number, token, _), embedding in zip(portion, to_unit_length(finished), strict=True):
                 embeddings[number][token] = embedding
         return embeddings
 
@@ -372,7 +372,7 @@ def weights_of(encoded: EncodedInput, plan: ExplanationPlan) -> FloatArray:
 def _masked_weights(text: Text, plan: ExplanationPlan) -> Iterator[tuple[int, FloatArray]]:
     """Yield each removable token and the pooling weights of the other tokens."""
     for token, is_removable in enumerate(text.is_removable):
-        weights = without_token(text.weights, plan.pooling, token) if is_removable else None
+        weights = exclude_token(text.weights, plan.pooling, token) if is_removable else None
         if weights is not None:
             yield token, weights
 
@@ -434,7 +434,7 @@ def direction_of(embedding: Float64Array, field: str) -> Float64Array:
     if not (np.isfinite(length) and length > 0):
         problem = f"has an embedding of norm {length:g}, which has no direction: send another text"
         raise InvalidFieldsError([FieldViolation(field, problem)])
-    return unit(embedding)
+    return to_unit_length(embedding)
 
 
 def explanation(results: GraphResults, field: str, plan: ExplanationPlan, model: Model) -> Explanation:
@@ -563,8 +563,8 @@ def _interaction(first: GraphResults, second: GraphResults) -> Float64Array:
     assert first.masked_embeddings is not None  # noqa: S101 - the plan needs them
     assert second.masked_embeddings is not None  # noqa: S101
     return interaction_matrix(
-        (unit(first.embedding), first.masked_embeddings),
-        (unit(second.embedding), second.masked_embeddings),
+        (to_unit_length(first.embedding), first.masked_embeddings),
+        (to_unit_length(second.embedding), second.masked_embeddings),
     )
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnlens.openvino_settings import OpenvinoPrecision
-from attnlens.processor import multiplies_bf16
+from attnlens.openvino import OpenvinoPrecision, multiplies_bf16
 from attnlens.v1.manifest_pb2 import EngineCheck, GateKind, OutputRole, Precision
 from attnlens_export import ExportOptions, export_bundle
 from attnlens_export.engines import measure as engines

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reduction_reference as reference
-from attnlens.reductions import maps, sparse, sqrt_uint8, statistics
+from attnlens.reductions import forms, maps
 from attnlens.reductions.units import TextUnits, number_words
 
 WORDS = np.array([0, 1, 1, 1, 2, 3, 3, 4], dtype=np.int32)
@@ -39,7 +39,7 @@ def check_words_apart() -> None:
 
 
 def check_without() -> None:
-    left, lost = maps.without(MAPS, SPECIAL)
+    left, lost = maps.drop_units(MAPS, SPECIAL)
     expected, expected_lost = reference.without(MAPS, SPECIAL.tolist())
     close(left, expected)
     close(lost, expected_lost)
@@ -58,21 +58,21 @@ def check_rollout() -> None:
 
 
 def check_received() -> None:
-    close(statistics.received(MAPS, SPECIAL), reference.received(MAPS, SPECIAL.tolist()), 1e-6)
-    close(statistics.received(MAPS, None), reference.received(MAPS, [False] * TOKENS), 1e-6)
+    close(forms.received(MAPS, SPECIAL), reference.received(MAPS, SPECIAL.tolist()), 1e-6)
+    close(forms.received(MAPS, None), reference.received(MAPS, [False] * TOKENS), 1e-6)
 
 
 def check_entropy() -> None:
     assert (MAPS == 0).any()
-    close(statistics.entropy(MAPS), reference.entropy(MAPS), 1e-6)
-    certain = statistics.entropy(np.eye(4, dtype=np.float32)[np.newaxis])
+    close(forms.entropy(MAPS), reference.entropy(MAPS), 1e-6)
+    certain = forms.entropy(np.eye(4, dtype=np.float32)[np.newaxis])
     np.testing.assert_array_equal(certain, np.zeros((1, 4)))
     assert not np.signbit(certain).any()
 
 
 def check_top() -> None:
     for k in (1, 3, TOKENS, 40):
-        found = sparse.top_weights(MAPS, k)
+        found = forms.top_weights(MAPS, k)
         assert found.indices.dtype == np.int32
         assert found.indices.shape == found.values.shape == (HEADS, TOKENS, min(k, TOKENS))
         for head, query in np.ndindex(HEADS, TOKENS):
@@ -85,7 +85,7 @@ def check_top() -> None:
 
 def check_threshold() -> None:
     for threshold in (1e-9, 0.1, float(MAPS[0, 0].max()), 1.0):
-        found = sparse.weights_from(MAPS, threshold)
+        found = forms.weights_from(MAPS, threshold)
         starts, columns, values, kept = reference.compressed(MAPS, threshold)
         assert found.indptr.dtype == found.indices.dtype == np.int32
         assert (found.indptr.tolist(), found.indices.tolist()) == (starts, columns)
@@ -95,10 +95,10 @@ def check_threshold() -> None:
 
 def check_sqrt_uint8() -> None:
     weights = np.array([0, 1e-6, 0.5 / 255**2, 0.25, 0.999, 1, 1 + 1e-7, -1e-9], dtype=np.float32)
-    levels = sqrt_uint8.to_levels(weights)
+    levels = forms.to_levels(weights)
     assert levels.dtype == np.uint8
     assert levels.tolist() == [0, 0, 1, 128, 255, 255, 255, 0]
-    back = sqrt_uint8.from_levels(sqrt_uint8.to_levels(MAPS))
+    back = forms.from_levels(forms.to_levels(MAPS))
     assert np.abs(back - MAPS).max() < 1 / 255
 
 
@@ -121,8 +121,8 @@ def test_a_reduction_is_what_its_definition_says(check: Callable[[], None]) -> N
 
 # --- mistakes -------------------------------------------------------------------------------------
 
-right_words, right_without, right_top = maps.word_level, maps.without, sparse.top_weights
-right_rows, right_rollout = sparse.weights_from, maps.rollout
+right_words, right_without, right_top = maps.word_level, maps.drop_units, forms.top_weights
+right_rows, right_rollout = forms.weights_from, maps.rollout
 
 
 def mean_of_keys(weights: Any, words: Any) -> Any:
@@ -144,12 +144,12 @@ def without_the_mass(weights: Any, dropped: Any) -> Any:
 
 def without_the_rest(weights: Any, k: int) -> Any:
     found = right_top(weights, k)
-    return sparse.TopKWeights(found.indices, found.values, np.zeros_like(found.remaining_mass))
+    return forms.TopKWeights(found.indices, found.values, np.zeros_like(found.remaining_mass))
 
 
 def higher_column_of_equals(weights: Any, k: int) -> Any:
     found = right_top(weights[..., ::-1], k)
-    return sparse.TopKWeights(weights.shape[-1] - 1 - found.indices, found.values, found.remaining_mass)
+    return forms.TopKWeights(weights.shape[-1] - 1 - found.indices, found.values, found.remaining_mass)
 
 
 def levels_cut_off(weights: Any) -> Any:
@@ -166,11 +166,11 @@ MISTAKES: dict[str, tuple[ModuleType, str, Any, str]] = {
     "words: transposed": (
         maps, "word_level", lambda weights, words: right_words(weights.swapaxes(1, 2), words), "words",
     ),
-    "special tokens: rows are not scaled": (maps, "without", without_scaling, "without"),
-    "special tokens: the mass is not told": (maps, "without", without_the_mass, "without"),
-    "top-k: without the rest": (sparse, "top_weights", without_the_rest, "top"),
-    "top-k: the higher of equal columns": (sparse, "top_weights", higher_column_of_equals, "top"),
-    "threshold: not the weight itself": (sparse, "weights_from", only_larger, "threshold"),
+    "special tokens: rows are not scaled": (maps, "drop_units", without_scaling, "without"),
+    "special tokens: the mass is not told": (maps, "drop_units", without_the_mass, "without"),
+    "top-k: without the rest": (forms, "top_weights", without_the_rest, "top"),
+    "top-k: the higher of equal columns": (forms, "top_weights", higher_column_of_equals, "top"),
+    "threshold: not the weight itself": (forms, "weights_from", only_larger, "threshold"),
     "rollout: later layers on the right": (
         maps, "rollout", lambda layers, residual: right_rollout(layers[::-1], residual), "rollout",
     ),
@@ -178,16 +178,16 @@ MISTAKES: dict[str, tuple[ModuleType, str, Any, str]] = {
         maps, "rollout", lambda layers, residual: right_rollout(layers, 1 - residual), "rollout",
     ),
     "received: by all rows": (
-        statistics, "received", lambda weights, _: weights.sum(axis=1), "received",
+        forms, "received", lambda weights, _: weights.sum(axis=1), "received",
     ),
     "received: of a row": (
-        statistics, "received", lambda weights, _: weights.sum(axis=2), "received",
+        forms, "received", lambda weights, _: weights.sum(axis=2), "received",
     ),
     "entropy: in bits": (
-        statistics, "entropy", lambda weights: -(weights * np.log2(weights + 1e-30)).sum(axis=-1), "entropy",
+        forms, "entropy", lambda weights: -(weights * np.log2(weights + 1e-30)).sum(axis=-1), "entropy",
     ),
     "8 bits: cut off": (
-        sqrt_uint8, "to_levels", levels_cut_off, "sqrt_uint8",
+        forms, "to_levels", levels_cut_off, "sqrt_uint8",
     ),
 }  # fmt: skip
 
@@ -216,7 +216,7 @@ def test_words_keep_what_a_row_sums_to_and_what_the_keys_receive(words: list[int
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.integers(0, 99))
 def test_what_is_left_of_a_row_sums_to_1_and_the_mass_is_the_rest(dropped: list[bool], seed: int) -> None:
     weights = reference.random_maps(2, len(dropped), seed)
-    left, lost = maps.without(weights, np.array(dropped))
+    left, lost = maps.drop_units(weights, np.array(dropped))
     expected, expected_lost = reference.without(weights, dropped)
     close(left, expected, 1e-6)
     close(lost, expected_lost, 1e-6)
@@ -231,7 +231,7 @@ numbers = st.floats(-2, 2, width=32) | st.sampled_from([0.0, -0.0, 0.25])
 @given(st.lists(numbers, min_size=1, max_size=9), st.integers(1, 10))
 def test_the_largest_are_found_among_equal_and_negative_ones(row: list[float], k: int) -> None:
     weights = np.array(row, dtype=np.float32)[np.newaxis, np.newaxis]
-    found = sparse.top_weights(weights, k)
+    found = forms.top_weights(weights, k)
     columns, rest = reference.top(row, k)
     assert found.indices[0, 0].tolist() == columns
     np.testing.assert_allclose(found.remaining_mass[0, 0], rest, atol=1e-6)

@@ -193,9 +193,9 @@ def test_rows_are_counted_from_both_ends() -> None:
 
 def test_words_of_a_text_that_is_not_known_are_an_error() -> None:
     for reduction in (AttentionReduction(level="words"), AttentionReduction(form=Statistics(received=True))):
-        with pytest.raises(ValueError, match="are not known"):
+        with pytest.raises(ValueError, match="needs the words and special tokens"):
             reduce(LAYERS, reduction, None, is_mean_of_heads=False)
-    with pytest.raises(ValueError, match="do not fit 4"):
+    with pytest.raises(ValueError, match="9 tokens instead of 4"):
         reduce([reference.random_maps(1, 4)], AttentionReduction(level="words"), TEXT, is_mean_of_heads=False)
 
 

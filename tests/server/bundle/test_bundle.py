@@ -183,7 +183,7 @@ def test_a_checkpoint_is_refused_with_how_to_make_a_bundle_of_it(tmp_path: Path,
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without FIFOs")
 def test_a_manifest_that_is_no_file_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "manifest.json")
-    assert "manifest.json is no regular file" in refusal(tmp_path)
+    assert "manifest.json is not a regular file" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -199,20 +199,22 @@ def test_a_file_that_is_no_manifest_is_refused(bundle: Path, text: str, message:
 def test_a_manifest_as_large_as_a_model_is_refused_unread(bundle: Path) -> None:
     with (bundle / "manifest.json").open("wb") as file:
         file.truncate(1 << 40)  # takes no space, and would take 1 TB of memory
-    assert "it has more than 16777216 bytes" in refusal(bundle)
+    assert "it is larger than 16777216 bytes" in refusal(bundle)
 
 
 @pytest.mark.parametrize("version", [1, 3])
 def test_another_format_is_refused(bundle: Path, version: int) -> None:
     with manifest_of(bundle) as manifest:
         manifest["format_version"] = version
-    assert f"has format version {version}, this version of attnlens reads 2" in refusal(bundle)
+    assert f"has format version {version}, but this version of attnlens only reads 2" in refusal(bundle)
 
 
 def test_a_required_feature_that_is_unknown_is_refused_and_named(bundle: Path) -> None:
     with manifest_of(bundle) as manifest:
         manifest["required_features"] = ["heads.scores", "another"]
-    assert "requires another, heads.scores, which this version of attnlens does not know" in refusal(bundle)
+    assert "requires another, heads.scores, which this version of attnlens does not support" in refusal(
+        bundle
+    )
 
 
 def test_failed_parity_is_refused(bundle: Path) -> None:

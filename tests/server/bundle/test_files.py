@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from attnlens.bundle import state_of
+from attnlens.bundle import read_state
 from attnlens_server.bundle.files import MappedFiles, external_locations, graph_files
 from attnlens_server.errors import StartupError, UnusableGraphError
 
@@ -144,7 +144,7 @@ def test_a_mapped_file_that_is_written_to_is_noticed_and_one_that_is_replaced_do
     path, new = tmp_path / "weights", tmp_path / "new"
     path.write_bytes(b"before")
     os.utime(path, ns=(1, 1))  # a clock may be too coarse for a test
-    mapped = MappedFiles({path: state_of(path)})
+    mapped = MappedFiles({path: read_state(path)})
     mapped.check()
     path.chmod(0o400)
     mapped.check()

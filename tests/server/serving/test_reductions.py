@@ -226,28 +226,28 @@ REFUSED: dict[str, tuple[dict[str, Any], pb.Input, str, str]] = {
     "a level of the future": ({"level": 9}, TEXT, "level", "is 9: use one of ATTENTION_LEVEL_TOKENS,"),
     "layers of the future": ({"layers": 9}, TEXT, "layers", "is 9: use one of LAYER_REDUCTION_NONE,"),
     "a residual without a rollout": (
-        {"rollout_residual": 0.5}, TEXT, "rollout_residual", "is for a rollout: leave it out, or ask for one",
+        {"rollout_residual": 0.5}, TEXT, "rollout_residual", "is only used for a rollout: omit it, or set",
     ),
     "a residual of 1": (
-        {"rollout_residual": 1, "layers": ROLLOUT}, TEXT, "rollout_residual", "is 1: it must be from 0 to",
+        {"rollout_residual": 1, "layers": ROLLOUT}, TEXT, "rollout_residual", "is 1: it must be at least 0",
     ),
     "a residual that is no number": (
         {"rollout_residual": float("nan"), "layers": ROLLOUT}, TEXT, "rollout_residual", "is nan: it must be",
     ),
-    "no largest": ({"top_k": pb.TopK()}, TEXT, "top_k.k", "is 0: it must be at least 1"),
-    "no threshold": ({"threshold": pb.Threshold()}, TEXT, "threshold.threshold", "is 0: it must be over 0"),
+    "no largest": ({"top_k": pb.TopK()}, TEXT, "top_k.k", "is 0: it must be from 1 to 2147483647"),
+    "no threshold": ({"threshold": pb.Threshold()}, TEXT, "threshold.threshold", "is 0: it must be greater"),
     "no statistics": ({"statistics": pb.RowStatistics()}, TEXT, "statistics", "is empty: set received or"),
     "all rows of nothing": (
-        {"statistics": pb.RowStatistics(entropy=True, all_rows=True)}, TEXT, "statistics.all_rows", "is for",
+        {"statistics": pb.RowStatistics(entropy=True, all_rows=True)}, TEXT, "statistics.all_rows", "is only",
     ),
-    "rows that give": ({"statistics": RECEIVED, "rows": [1]}, TEXT, "rows", "leave out rows or received"),
-    "rows of a mean": ({"mean_over_rows": True, "rows": [1]}, TEXT, "rows", "leave out one of the two"),
+    "rows that give": ({"statistics": RECEIVED, "rows": [1]}, TEXT, "rows", "with statistics.received"),
+    "rows of a mean": ({"mean_over_rows": True, "rows": [1]}, TEXT, "rows", "with mean_over_rows"),
     "statistics of a mean": (
-        {"mean_over_rows": True, "statistics": RECEIVED}, TEXT, "mean_over_rows", "leave out one of the two",
+        {"mean_over_rows": True, "statistics": RECEIVED}, TEXT, "mean_over_rows", "with statistics: omit",
     ),
-    "a row twice": ({"rows": [1, 1]}, TEXT, "rows", "has a number twice"),
+    "a row twice": ({"rows": [1, 1]}, TEXT, "rows", "contains a row twice"),
     "many rows": ({"rows": range(600)}, TEXT, "rows", "has 600 numbers, but texts have at most 512 tokens"),
-    "very many rows": ({"rows": range(20000)}, TEXT, "rows", "has more than 16384 numbers: leave it out"),
+    "very many rows": ({"rows": range(20000)}, TEXT, "rows", "has more than 16384 entries: omit it"),
     "a row beyond": (
         {"rows": [3, 16]}, TEXT, "inputs[0]", f"has 16 rows, but {PATH}.rows[1] is 16: use 0 to 15, or",
     ),

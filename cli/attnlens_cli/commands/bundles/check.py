@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from attnlens.openvino_settings import OpenvinoPrecision
+    from attnlens.openvino import OpenvinoPrecision
     from attnlens_export.check import CheckSummary
     from attnlens_export.engines.measure import Engine, EngineSummary
     from attnlens_export.faithfulness.measure import FaithfulnessResult

@@ -6,9 +6,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from attnlens.openvino_settings import LENGTH_MULTIPLE, PACKAGE, OpenvinoPrecision, compile_properties
-from attnlens.openvino_weights import hold_in_bf16
-from attnlens.processor import multiplies_bf16
+from attnlens.openvino import (
+    LENGTH_MULTIPLE,
+    PACKAGE,
+    OpenvinoPrecision,
+    compile_properties,
+    multiplies_bf16,
+    store_weights_in_bf16,
+)
 from attnlens_server.bundle import Kind
 from attnlens_server.config import EngineName
 from attnlens_server.engine.runtimes.openvino_session import OpenvinoSession
@@ -92,7 +97,7 @@ class OpenvinoRuntime:
         if key not in self._models:
             model = self._core.read_model(graph)
             if precision == "bf16":
-                hold_in_bf16(model)
+                store_weights_in_bf16(model)
             self._models[key] = model
         return self._core.compile_model(self._models[key], device, properties)
 

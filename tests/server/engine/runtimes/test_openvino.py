@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import attnlens_server
-from attnlens.processor import multiplies_bf16
+from attnlens.openvino import multiplies_bf16
 from attnlens_client import AttentionQuery, Client
 from attnlens_server import Local
 from attnlens_server.config import ConfigError, ServerConfig

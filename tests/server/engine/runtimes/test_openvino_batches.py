@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from attnlens.processor import multiplies_bf16
+from attnlens.openvino import multiplies_bf16
 from attnlens_server.bundle import open_bundle
 from attnlens_server.config import Precision, ServerConfig
 from attnlens_server.engine import Engine, Item, Wanted

@@ -9,18 +9,17 @@ import openvino
 import pytest
 import torch
 
-from attnlens.openvino_weights import hold_in_bf16, to_bf16
-from attnlens.processor import multiplies_bf16
+from attnlens.openvino import multiplies_bf16, store_weights_in_bf16, to_bf16
 
 OPENED = """
 import re, sys
 from pathlib import Path
 import openvino
-from attnlens.openvino_weights import hold_in_bf16
+from attnlens.openvino import store_weights_in_bf16
 
 model = openvino.Core().read_model(sys.argv[1])
 if sys.argv[2] == "bf16":
-    hold_in_bf16(model)
+    store_weights_in_bf16(model)
 properties = {"INFERENCE_PRECISION_HINT": "bf16", "NUM_STREAMS": "1"}
 compiled = openvino.Core().compile_model(model, "CPU", properties)
 print(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
@@ -42,7 +41,7 @@ def test_every_large_matrix_is_stored_in_bf16_and_nothing_else(minilm_bundle: Pa
     large = [node.data for node in constants if len(node.shape) == 2 and node.data.size >= 2**17]
     products = 6 * 6  # layers; queries, keys, values, output, two of the feed-forward network
 
-    assert hold_in_bf16(model) == products + 1  # the table of tokens
+    assert store_weights_in_bf16(model) == products + 1  # the table of tokens
     stored = [node for node in model.get_ops() if node.get_element_type() == openvino.Type.bf16]
     found = sorted(node.get_data(dtype=np.float32).tobytes() for node in stored)
     expected = [torch.tensor(data).bfloat16().float().numpy() for data in large if data.shape != (512, 384)]
