@@ -1,6 +1,7 @@
-"""Generate the Python stubs of every .proto file, beside it: `python protos/generate.py [OUTPUT_DIR]`.
+"""Generates Python stubs for all .proto files: `python protos/generate.py [OUTPUT_DIR]`.
 
-`make protos` runs this; a test runs it into an empty directory and compares with what is checked in.
+By default, stubs are written next to the .proto files. `make protos` runs this script. A test compares its
+output with the committed stubs.
 """
 
 import subprocess
@@ -11,7 +12,7 @@ PROTO_ROOT = Path(__file__).resolve().parent
 
 
 def generate(output_dir: Path) -> None:
-    """Write `*_pb2.py`, `*_pb2_grpc.py` and their type stubs for all our protos below `output_dir`."""
+    """Write `*_pb2.py`, `*_pb2_grpc.py` and their type stubs to `output_dir`."""
     protos = sorted(str(path.relative_to(PROTO_ROOT)) for path in PROTO_ROOT.glob("attnlens/**/*.proto"))
     plugin_dir = Path(sys.executable).parent
     command = [
@@ -29,7 +30,7 @@ def generate(output_dir: Path) -> None:
     ]
     subprocess.run(command, check=True)
     for path in output_dir.glob("attnlens/**/*_pb2_grpc.py"):
-        if "class " not in path.read_text(encoding="utf-8"):  # files without a service
+        if "class " not in path.read_text(encoding="utf-8"):  # the .proto file has no service
             path.unlink()
             path.with_suffix(".pyi").unlink()
 

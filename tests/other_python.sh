@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 # For 3.12, it is enough that packages install, all modules load, and a client talks to a server. 3.13 also runs what
 # depends on asyncio, threads, sockets, TLS, processes and signals: the client, the protocols, the life of a server.
 tests_of() {
-    echo tests/test_modules.py tests/test_tensors.py tests/client/test_client.py
+    echo tests/test_modules.py tests/protos/test_tensors.py tests/client/test_client.py
     if [ "$1" = 3.13 ]; then
         echo tests/client tests/hostile tests/cli/test_main.py tests/cli/test_json_output.py tests/server/grpc_api \
             tests/server/in_process tests/server/listening tests/server/web tests/server/engine/test_engine.py \

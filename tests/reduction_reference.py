@@ -1,6 +1,6 @@
-"""Reductions of attention, written out as loops in float64: what the product's numpy is compared with.
+"""Reference implementation of attention reductions: float64 loops.
 
-Letters: H heads, T tokens, U units.
+Dimension names: H heads, T tokens, U units.
 """
 
 import math
@@ -14,16 +14,16 @@ Maps: TypeAlias = npt.NDArray[Any]
 
 
 def random_maps(num_heads: int, num_tokens: int, seed: int = 0) -> npt.NDArray[np.float32]:
-    """Maps (H, T, T) of which each row sums to 1, some weights 0 and some equal."""
+    """Return maps (H, T, T) with zero and tied weights. Each row sums to 1."""
     generator = np.random.default_rng(seed)
     maps = generator.integers(0, 6, (num_heads, num_tokens, num_tokens)).astype(np.float64)
-    maps[..., 0] += 1  # no row is empty
+    maps[..., 0] += 1  # no row is all zeros
     maps /= maps.sum(axis=-1, keepdims=True)
     return np.asarray(maps, dtype=np.float32)
 
 
 def word_level(maps: Maps, words: Sequence[int]) -> Maps:
-    """The sum over a word's tokens as key, the mean over them as query."""
+    """Sum over the tokens of each key word and average over those of each query word."""
     count = max(words) + 1
     result = np.zeros((len(maps), count, count))
     for head, query, key in np.ndindex(maps.shape):
@@ -33,21 +33,21 @@ def word_level(maps: Maps, words: Sequence[int]) -> Maps:
 
 
 def without(maps: Maps, dropped: Sequence[bool]) -> tuple[Maps, Maps]:
-    """Maps of what is left, and what each of its rows gave to the rest."""
+    """Return the rescaled maps of the kept units, and the weight that was removed from each row."""
     kept = [unit for unit, is_dropped in enumerate(dropped) if not is_dropped]
     result = np.zeros((len(maps), len(kept), len(kept)))
-    lost = np.zeros((len(maps), len(kept)))
+    mass = np.zeros((len(maps), len(kept)))
     for head in range(len(maps)):
         for row, query in enumerate(kept):
-            left = math.fsum(float(maps[head, query, key]) for key in kept)
-            lost[head, row] = math.fsum(map(float, maps[head, query])) - left
+            remaining = math.fsum(float(maps[head, query, key]) for key in kept)
+            mass[head, row] = math.fsum(map(float, maps[head, query])) - remaining
             for column, key in enumerate(kept):
-                result[head, row, column] = float(maps[head, query, key]) / left if left else 0.0
-    return result, lost
+                result[head, row, column] = float(maps[head, query, key]) / remaining if remaining else 0.0
+    return result, mass
 
 
 def rollout(layers: Sequence[Maps], residual: float) -> Maps:
-    """How much of each token before the first layer is in each after the last, from the first on."""
+    """Return the share of each token before the first layer in each token after the last."""
     count = layers[0].shape[-1]
     mixed = np.eye(count)
     for maps in layers:
@@ -59,7 +59,7 @@ def rollout(layers: Sequence[Maps], residual: float) -> Maps:
 
 
 def received(maps: Maps, is_special: Sequence[bool]) -> Maps:
-    """What each unit is given by those that are not special."""
+    """Return column sums over the rows that are not special."""
     result = np.zeros((maps.shape[0], maps.shape[2]))
     for head, query, key in np.ndindex(maps.shape):
         result[head, key] += 0.0 if is_special[query] else float(maps[head, query, key])
@@ -67,7 +67,7 @@ def received(maps: Maps, is_special: Sequence[bool]) -> Maps:
 
 
 def entropy(maps: Maps) -> Maps:
-    """In nats, of each row."""
+    """Return the entropy of each row in nats."""
     result = np.zeros(maps.shape[:2])
     for head, query in np.ndindex(result.shape):
         result[head, query] = -math.fsum(a * math.log(a) for a in map(float, maps[head, query]) if a > 0)
@@ -75,18 +75,18 @@ def entropy(maps: Maps) -> Maps:
 
 
 def top(row: Sequence[float], k: int) -> tuple[list[int], float]:
-    """The columns of the k largest weights, of equal ones the lower first, and the sum of the others."""
+    """Return the columns of the k largest weights, ties sorted by column, and the sum of the others."""
     order = sorted(range(len(row)), key=lambda column: (-row[column], column))
     return order[:k], math.fsum(float(row[column]) for column in order[k:])
 
 
 def compressed(maps: Maps, threshold: float) -> tuple[list[int], list[int], list[float], list[float]]:
-    """Row starts, columns, values and kept mass of the weights from `threshold` on."""
+    """Return row starts, columns, values and kept mass of the weights that are at least `threshold`."""
     starts, columns, values, kept = [0], list[int](), list[float](), list[float]()
     for head, query in np.ndindex(maps.shape[:2]):
-        chosen = [key for key, weight in enumerate(maps[head, query]) if weight >= np.float32(threshold)]
-        columns += chosen
-        values += [float(maps[head, query, key]) for key in chosen]
-        kept.append(math.fsum(float(maps[head, query, key]) for key in chosen))
+        selected = [key for key, weight in enumerate(maps[head, query]) if weight >= np.float32(threshold)]
+        columns += selected
+        values += [float(maps[head, query, key]) for key in selected]
+        kept.append(math.fsum(float(maps[head, query, key]) for key in selected))
         starts.append(len(columns))
     return starts, columns, values, kept

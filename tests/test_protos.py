@@ -1,4 +1,4 @@
-"""The checked-in stubs are those of the checked-in .proto files."""
+"""Compares the committed stubs with the .proto files."""
 
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -20,7 +20,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def test_stubs_are_fresh(generated: Path) -> None:
+def test_stubs_match_the_proto_files(generated: Path) -> None:
     fresh = {path.relative_to(generated) for path in generated.rglob("*.py*")}
     checked_in = {path.relative_to(PROTOS) for path in PROTOS.rglob("*_pb2*.py*") if path.suffix != ".pyc"}
     assert fresh == checked_in

@@ -1,4 +1,4 @@
-"""Dense layers against PyTorch, and files that a bundle must not have."""
+"""Dense layers, compared with PyTorch, and rejection of invalid layers."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ MODULES = {
 }
 
 
-def manifest_of(**dense: Any) -> Manifest:
+def make_manifest(**dense: Any) -> Manifest:
     values: dict[str, Any] = {"path": "2_Dense", "in_features": 3, "out_features": 4, "bias": True}
     return Manifest(
         architecture=Architecture(hidden_size=3),
@@ -34,7 +34,7 @@ def manifest_of(**dense: Any) -> Manifest:
     )
 
 
-def write(directory: Path, **weights: np.ndarray) -> None:
+def write_weights(directory: Path, **weights: np.ndarray) -> None:
     (directory / "2_Dense").mkdir()
     named = {f"linear.{name}": array for name, array in weights.items()}
     safetensors.numpy.save_file(named, directory / "2_Dense" / "model.safetensors")
@@ -45,9 +45,9 @@ def random(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("activation", Activation.values()[1:])
-def test_every_activation_is_that_of_pytorch(activation: Activation.ValueType, tmp_path: Path) -> None:
-    write(tmp_path, weight=3 * random(4, 3), bias=random(4))
-    [layer] = open_dense(tmp_path, manifest_of(activation=activation))
+def test_activations_equal_pytorch(activation: Activation.ValueType, tmp_path: Path) -> None:
+    write_weights(tmp_path, weight=3 * random(4, 3), bias=random(4))
+    [layer] = open_dense(tmp_path, make_manifest(activation=activation))
     vectors = np.concatenate(
         [random(5, 3), np.full((1, 3), 1e4, np.float32), np.full((1, 3), -1e4, np.float32)]
     )
@@ -55,14 +55,14 @@ def test_every_activation_is_that_of_pytorch(activation: Activation.ValueType, t
     linear.weight.data, linear.bias.data = torch.tensor(3 * random(4, 3)), torch.tensor(random(4))
     with torch.no_grad():
         expected = MODULES[activation](linear(torch.tensor(vectors))).numpy()
-    found = layer(vectors)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    actual = layer(vectors)
+    assert actual.dtype == np.float32
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_vectors_are_scaled_first_where_a_normalize_stands_before(tmp_path: Path) -> None:
-    write(tmp_path, weight=random(4, 3))
-    manifest = manifest_of(bias=False, normalize_input=True, activation=Activation.ACTIVATION_IDENTITY)
+def test_normalize_input_scales_vectors_first(tmp_path: Path) -> None:
+    write_weights(tmp_path, weight=random(4, 3))
+    manifest = make_manifest(bias=False, normalize_input=True, activation=Activation.ACTIVATION_IDENTITY)
     [layer] = open_dense(tmp_path, manifest)
     np.testing.assert_allclose(layer(5 * random(2, 3)), layer(random(2, 3)), rtol=1e-5)
 
@@ -77,31 +77,31 @@ def test_vectors_are_scaled_first_where_a_normalize_stands_before(tmp_path: Path
         ({"out_features": 5}, "instead of {'linear.weight': (5, 3)"),
     ],
 )
-def test_a_layer_that_does_not_fit_is_named(dense: dict[str, Any], message: str, tmp_path: Path) -> None:
-    write(tmp_path, weight=random(4, 3), bias=random(4))
+def test_an_invalid_layer_is_rejected_by_name(dense: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write_weights(tmp_path, weight=random(4, 3), bias=random(4))
     with pytest.raises(BundleError) as caught:
-        open_dense(tmp_path, manifest_of(**dense))
+        open_dense(tmp_path, make_manifest(**dense))
     assert message in str(caught.value)
 
 
-def test_weights_of_another_kind_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, weight=random(4, 3).astype(np.float16), bias=random(4))
+def test_weights_of_a_different_type_are_rejected(tmp_path: Path) -> None:
+    write_weights(tmp_path, weight=random(4, 3).astype(np.float16), bias=random(4))
     with pytest.raises(BundleError, match="in fp32"):
-        open_dense(tmp_path, manifest_of())
+        open_dense(tmp_path, make_manifest())
     safetensors.torch.save_file(
         {"linear.weight": torch.ones(4, 3, dtype=torch.bfloat16)},
         tmp_path / "2_Dense" / "model.safetensors",
     )
-    # numpy has the type only if another package of the process has brought it.
+    # NumPy only has bfloat16 if another imported package registered it.
     with pytest.raises(BundleError, match=r"can't be read|in fp32"):
-        open_dense(tmp_path, manifest_of(bias=False))
+        open_dense(tmp_path, make_manifest(bias=False))
     (tmp_path / "2_Dense" / "model.safetensors").write_bytes(b"{}")
     with pytest.raises(BundleError, match="can't be read"):
-        open_dense(tmp_path, manifest_of())
+        open_dense(tmp_path, make_manifest())
 
 
 @pytest.mark.parametrize("weight", [np.full((4, 3), np.nan, np.float32), np.ones((0, 3), np.float32)])
-def test_weights_that_give_no_vectors_are_refused(weight: np.ndarray, tmp_path: Path) -> None:
-    write(tmp_path, weight=weight)
+def test_empty_and_non_finite_weights_are_rejected(weight: np.ndarray, tmp_path: Path) -> None:
+    write_weights(tmp_path, weight=weight)
     with pytest.raises(BundleError, match="is empty or contains NaN or infinity"):
-        open_dense(tmp_path, manifest_of(bias=False, out_features=len(weight)))
+        open_dense(tmp_path, make_manifest(bias=False, out_features=len(weight)))

@@ -1,4 +1,4 @@
-"""Weights in bf16 for OpenVINO: the nearest numbers, in every large matrix, and less memory."""
+"""OpenVINO: bf16 rounding and storage of weights, and detection of bf16 instructions."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import torch
 
 from attnlens.openvino import multiplies_bf16, store_weights_in_bf16, to_bf16
 
-OPENED = """
+PRINT_MEMORY = """
 import re, sys
 from pathlib import Path
 import openvino
@@ -26,34 +26,57 @@ print(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]
 """
 
 
-def test_the_nearest_bf16_is_that_of_pytorch() -> None:
-    numbers = np.random.default_rng(0).standard_normal(10_000, np.float32) * np.float32(1e3)
+def test_bf16_rounding_equals_pytorch() -> None:
+    values = np.random.default_rng(0).standard_normal(10_000, np.float32) * np.float32(1e3)
     ties = np.array([0x3F808000, 0x3F818000, 0x80000000, 0x00018000, 0xBF7FFFFF], np.uint32).view(np.float32)
-    for values in (numbers, ties, numbers.reshape(100, 100).T):
-        expected = torch.tensor(values).bfloat16().view(torch.uint16).numpy()
-        np.testing.assert_array_equal(to_bf16(values), expected)
+    for array in (values, ties, values.reshape(100, 100).T):
+        expected = torch.tensor(array).bfloat16().view(torch.uint16).numpy()
+        np.testing.assert_array_equal(to_bf16(array), expected)
 
 
-def test_every_large_matrix_is_stored_in_bf16_and_nothing_else(minilm_bundle: Path) -> None:
+def test_only_large_matrices_are_stored_in_bf16(minilm_bundle: Path) -> None:
     graph = minilm_bundle / "onnx" / "model.onnx"
     model, original = openvino.Core().read_model(graph), openvino.Core().read_model(graph)
     constants = [node for node in original.get_ops() if node.get_type_name() == "Constant"]
     large = [node.data for node in constants if len(node.shape) == 2 and node.data.size >= 2**17]
-    products = 6 * 6  # layers; queries, keys, values, output, two of the feed-forward network
+    num_matrices = 6 * 6  # per layer: query, key, value, output, two of the feed-forward network
 
-    assert store_weights_in_bf16(model) == products + 1  # the table of tokens
+    assert store_weights_in_bf16(model) == num_matrices + 1  # and the token embeddings
     stored = [node for node in model.get_ops() if node.get_element_type() == openvino.Type.bf16]
-    found = sorted(node.get_data(dtype=np.float32).tobytes() for node in stored)
+    actual = sorted(node.get_data(dtype=np.float32).tobytes() for node in stored)
     expected = [torch.tensor(data).bfloat16().float().numpy() for data in large if data.shape != (512, 384)]
-    assert found == sorted(array.tobytes() for array in expected)
+    assert actual == sorted(array.tobytes() for array in expected)
 
 
-@pytest.mark.skipif(not multiplies_bf16(), reason="this processor has no bf16")
-def test_weights_in_bf16_take_less_memory(minilm_bundle: Path) -> None:
-    taken = {}
-    for held in ("fp32", "bf16"):
-        command = [sys.executable, "-c", OPENED, str(minilm_bundle / "onnx" / "model.onnx"), held]
+@pytest.mark.skipif(not multiplies_bf16(), reason="the processor lacks bf16 instructions")
+def test_bf16_weights_need_less_memory(minilm_bundle: Path) -> None:
+    memory_bytes = {}
+    for precision in ("fp32", "bf16"):
+        command = [sys.executable, "-c", PRINT_MEMORY, str(minilm_bundle / "onnx" / "model.onnx"), precision]
         result = subprocess.run(command, capture_output=True, check=True, text=True)
-        taken[held] = int(result.stdout) * 2**10
-    # Half of 22 million weights in 4 bytes, at the least: tables were stored twice, too.
-    assert taken["fp32"] - taken["bf16"] > 40e6
+        memory_bytes[precision] = int(result.stdout) * 2**10
+    # At least half of 22 million 4-byte weights. In fp32, embedding tables are also stored twice.
+    assert memory_bytes["fp32"] - memory_bytes["bf16"] > 40e6
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16 vnni\n", True),
+        ("flags\t\t: fpu amx_bf16 amx_tile\n", True),
+        ("flags\t\t: fpu avx512f avx512_vnni\n", False),
+        ("Features\t: fp asimd bf16\n", True),
+        ("Features\t: fp asimd\n", False),
+        ("processor: 0\n", None),
+    ],
+)
+def test_bf16_instructions_are_detected_by_whole_flag_names(
+    text: str, expected: bool | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(text)
+    assert multiplies_bf16(path) is expected
+
+
+def test_bf16_instructions_are_unknown_without_cpuinfo(tmp_path: Path) -> None:
+    assert multiplies_bf16(tmp_path / "none") is None

@@ -1,4 +1,4 @@
-"""Pooling against float64."""
+"""Pooling, compared with float64, and the steps from pooled vectors to embeddings."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_pooling_agrees_with_float64(num_tokens: int) -> None:
 
 
 @given(st.sampled_from(list(Pooling)), st.integers(2, 9), st.data())
-def test_tokens_that_are_left_out_of_the_pooling_change_nothing(
+def test_excluded_tokens_do_not_affect_the_result(
     pooling: Pooling, num_tokens: int, data: st.DataObject
 ) -> None:
     num_excluded = data.draw(st.integers(1, num_tokens - 1))
@@ -34,23 +34,23 @@ def test_tokens_that_are_left_out_of_the_pooling_change_nothing(
     np.testing.assert_array_equal(pool(hidden, pooling, num_excluded), before)
 
 
-def test_tokens_that_count_keep_their_place() -> None:
+def test_included_tokens_keep_their_positions() -> None:
     hidden = np.array([[9], [1], [2], [4]], np.float32)
-    found = pool(hidden, Pooling.WEIGHTED_MEAN, 1)
-    np.testing.assert_allclose(found, (2 * 1 + 3 * 2 + 4 * 4) / (2 + 3 + 4), rtol=1e-6)
+    actual = pool(hidden, Pooling.WEIGHTED_MEAN, 1)
+    np.testing.assert_allclose(actual, (2 * 1 + 3 * 2 + 4 * 4) / (2 + 3 + 4), rtol=1e-6)
 
 
-def test_publishers_normalize_before_they_cut_and_callers_after() -> None:
+def test_normalize_first_and_normalize_last_differ_with_fewer_dimensions() -> None:
     pooled = np.array([[3, 4, 12]], np.float32)
     published = finish(pooled, (), dimensions=2, normalize_first=True)
     np.testing.assert_allclose(published, [[3 / 13, 4 / 13]], rtol=1e-6)
-    chosen = finish(pooled, (), dimensions=2, normalize_last=True)
-    np.testing.assert_allclose(chosen, [[3 / 5, 4 / 5]], rtol=1e-6)
+    requested = finish(pooled, (), dimensions=2, normalize_last=True)
+    np.testing.assert_allclose(requested, [[3 / 5, 4 / 5]], rtol=1e-6)
 
 
-def test_the_numbers_are_those_of_the_protocol_and_others_are_refused() -> None:
-    known = {f"POOLING_{pooling.name}": pooling.value for pooling in Pooling}
-    assert known == dict(manifest_pb2.Pooling.items()[1:])
+def test_values_equal_the_protocol_and_unknown_values_are_rejected() -> None:
+    values = {f"POOLING_{pooling.name}": pooling.value for pooling in Pooling}
+    assert values == dict(manifest_pb2.Pooling.items()[1:])
     with pytest.raises(ValueError, match="0 is not a valid Pooling"):
         Pooling(0)
 

@@ -1,4 +1,4 @@
-"""The order of a reduction's steps, what comes of them, and what they take."""
+"""Order of the steps of a reduction, their results, and bounds on size and memory."""
 
 import itertools
 import tracemalloc
@@ -55,18 +55,18 @@ REDUCTIONS = [
 ALLOWED = [reduction for reduction in REDUCTIONS if not list(reduction.problems())]
 
 
-def step_by_step(
+def expected_maps(
     reduction: AttentionReduction, layers: list[Any], *, is_mean_of_heads: bool
 ) -> tuple[list[Any], list[Any]]:
-    """The dense weights before any form is made of them, and the lost mass, in float64."""
+    """Dense weights before the form is applied, and special token mass, in float64."""
     words, special = TEXT.words.tolist(), TEXT.is_special.tolist()
-    maps, masses = [np.asarray(each, np.float64) for each in layers], []
+    maps, masses = [np.asarray(layer, np.float64) for layer in layers], []
     if reduction.level == "words":
         maps = [reference.word_level(each, words) for each in maps]
         special = [special[words.index(word)] for word in range(max(words) + 1)]
     if reduction.special_tokens == "drop":
-        both = [reference.without(each, special) for each in maps]
-        maps, masses = [left for left, _ in both], [lost for _, lost in both]
+        results = [reference.without(array, special) for array in maps]
+        maps, masses = [kept for kept, _ in results], [mass for _, mass in results]
     if is_mean_of_heads:
         maps = [each.mean(axis=0, keepdims=True) for each in maps]
         masses = [each.mean(axis=0, keepdims=True) for each in masses]
@@ -88,20 +88,18 @@ def test_most_combinations_are_defined() -> None:
 
 @pytest.mark.parametrize("is_mean_of_heads", [False, True], ids=["heads", "mean of heads"])
 @pytest.mark.parametrize("reduction", [each for each in ALLOWED if not isinstance(each.form, Statistics)])
-def test_the_steps_are_taken_in_the_order_that_is_documented(
-    reduction: AttentionReduction, is_mean_of_heads: bool
-) -> None:
+def test_steps_run_in_the_documented_order(reduction: AttentionReduction, is_mean_of_heads: bool) -> None:
     is_mean = is_mean_of_heads or reduction.layers == "rollout"
-    maps, masses = step_by_step(reduction, LAYERS, is_mean_of_heads=is_mean)
+    maps, masses = expected_maps(reduction, LAYERS, is_mean_of_heads=is_mean)
     results = reduce(LAYERS, reduction, TEXT, is_mean_of_heads=is_mean_of_heads)
     assert len(results) == len(maps)
-    for place, (result, expected) in enumerate(zip(results, maps, strict=True)):
+    for index, (result, expected) in enumerate(zip(results, maps, strict=True)):
         rows = [2, expected.shape[1] - 1] if reduction.rows else list(range(expected.shape[1]))
         expected = expected[:, rows]  # noqa: PLW2901 - step 5
         _check_form(result, expected)
         if reduction.special_tokens == "drop":
             assert result.special_token_mass is not None
-            np.testing.assert_allclose(result.special_token_mass, masses[place][:, rows], atol=1e-6)
+            np.testing.assert_allclose(result.special_token_mass, masses[index][:, rows], atol=1e-6)
         else:
             assert result.special_token_mass is None
 
@@ -129,13 +127,13 @@ def _check_form(result: Reduced, expected: Any) -> None:
             np.testing.assert_allclose(dense_maps, expected, atol=1e-6)
             np.testing.assert_allclose(dense_maps.sum(axis=-1), 1, atol=1e-6)
         case _:
-            pytest.fail(f"{result.data} is no form of weights")
+            pytest.fail(f"{result.data} is not a form of weights")
 
 
 @pytest.mark.parametrize("reduction", [each for each in ALLOWED if isinstance(each.form, Statistics)])
-def test_statistics_are_of_what_the_steps_before_have_left(reduction: AttentionReduction) -> None:
+def test_statistics_are_computed_from_the_previous_steps(reduction: AttentionReduction) -> None:
     is_mean = reduction.layers == "rollout"
-    maps, _ = step_by_step(reduction, LAYERS, is_mean_of_heads=is_mean)
+    maps, _ = expected_maps(reduction, LAYERS, is_mean_of_heads=is_mean)
     special = [bool(each) for each in TEXT.is_special]
     if reduction.level == "words":
         special = [special[TEXT.words.tolist().index(word)] for word in range(maps[0].shape[-1])]
@@ -143,8 +141,8 @@ def test_statistics_are_of_what_the_steps_before_have_left(reduction: AttentionR
         assert isinstance(result.data, RowStatistics)
         assert result.data.received is not None
         assert result.data.entropy is not None
-        none = [False] * expected.shape[-1]
-        is_special = none if reduction.special_tokens == "drop" else special
+        not_special = [False] * expected.shape[-1]
+        is_special = not_special if reduction.special_tokens == "drop" else special
         np.testing.assert_allclose(result.data.received, reference.received(expected, is_special), atol=1e-5)
         np.testing.assert_allclose(result.data.entropy, reference.entropy(expected), atol=1e-5)
 
@@ -158,15 +156,15 @@ def test_statistics_are_of_what_the_steps_before_have_left(reduction: AttentionR
         ("words", "drop", [-1, 0, 0, 1, -1, 2, 3, 3, -1]),
     ],
 )
-def test_each_token_has_a_unit_or_none(level: Any, special: Any, units: list[int] | None) -> None:
+def test_unit_ids_map_tokens_to_units(level: Any, special: Any, units: list[int] | None) -> None:
     [result] = reduce(
         LAYERS[:1], AttentionReduction(level=level, special_tokens=special), TEXT, is_mean_of_heads=False
     )
-    found = None if result.unit_ids is None else result.unit_ids.tolist()
-    assert found == units
+    unit_ids = None if result.unit_ids is None else result.unit_ids.tolist()
+    assert unit_ids == units
 
 
-def test_a_text_of_special_tokens_alone_is_left_without_units() -> None:
+def test_a_text_of_only_special_tokens_has_no_units_left() -> None:
     text = TextUnits.of([None, None], [True, True], [False, False])
     layers = [reference.random_maps(HEADS, 2)] * 2
     for layers_choice, is_mean, form in itertools.product(CHOICES, (False, True), FORMS):
@@ -182,16 +180,16 @@ def test_a_text_of_special_tokens_alone_is_left_without_units() -> None:
             assert result.special_token_mass.shape[1] == int(is_mean)
 
 
-def test_rows_are_counted_from_both_ends() -> None:
+def test_negative_rows_count_from_the_end() -> None:
     assert resolve_rows([0, -1, 2], 4) == (0, 3, 2)
     assert resolve_rows([3, -1], 4) == (3, 3)
-    for rows, place in (([0, 4], 1), ([-5], 0)):
+    for rows, position in (([0, 4], 1), ([-5], 0)):
         with pytest.raises(IndexError) as caught:
             resolve_rows(rows, 4)
-        assert caught.value.args == (place,)
+        assert caught.value.args == (position,)
 
 
-def test_words_of_a_text_that_is_not_known_are_an_error() -> None:
+def test_missing_and_mismatched_text_units_are_errors() -> None:
     for reduction in (AttentionReduction(level="words"), AttentionReduction(form=Statistics(received=True))):
         with pytest.raises(ValueError, match="needs the words and special tokens"):
             reduce(LAYERS, reduction, None, is_mean_of_heads=False)
@@ -200,7 +198,7 @@ def test_words_of_a_text_that_is_not_known_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("reduction", ALLOWED)
-def test_the_size_of_a_result_is_known_before(reduction: AttentionReduction) -> None:
+def test_the_size_of_a_result_is_known_in_advance(reduction: AttentionReduction) -> None:
     for result in reduce(LAYERS, reduction, TEXT, is_mean_of_heads=False):
         num_units = TOKENS
         if result.unit_ids is not None:
@@ -212,18 +210,18 @@ def test_the_size_of_a_result_is_known_before(reduction: AttentionReduction) -> 
             value_bytes=4,
             is_distribution=True,
         )
-        assert result.size_bytes <= size + 4  # an indptr has one more than rows
+        assert result.size_bytes <= size + 4  # an indptr has one entry more than there are rows
         if not isinstance(reduction.form, Threshold):
             assert result.size_bytes == size
 
 
 LARGE = TextUnits.of(
-    [None, *(place // 2 for place in range(158)), None], [True, *[False] * 158, True], [False] * 160
+    [None, *(index // 2 for index in range(158)), None], [True, *[False] * 158, True], [False] * 160
 )
 
 
 class Copies(list[Any]):
-    """Layers that are new arrays each time, as those of a batch are."""
+    """Layers that return new arrays at each access, like the layers of a batch."""
 
     def __iter__(self) -> Iterator[Any]:
         return (each.copy() for each in super().__iter__())
@@ -233,13 +231,13 @@ class Copies(list[Any]):
 
 
 @pytest.mark.parametrize("form", [*FORMS, Threshold(1e-6)], ids=str)
-def test_what_a_reduction_takes_is_known_before(form: Any) -> None:
+def test_the_memory_of_a_reduction_is_bounded_in_advance(form: Any) -> None:
     layers = Copies([reference.random_maps(4, LARGE.num_tokens)] * 2)
-    for level, special, joined in itertools.product(LEVELS, SPECIAL, CHOICES):
-        reduction = AttentionReduction(level=level, special_tokens=special, layers=joined, form=form)
+    for level, special, layer_choice in itertools.product(LEVELS, SPECIAL, CHOICES):
+        reduction = AttentionReduction(level=level, special_tokens=special, layers=layer_choice, form=form)
         tracemalloc.start()
         results = reduce(layers, reduction, LARGE, is_mean_of_heads=False)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        beside = peak - sum(result.size_bytes for result in results)
-        assert beside <= sizes.working_bytes(reduction, 4, LARGE.num_tokens) + (1 << 16), reduction
+        working = peak - sum(result.size_bytes for result in results)
+        assert working <= sizes.working_bytes(reduction, 4, LARGE.num_tokens) + (1 << 16), reduction

@@ -20,9 +20,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Model(_message.Message):
-    """The part of a SentencePiece model file that an export reads. Numbers, types and defaults are those of the
-    format's own schema (github.com/google/sentencepiece, src/sentencepiece_model.proto); the stubs that the
-    sentencepiece package brings work with one major version of protobuf only.
+    """The fields of a SentencePiece model file that the exporter reads. Field numbers, types and defaults are those of the
+    original schema (github.com/google/sentencepiece, src/sentencepiece_model.proto). The stubs in the sentencepiece
+    package are not used because they only support one major version of protobuf.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -32,15 +32,15 @@ class Model(_message.Message):
     NORMALIZER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___Piece]:
-        """The vocabulary; a piece's index is its id."""
+        """Vocabulary. The index of a piece is its id."""
 
     @_builtins.property
     def trainer(self) -> Global___Trainer:
-        """How it was trained."""
+        """Training settings."""
 
     @_builtins.property
     def normalizer(self) -> Global___Normalizer:
-        """What is done to a text before it is cut into pieces."""
+        """Text normalization."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class Piece(_message.Message):
     SCORE_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
     piece: _builtins.str
-    """Its spelling, U+2581 for a space."""
+    """Spelling, with U+2581 for a space."""
     score: _builtins.float
-    """The logarithm of its probability."""
+    """Log probability."""
     type: _builtins.int
     """1: normal, 2: unknown, 3: control, 4: user-defined, 5: unused, 6: byte."""
     def __init__(
@@ -89,7 +89,7 @@ Global___Piece: _TypeAlias = Piece  # noqa: Y015
 
 @_typing.final
 class Trainer(_message.Message):
-    """How a model was trained."""
+    """Training settings."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -99,9 +99,9 @@ class Trainer(_message.Message):
     model_type: _builtins.int
     """1: Unigram, 2: BPE, 3: word, 4: char."""
     treat_whitespace_as_suffix: _builtins.bool
-    """Whether U+2581 stands behind a word rather than before it."""
+    """Whether U+2581 follows a word instead of preceding it."""
     byte_fallback: _builtins.bool
-    """Whether characters without a piece become pieces for their bytes."""
+    """Whether characters that are not in the vocabulary are split into byte pieces."""
     def __init__(
         self,
         *,
@@ -119,7 +119,7 @@ Global___Trainer: _TypeAlias = Trainer  # noqa: Y015
 
 @_typing.final
 class Normalizer(_message.Message):
-    """What is done to a text before it is cut into pieces."""
+    """Text normalization before tokenization."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -129,15 +129,15 @@ class Normalizer(_message.Message):
     REMOVE_EXTRA_WHITESPACES_FIELD_NUMBER: _builtins.int
     ESCAPE_WHITESPACES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name of the table of replacements, such as `nmt_nfkc`."""
+    """Name of the replacement table, such as `nmt_nfkc`."""
     precompiled_charsmap: _builtins.bytes
-    """The compiled table of replacements. Empty: none."""
+    """Compiled replacement table. Empty if there are no replacements."""
     add_dummy_prefix: _builtins.bool
-    """Whether a space is put before the text."""
+    """Whether a space is prepended to the text."""
     remove_extra_whitespaces: _builtins.bool
-    """Whether spaces at both ends are dropped and others become one."""
+    """Whether leading and trailing spaces are removed and repeated spaces are merged."""
     escape_whitespaces: _builtins.bool
-    """Whether spaces become U+2581."""
+    """Whether spaces are replaced by U+2581."""
     def __init__(
         self,
         *,

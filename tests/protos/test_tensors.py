@@ -1,4 +1,4 @@
-"""Arrays on their way into messages and back, compared with bytes that `struct` makes."""
+"""Conversion of arrays to tensors and back, compared with `struct`."""
 
 import struct
 from typing import Any
@@ -13,12 +13,12 @@ FORMATS = {DataType.DATA_TYPE_FLOAT32: "f", DataType.DATA_TYPE_FLOAT16: "e"}
 
 
 def _bytes(array: np.ndarray[Any, Any], data_type: DataType.ValueType) -> bytes:
-    """Return the numbers in row-major order, little-endian, one by one."""
+    """Pack the elements in row-major order, little-endian."""
     numbers = [float(array[index]) for index in np.ndindex(array.shape)]
     return struct.pack(f"<{len(numbers)}{FORMATS[data_type]}", *numbers)
 
 
-def test_known_numbers_have_known_bytes() -> None:
+def test_known_values_have_known_bytes() -> None:
     numbers = np.array([[1.0, -2.0, 0.5]])
     tensor = to_tensor(numbers, DataType.DATA_TYPE_FLOAT32)
     assert tensor.data.hex() == "0000803f000000c00000003f"
@@ -30,19 +30,19 @@ def test_known_numbers_have_known_bytes() -> None:
 
 
 @pytest.mark.parametrize("data_type", FORMATS)
-def test_arrays_are_packed_row_by_row_however_they_lie_in_memory(data_type: DataType.ValueType) -> None:
+def test_arrays_are_packed_in_row_major_order_from_any_memory_layout(data_type: DataType.ValueType) -> None:
     whole = np.random.default_rng(0).random((3, 4, 5, 7), dtype=np.float32)
     arrays = [whole[0], whole[1].copy(order="F"), whole[2][:, ::-1]]
     stacked = Tensor()
     fill_stacked(stacked, arrays, data_type)
-    assert stacked.data == b"".join(_bytes(each, data_type) for each in arrays)
+    assert stacked.data == b"".join(_bytes(array, data_type) for array in arrays)
     assert (list(stacked.shape), stacked.data_type) == ([3, 4, 5, 7], data_type)
-    for each in arrays:
-        assert to_tensor(each, data_type).data == _bytes(each, data_type)
+    for array in arrays:
+        assert to_tensor(array, data_type).data == _bytes(array, data_type)
 
 
 @pytest.mark.parametrize("data_type", FORMATS)
-def test_bytes_are_read_row_by_row(data_type: DataType.ValueType) -> None:
+def test_bytes_are_read_in_row_major_order(data_type: DataType.ValueType) -> None:
     data = struct.pack(f"<6{FORMATS[data_type]}", *range(6))
     array = from_tensor(Tensor(data_type=data_type, shape=[2, 3], data=data))
     assert array.tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -62,12 +62,12 @@ def test_bytes_are_read_row_by_row(data_type: DataType.ValueType) -> None:
         ([2**62, 2**62], 24),
     ],
 )
-def test_bytes_that_do_not_fill_the_shape_are_refused(shape: list[int], size: int) -> None:
+def test_bytes_that_do_not_match_the_shape_are_rejected(shape: list[int], size: int) -> None:
     tensor = Tensor(data_type=DataType.DATA_TYPE_FLOAT32, shape=shape, data=bytes(size))
     with pytest.raises(ValueError, match=f"{size} bytes of float32 do not fill the shape"):
         from_tensor(tensor)
 
 
-def test_types_that_do_not_travel_are_refused() -> None:
+def test_types_that_messages_do_not_allow_are_rejected() -> None:
     with pytest.raises(ValueError, match="is not allowed in messages"):
         from_tensor(Tensor(data_type=DataType.DATA_TYPE_INT64, shape=[1], data=bytes(8)))
