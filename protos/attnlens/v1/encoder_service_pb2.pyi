@@ -9,7 +9,8 @@ Conventions in this package:
 - Indices start at 0. In requests, negative layer, head and row indices count from the end.
 - Tensors contain no padding. `EmbedRequest.data_type` and `EncodeRequest.data_type` select the element type of
   vectors and attention; explanations are DATA_TYPE_FLOAT32. Comments name any other element type.
-- Values that are out of range or incompatible with another field are rejected with INVALID_FIELD.
+- Values that are out of range or incompatible with another field are rejected with INVALID_FIELD. A `model` or
+  `model_version` that is not loaded is rejected with MODEL_NOT_FOUND.
 - Future versions may add enum values, oneof members and layouts. Clients must ignore or report unknown ones.
 """
 
@@ -452,9 +453,7 @@ class EmbedRequest(_message.Message):
     result exceeds 65504 is rejected.
     """
     model_version: _builtins.str
-    """Model version, the full SHA-256 of `Model.version`. If empty, any version. A model or version that is not loaded
-    is rejected with MODEL_NOT_FOUND.
-    """
+    """Model version (`Model.version`), the full SHA-256. If empty, any version."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """Inputs to embed. At least 1 and at most `Limits.max_inputs_per_request`."""
@@ -623,7 +622,9 @@ class AttentionReduction(_message.Message):
     """Whether to return the mean over all rows, with a row axis of length 1."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Indices of the units whose rows to return, in this order. Each text must have all of them. If empty, all rows."""
+        """Indices of the units whose rows to return, in this order. At most 16384, without duplicates. Each text must have
+        all of them. If empty, all rows.
+        """
 
     @_builtins.property
     def top_k(self) -> Global___TopK:
@@ -792,9 +793,7 @@ class EncodeRequest(_message.Message):
     whose result exceeds 65504 is rejected.
     """
     model_version: _builtins.str
-    """Model version, the full SHA-256 of `Model.version`. If empty, any version. A model or version that is not loaded
-    is rejected with MODEL_NOT_FOUND.
-    """
+    """Model version (`Model.version`), the full SHA-256. If empty, any version."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """Inputs to encode. At least 1 and at most `Limits.max_inputs_per_request`."""
@@ -1270,9 +1269,7 @@ class EncodeStreamRequest(_message.Message):
     data_type: _tensor_pb2.DataType.ValueType
     """Element type of vectors and attention, see `EncodeRequest.data_type`."""
     model_version: _builtins.str
-    """Model version, the full SHA-256 of `Model.version`. If empty, any version. A model or version that is not loaded
-    is rejected with MODEL_NOT_FOUND.
-    """
+    """Model version (`Model.version`), the full SHA-256. If empty, any version."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """Inputs to encode. At least 1 and at most `Limits.max_inputs_per_request`."""
@@ -1380,9 +1377,7 @@ class TokenizeRequest(_message.Message):
     model: _builtins.str
     """Model name. If empty, the server's default model (`Model.is_default`)."""
     model_version: _builtins.str
-    """Model version, the full SHA-256 of `Model.version`. If empty, any version. A model or version that is not loaded
-    is rejected with MODEL_NOT_FOUND.
-    """
+    """Model version (`Model.version`), the full SHA-256. If empty, any version."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """Inputs to tokenize. At least 1 and at most `Limits.max_inputs_per_request`."""
@@ -1519,9 +1514,7 @@ class GetModelRequest(_message.Message):
     model: _builtins.str
     """Model name. If empty, the server's default model (`Model.is_default`)."""
     model_version: _builtins.str
-    """Model version, the full SHA-256 of `Model.version`. If empty, any version. A model or version that is not loaded
-    is rejected with MODEL_NOT_FOUND.
-    """
+    """Model version (`Model.version`), the full SHA-256. If empty, any version."""
     def __init__(
         self,
         *,
@@ -1599,9 +1592,7 @@ class ExplainRequest(_message.Message):
     head_contributions: _builtins.bool
     """Whether to return the contribution of each head. Needs EXPLAIN_METHOD_CONTRIBUTIONS."""
     model_version: _builtins.str
-    """Model version, the full SHA-256 of `Model.version`. If empty, any version. A model or version that is not loaded
-    is rejected with MODEL_NOT_FOUND.
-    """
+    """Model version (`Model.version`), the full SHA-256. If empty, any version."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """Inputs to explain. At least 1 and at most `Limits.max_inputs_per_request`."""
@@ -1904,9 +1895,7 @@ class CompareRequest(_message.Message):
     matrix: _explanation_pb2.PairMatrix.ValueType
     """Matrix to return for pairs of tokens. Defaults to none."""
     model_version: _builtins.str
-    """Model version, the full SHA-256 of `Model.version`. If empty, any version. A model or version that is not loaded
-    is rejected with MODEL_NOT_FOUND.
-    """
+    """Model version (`Model.version`), the full SHA-256. If empty, any version."""
     @_builtins.property
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComparedPair]:
         """Pairs to compare. At least 1 and at most `Limits.max_inputs_per_request`. A pair counts as two inputs in

@@ -28,9 +28,12 @@ if _version_not_supported:
 class EncoderServiceStub(object):
     """Contextual embeddings, attention weights and explanations of a transformer encoder.
 
-    Every error has three trailers: `attnlens-error-bin` (ErrorDetails), `attnlens-error-reason` (the reason as plain
-    text), and `grpc-status-details-bin` with the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and
-    RetryInfo.
+    Every error has these trailers:
+
+    - `attnlens-error-bin`: ErrorDetails.
+    - `attnlens-error-reason`: the reason as plain text.
+    - `grpc-status-details-bin`: the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and RetryInfo.
+    - `grpc-retry-pushback-ms`: the retry delay, if there is one.
     """
 
     def __init__(self, channel):
@@ -84,9 +87,12 @@ class EncoderServiceStub(object):
 class EncoderServiceServicer(object):
     """Contextual embeddings, attention weights and explanations of a transformer encoder.
 
-    Every error has three trailers: `attnlens-error-bin` (ErrorDetails), `attnlens-error-reason` (the reason as plain
-    text), and `grpc-status-details-bin` with the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and
-    RetryInfo.
+    Every error has these trailers:
+
+    - `attnlens-error-bin`: ErrorDetails.
+    - `attnlens-error-reason`: the reason as plain text.
+    - `grpc-status-details-bin`: the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and RetryInfo.
+    - `grpc-retry-pushback-ms`: the retry delay, if there is one.
     """
 
     def Embed(self, request, context):
@@ -200,9 +206,12 @@ def add_EncoderServiceServicer_to_server(servicer, server):
 class EncoderService(object):
     """Contextual embeddings, attention weights and explanations of a transformer encoder.
 
-    Every error has three trailers: `attnlens-error-bin` (ErrorDetails), `attnlens-error-reason` (the reason as plain
-    text), and `grpc-status-details-bin` with the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and
-    RetryInfo.
+    Every error has these trailers:
+
+    - `attnlens-error-bin`: ErrorDetails.
+    - `attnlens-error-reason`: the reason as plain text.
+    - `grpc-status-details-bin`: the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and RetryInfo.
+    - `grpc-retry-pushback-ms`: the retry delay, if there is one.
     """
 
     @staticmethod

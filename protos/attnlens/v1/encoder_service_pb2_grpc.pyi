@@ -9,7 +9,8 @@ Conventions in this package:
 - Indices start at 0. In requests, negative layer, head and row indices count from the end.
 - Tensors contain no padding. `EmbedRequest.data_type` and `EncodeRequest.data_type` select the element type of
   vectors and attention; explanations are DATA_TYPE_FLOAT32. Comments name any other element type.
-- Values that are out of range or incompatible with another field are rejected with INVALID_FIELD.
+- Values that are out of range or incompatible with another field are rejected with INVALID_FIELD. A `model` or
+  `model_version` that is not loaded is rejected with MODEL_NOT_FOUND.
 - Future versions may add enum values, oneof members and layouts. Clients must ignore or report unknown ones.
 """
 
@@ -39,9 +40,12 @@ GRPC_VERSION: str
 class EncoderServiceStub:
     """Contextual embeddings, attention weights and explanations of a transformer encoder.
 
-    Every error has three trailers: `attnlens-error-bin` (ErrorDetails), `attnlens-error-reason` (the reason as plain
-    text), and `grpc-status-details-bin` with the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and
-    RetryInfo.
+    Every error has these trailers:
+
+    - `attnlens-error-bin`: ErrorDetails.
+    - `attnlens-error-reason`: the reason as plain text.
+    - `grpc-status-details-bin`: the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and RetryInfo.
+    - `grpc-retry-pushback-ms`: the retry delay, if there is one.
     """
 
     @_typing.overload
@@ -71,9 +75,12 @@ class EncoderServiceStub:
 class EncoderServiceAsyncStub(EncoderServiceStub):
     """Contextual embeddings, attention weights and explanations of a transformer encoder.
 
-    Every error has three trailers: `attnlens-error-bin` (ErrorDetails), `attnlens-error-reason` (the reason as plain
-    text), and `grpc-status-details-bin` with the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and
-    RetryInfo.
+    Every error has these trailers:
+
+    - `attnlens-error-bin`: ErrorDetails.
+    - `attnlens-error-reason`: the reason as plain text.
+    - `grpc-status-details-bin`: the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and RetryInfo.
+    - `grpc-retry-pushback-ms`: the retry delay, if there is one.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -99,9 +106,12 @@ class EncoderServiceAsyncStub(EncoderServiceStub):
 class EncoderServiceServicer(metaclass=_abc_1.ABCMeta):
     """Contextual embeddings, attention weights and explanations of a transformer encoder.
 
-    Every error has three trailers: `attnlens-error-bin` (ErrorDetails), `attnlens-error-reason` (the reason as plain
-    text), and `grpc-status-details-bin` with the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and
-    RetryInfo.
+    Every error has these trailers:
+
+    - `attnlens-error-bin`: ErrorDetails.
+    - `attnlens-error-reason`: the reason as plain text.
+    - `grpc-status-details-bin`: the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and RetryInfo.
+    - `grpc-retry-pushback-ms`: the retry delay, if there is one.
     """
 
     @_abc_1.abstractmethod

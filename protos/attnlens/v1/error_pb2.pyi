@@ -49,7 +49,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_SLOW_CONSUMER: _ErrorReason.ValueType  # 10
     """The client read the response too slowly."""
     ERROR_REASON_GRAPH_UNAVAILABLE: _ErrorReason.ValueType  # 11
-    """A graph of the bundle can't be opened, for example because its files were modified."""
+    """A graph of the bundle can't be opened, for example because its files were modified. Retry only if `retry_delay`
+    is set.
+    """
     ERROR_REASON_MALFORMED_REQUEST: _ErrorReason.ValueType  # 12
     """The request is not a valid message of the method's request type."""
     ERROR_REASON_REQUEST_TOO_LARGE: _ErrorReason.ValueType  # 13
@@ -95,7 +97,9 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 9
 ERROR_REASON_SLOW_CONSUMER: ErrorReason.ValueType  # 10
 """The client read the response too slowly."""
 ERROR_REASON_GRAPH_UNAVAILABLE: ErrorReason.ValueType  # 11
-"""A graph of the bundle can't be opened, for example because its files were modified."""
+"""A graph of the bundle can't be opened, for example because its files were modified. Retry only if `retry_delay`
+is set.
+"""
 ERROR_REASON_MALFORMED_REQUEST: ErrorReason.ValueType  # 12
 """The request is not a valid message of the method's request type."""
 ERROR_REASON_REQUEST_TOO_LARGE: ErrorReason.ValueType  # 13

@@ -184,8 +184,8 @@ class Faithfulness(_message.Message):
     num_texts: _builtins.int
     """Number of texts measured."""
     deletion_difference: _builtins.float
-    """Difference in the movement of the embedding, as 1 - cosine, between leaving out the 10 to 50 % of tokens with the
-    highest scores and those with the lowest scores. NaN if not measured.
+    """How much more the embedding moves, as 1 - cosine, when the 10 to 50 % of tokens with the highest scores are left
+    out than when those with the lowest scores are. NaN if not measured.
     """
     control: _builtins.str
     """Name of a baseline ranking that explains nothing: `random numbers` or `length of the token`. Empty for a method."""

@@ -299,7 +299,7 @@ class _GateKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GateKind.Val
     GATE_KIND_UNSPECIFIED: _GateKind.ValueType  # 0
     """Never in a valid bundle."""
     GATE_KIND_MAX_ABS_ERROR: _GateKind.ValueType  # 1
-    """Maximum of |ONNX - PyTorch fp32|. If the rounding error of fp32 is larger, the limit is a multiple of that error:
+    """Maximum of |ONNX - PyTorch fp32|. If the rounding error of fp32 is large, the limit is a multiple of that error:
     the maximum of |PyTorch fp32 - PyTorch float64| for the same input.
     """
     GATE_KIND_MIN_COSINE: _GateKind.ValueType  # 2
@@ -323,7 +323,7 @@ class GateKind(_GateKind, metaclass=_GateKindEnumTypeWrapper):
 GATE_KIND_UNSPECIFIED: GateKind.ValueType  # 0
 """Never in a valid bundle."""
 GATE_KIND_MAX_ABS_ERROR: GateKind.ValueType  # 1
-"""Maximum of |ONNX - PyTorch fp32|. If the rounding error of fp32 is larger, the limit is a multiple of that error:
+"""Maximum of |ONNX - PyTorch fp32|. If the rounding error of fp32 is large, the limit is a multiple of that error:
 the maximum of |PyTorch fp32 - PyTorch float64| for the same input.
 """
 GATE_KIND_MIN_COSINE: GateKind.ValueType  # 2

@@ -267,7 +267,7 @@ class Limits(_message.Message):
     max_inputs_per_request: _builtins.int
     """Maximum number of inputs per request."""
     max_text_bytes: _builtins.int
-    """Maximum size of a text in UTF-8 bytes, including its prompt."""
+    """Maximum size of a text in UTF-8 bytes, including its prompt. For a pair, of both texts together."""
     max_concurrent_inputs: _builtins.int
     """Maximum number of inputs that are queued or running over all requests. Inputs for attention and inputs for
     embeddings are counted separately.
