@@ -25,7 +25,7 @@ class BundleError(Exception):
 
 
 class FileState(NamedTuple):
-    """Metadata of a file from the file system. Writing to or replacing the file changes it."""
+    """File system metadata of a file, which changes when the file is written or replaced."""
 
     device: int
     inode: int
@@ -79,8 +79,7 @@ def read_manifest(directory: Path, name: str = MANIFEST_NAME) -> Manifest:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write `directory/manifest.json`, with the field names of the .proto file.
 
-    Fields with default values are written too. A missing field therefore means that the exporter did not have
-    it.
+    Fields with default values are written too, so a missing field was unknown to the exporter.
     """
     text = json_format.MessageToJson(
         manifest, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
@@ -134,7 +133,10 @@ def verify_files(
 def _verify_file(directory: Path, expected: BundleFile) -> FileState:
     relative = PurePosixPath(expected.path)
     if relative.is_absolute() or ".." in relative.parts:
-        raise BundleError(f"{directory / MANIFEST_NAME} names a file outside the bundle: {expected.path}")
+        raise BundleError(
+            f"{directory / MANIFEST_NAME} names a file outside the bundle: {expected.path}. "
+            "Export the bundle again"
+        )
     path = directory / relative
     if not path.is_file():
         raise BundleError(f"{path} is missing: copy the whole bundle, or export it again")
@@ -167,7 +169,7 @@ def find_graph(
     if len(graphs) != 1:
         description = f"{GraphPurpose.Name(purpose)} graph in {Precision.Name(precision)}"
         count = "no" if not graphs else f"more than one ({', '.join(graph.path for graph in graphs)})"
-        raise BundleError(f"the bundle of {manifest.model_name!r} has {count} {description}")
+        raise BundleError(f"the bundle of {manifest.model_name!r} has {count} {description}: export it again")
     return graphs[0]
 
 

@@ -112,10 +112,11 @@ def _open_layer(path: Path, dense: Dense) -> DenseLayer:
         weights: dict[str, npt.NDArray[np.float32]] = safetensors.numpy.load_file(path)
     except (SafetensorError, OSError, KeyError, TypeError, AttributeError) as error:
         # KeyError, TypeError and AttributeError: NumPy has no such element type.
-        raise BundleError(f"{path} can't be read: {error}") from error
-    found = {name: array.shape for name, array in weights.items()}
-    if found != shapes or any(array.dtype != np.float32 for array in weights.values()):
-        raise BundleError(f"{path} contains {found} instead of {shapes} in fp32: export the bundle again")
+        raise BundleError(f"{path} can't be read: {error}: export the bundle again") from error
+    actual_shapes = {name: array.shape for name, array in weights.items()}
+    if actual_shapes != shapes or any(array.dtype != np.float32 for array in weights.values()):
+        actual = {name: f"{array.dtype} {array.shape}" for name, array in weights.items()}
+        raise BundleError(f"{path} contains {actual} instead of {shapes} in fp32: export the bundle again")
     if not dense.out_features or not all(np.isfinite(array).all() for array in weights.values()):
         raise BundleError(f"{path} is empty or contains NaN or infinity: export the bundle again")
     return DenseLayer(

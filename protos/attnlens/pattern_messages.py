@@ -14,6 +14,7 @@ _PATTERN_FIELDS = {
     OutputLayout.OUTPUT_LAYOUT_BLOCKS: "block_table",
 }
 _NUM_TABLE_AXES = 3
+_REMEDY = "export the bundle again"
 
 
 def write_pattern(output: GraphOutput, pattern: Pattern | None) -> None:
@@ -36,7 +37,9 @@ def read_pattern(output: GraphOutput) -> Pattern | None:
     expected, actual = _PATTERN_FIELDS.get(output.layout), output.WhichOneof("pattern")
     name = output.value.name
     if expected != actual:
-        raise BundleError(f"output {name} has the pattern {actual}, but its layout needs {expected}")
+        raise BundleError(
+            f"output {name} has the pattern {actual}, but its layout needs {expected}: {_REMEDY}"
+        )
     if actual == "band":
         return _read_band(name, output.band)
     return _read_table(name, output.block_table, output.num_heads) if actual else None
@@ -48,7 +51,9 @@ def _read_band(name: str, message: manifest_pb2.Band) -> Band:
         ("num_global_tokens", message.num_global_tokens),
     ):
         if not 0 <= value <= _MAX_VALUE:
-            raise BundleError(f"output {name} has {field}={value}: it must be from 0 to {_MAX_VALUE}")
+            raise BundleError(
+                f"output {name} has {field}={value}, which is not from 0 to {_MAX_VALUE}: {_REMEDY}"
+            )
     return Band(message.window_radius, message.num_global_tokens)
 
 
@@ -58,14 +63,16 @@ def _read_table(name: str, message: manifest_pb2.BlockTable, num_heads: int) -> 
         ("max_full_blocks", message.max_full_blocks, 0),
     ):
         if not minimum <= value <= _MAX_VALUE:
-            raise BundleError(f"output {name} has {field}={value}: it must be from {minimum} to {_MAX_VALUE}")
+            raise BundleError(
+                f"output {name} has {field}={value}, which is not from {minimum} to {_MAX_VALUE}: {_REMEDY}"
+            )
     random_blocks = _read_indices(message.random_blocks)
     if random_blocks is None or random_blocks.ndim != _NUM_TABLE_AXES or len(random_blocks) != num_heads:
         raise BundleError(
-            f"output {name} has an invalid block table, or one that does not fit its {num_heads} heads"
+            f"output {name} has an invalid block table, or one for other than {num_heads} heads: {_REMEDY}"
         )
     if random_blocks.size and int(random_blocks.min()) < -1:
-        raise BundleError(f"output {name} has a block table with entries below -1")
+        raise BundleError(f"output {name} has a block table with entries below -1: {_REMEDY}")
     return BlockTable(message.block_size, message.max_full_blocks, random_blocks)
 
 
