@@ -78,7 +78,7 @@ class _AttentionLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Attent
     ATTENTION_LEVEL_TOKENS: _AttentionLevel.ValueType  # 1
     """Tokens."""
     ATTENTION_LEVEL_WORDS: _AttentionLevel.ValueType  # 2
-    """Words: tokens of a text with the same `Token.word_index`; words of a prompt are counted with those of its text.
+    """Words: tokens of a text with the same `Token.word_index`. A prompt is part of the text after it.
     Each special token is a separate word. Weights are summed over the tokens of a key word and averaged over the
     tokens of a query word, which preserves row sums. Not available for `TokenIds`, which have no words.
     """
@@ -91,7 +91,7 @@ ATTENTION_LEVEL_UNSPECIFIED: AttentionLevel.ValueType  # 0
 ATTENTION_LEVEL_TOKENS: AttentionLevel.ValueType  # 1
 """Tokens."""
 ATTENTION_LEVEL_WORDS: AttentionLevel.ValueType  # 2
-"""Words: tokens of a text with the same `Token.word_index`; words of a prompt are counted with those of its text.
+"""Words: tokens of a text with the same `Token.word_index`. A prompt is part of the text after it.
 Each special token is a separate word. Weights are summed over the tokens of a key word and averaged over the
 tokens of a query word, which preserves row sums. Not available for `TokenIds`, which have no words.
 """
@@ -591,7 +591,7 @@ class AttentionReduction(_message.Message):
       4. Average: over heads (ATTENTION_VIEW_HEAD_MEAN), then `layers`, then `mean_over_rows` or the statistics of
          `form`.
       5. `rows`: select rows.
-      6. `form`: keep the largest weights or those above a threshold, or quantize to 8 bits.
+      6. `form`: keep the largest weights or those that reach a threshold, or quantize to 8 bits.
 
     U is the number of units, i.e. tokens or words, after steps 2 and 3. R is the number of rows after step 5: U, the
     number of `rows`, or 1 with `mean_over_rows`. Invalid combinations are rejected with the field and a remedy.
@@ -632,7 +632,7 @@ class AttentionReduction(_message.Message):
 
     @_builtins.property
     def threshold(self) -> Global___Threshold:
-        """The weights above a threshold."""
+        """The weights that reach a threshold."""
 
     @_builtins.property
     def statistics(self) -> Global___RowStatistics:
@@ -943,8 +943,8 @@ class Token(_message.Message):
     char_end: _builtins.int
     """Offset after the last character."""
     word_index: _builtins.int
-    """Index of the token's word. Each text of a pair starts at 0; words of a prompt are counted with those of the text
-    after it. Unset for TOKEN_SOURCE_SPECIAL and TOKEN_SOURCE_IDS.
+    """Index of the token's word. Numbering starts at 0 in each text of a pair; a prompt and the text after it are
+    numbered together. Unset for TOKEN_SOURCE_SPECIAL and TOKEN_SOURCE_IDS.
     """
     def __init__(
         self,
@@ -1060,8 +1060,8 @@ class AttentionResult(_message.Message):
 
     @_builtins.property
     def special_token_mass(self) -> _tensor_pb2.Tensor:
-        """Weight that each row assigned to special tokens before they were dropped, shape (layers, heads, R). Averaged in
-        the same way as the weights. Set with SPECIAL_TOKENS_DROP.
+        """Weight that each row assigned to special tokens before they were dropped, shape (layers, heads, R). The mean if
+        heads, layers or rows were averaged or combined. Set with SPECIAL_TOKENS_DROP.
         """
 
     def __init__(
@@ -1134,8 +1134,8 @@ Global___TopKWeights: _TypeAlias = TopKWeights  # noqa: Y015
 
 @_typing.final
 class SparseWeights(_message.Message):
-    """Weights above a threshold, as a compressed sparse row matrix with layers * heads * R rows in row-major order. Row n
-    consists of the entries from `indptr[n]` to `indptr[n + 1] - 1`, sorted by column.
+    """Weights that reach a threshold, as a compressed sparse row matrix with layers * heads * R rows in row-major order.
+    Row n consists of the entries from `indptr[n]` to `indptr[n + 1] - 1`, sorted by column.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -99,8 +99,8 @@ class _ExplainLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExplainL
     EXPLAIN_LEVEL_TOKENS: _ExplainLevel.ValueType  # 1
     """Tokens."""
     EXPLAIN_LEVEL_WORDS: _ExplainLevel.ValueType  # 2
-    """Words: the sum over the tokens of a text with the same `Token.word_index`; words of a prompt are counted with
-    those of its text. Each special token is a separate word. Not available for `TokenIds`, which have no words.
+    """Words: the sum over the tokens of a text with the same `Token.word_index`. A prompt is part of the
+    text after it. Each special token is a separate word. Not available for `TokenIds`, which have no words.
     """
 
 class ExplainLevel(_ExplainLevel, metaclass=_ExplainLevelEnumTypeWrapper):
@@ -111,8 +111,8 @@ EXPLAIN_LEVEL_UNSPECIFIED: ExplainLevel.ValueType  # 0
 EXPLAIN_LEVEL_TOKENS: ExplainLevel.ValueType  # 1
 """Tokens."""
 EXPLAIN_LEVEL_WORDS: ExplainLevel.ValueType  # 2
-"""Words: the sum over the tokens of a text with the same `Token.word_index`; words of a prompt are counted with
-those of its text. Each special token is a separate word. Not available for `TokenIds`, which have no words.
+"""Words: the sum over the tokens of a text with the same `Token.word_index`. A prompt is part of the
+text after it. Each special token is a separate word. Not available for `TokenIds`, which have no words.
 """
 Global___ExplainLevel: _TypeAlias = ExplainLevel  # noqa: Y015
 

@@ -181,9 +181,8 @@ class _OutputRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutputRole
     OUTPUT_ROLE_ATTENTION_WEIGHTS: _OutputRole.ValueType  # 2
     """Attention weights of a layer after the softmax: how much token i attends to token j."""
     OUTPUT_ROLE_EMBEDDING: _OutputRole.ValueType  # 3
-    """Embeddings. In the contributions graph, an output of shape (B, E), as its inputs specify, with leading components
-    only and not normalized. Not an output of other graphs, but gates can refer to it: there it is defined by
-    `Manifest.pooling`.
+    """Embeddings (B, E) of the contributions graph, not normalized; its inputs specify the pooling and E. Other graphs
+    have no such output, but gates use this role for embeddings computed according to `Manifest.pooling`.
     """
     OUTPUT_ROLE_ATTENTION_COMPOSED: _OutputRole.ValueType  # 4
     """Weights combined from several heads, used like attention weights. They can be negative, and rows can have any
@@ -208,9 +207,8 @@ OUTPUT_ROLE_LAST_HIDDEN_STATE: OutputRole.ValueType  # 1
 OUTPUT_ROLE_ATTENTION_WEIGHTS: OutputRole.ValueType  # 2
 """Attention weights of a layer after the softmax: how much token i attends to token j."""
 OUTPUT_ROLE_EMBEDDING: OutputRole.ValueType  # 3
-"""Embeddings. In the contributions graph, an output of shape (B, E), as its inputs specify, with leading components
-only and not normalized. Not an output of other graphs, but gates can refer to it: there it is defined by
-`Manifest.pooling`.
+"""Embeddings (B, E) of the contributions graph, not normalized; its inputs specify the pooling and E. Other graphs
+have no such output, but gates use this role for embeddings computed according to `Manifest.pooling`.
 """
 OUTPUT_ROLE_ATTENTION_COMPOSED: OutputRole.ValueType  # 4
 """Weights combined from several heads, used like attention weights. They can be negative, and rows can have any
@@ -768,7 +766,7 @@ Global___Graph: _TypeAlias = Graph  # noqa: Y015
 
 @_typing.final
 class GraphOutput(_message.Message):
-    """An output of a graph. Readers must ignore outputs with a role or layout that they don't know."""
+    """An output of a graph. Readers must ignore outputs with an unknown role or layout."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
