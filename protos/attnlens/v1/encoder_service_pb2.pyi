@@ -140,10 +140,10 @@ class _LayerReductionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LayerR
     LAYER_REDUCTION_MEAN: _LayerReduction.ValueType  # 2
     """Mean over layers, with a layer axis of length 1. A stream sends it as one part."""
     LAYER_REDUCTION_ROLLOUT: _LayerReduction.ValueType  # 3
-    """Attention rollout (Abnar and Zuidema 2020, https://arxiv.org/abs/2005.00928): the matrix product of r I + (1 - r)
-    A over the selected layers, with later layers on the left. A is the mean over the selected heads. The layer and
-    head axes have length 1; a stream sends the result as one part. Needs ROW_SUM_ONE, and a view that is unspecified
-    or ATTENTION_VIEW_HEAD_MEAN.
+    """Attention rollout (Abnar and Zuidema 2020, https://arxiv.org/abs/2005.00928): the product over the selected layers
+    of r I + (1 - r) A, where A is the mean over the selected heads. Later layers are on the left. The layer and head
+    axes have length 1; a stream sends the result as one part. Needs ROW_SUM_ONE, and a view that is unspecified or
+    ATTENTION_VIEW_HEAD_MEAN.
     """
 
 class LayerReduction(_LayerReduction, metaclass=_LayerReductionEnumTypeWrapper):
@@ -156,10 +156,10 @@ LAYER_REDUCTION_NONE: LayerReduction.ValueType  # 1
 LAYER_REDUCTION_MEAN: LayerReduction.ValueType  # 2
 """Mean over layers, with a layer axis of length 1. A stream sends it as one part."""
 LAYER_REDUCTION_ROLLOUT: LayerReduction.ValueType  # 3
-"""Attention rollout (Abnar and Zuidema 2020, https://arxiv.org/abs/2005.00928): the matrix product of r I + (1 - r)
-A over the selected layers, with later layers on the left. A is the mean over the selected heads. The layer and
-head axes have length 1; a stream sends the result as one part. Needs ROW_SUM_ONE, and a view that is unspecified
-or ATTENTION_VIEW_HEAD_MEAN.
+"""Attention rollout (Abnar and Zuidema 2020, https://arxiv.org/abs/2005.00928): the product over the selected layers
+of r I + (1 - r) A, where A is the mean over the selected heads. Later layers are on the left. The layer and head
+axes have length 1; a stream sends the result as one part. Needs ROW_SUM_ONE, and a view that is unspecified or
+ATTENTION_VIEW_HEAD_MEAN.
 """
 Global___LayerReduction: _TypeAlias = LayerReduction  # noqa: Y015
 
