@@ -30,7 +30,7 @@ def generate(output_dir: Path) -> None:
     ]
     subprocess.run(command, check=True)
     for path in output_dir.glob("attnlens/**/*_pb2_grpc.py"):
-        if "class " not in path.read_text(encoding="utf-8"):  # the .proto file has no service
+        if "class " not in path.read_text(encoding="utf-8"):  # .proto files without a service
             path.unlink()
             path.with_suffix(".pyi").unlink()
 

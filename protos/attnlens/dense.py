@@ -65,7 +65,7 @@ def open_dense(directory: Path, manifest: Manifest) -> tuple[DenseLayer, ...]:
     """Load the dense layers of a complete bundle, whose manifest lists a hash for all weights.
 
     Raises:
-        BundleError: The manifest has no hash for a layer's weights. See also `open_layers`.
+        BundleError: The manifest lacks a hash for a layer's weights. See also `open_layers`.
     """
     listed = {file.path for file in manifest.files}
     for dense in manifest.pooling.dense:
@@ -111,7 +111,7 @@ def _open_layer(path: Path, dense: Dense) -> DenseLayer:
     try:
         weights: dict[str, npt.NDArray[np.float32]] = safetensors.numpy.load_file(path)
     except (SafetensorError, OSError, KeyError, TypeError, AttributeError) as error:
-        # KeyError, TypeError and AttributeError: NumPy has no such element type.
+        # KeyError, TypeError and AttributeError: element type that NumPy does not support.
         raise BundleError(f"{path} can't be read: {error}: export the bundle again") from error
     actual_shapes = {name: array.shape for name, array in weights.items()}
     if actual_shapes != shapes or any(array.dtype != np.float32 for array in weights.values()):

@@ -5,7 +5,7 @@
 
 Sources: leave-one-out is the erasure method of Li et al. 2016 (https://arxiv.org/abs/1612.08220); rollout is
     Abnar
-and Zuidema 2020 (https://arxiv.org/abs/2005.00928). docs/explanations.md describes what each method measures.
+and Zuidema 2020 (https://arxiv.org/abs/2005.00928). docs/explanations.md describes each method.
 
 Dimension names: T tokens, W words, D hidden size, E embedding size, L layers.
 """

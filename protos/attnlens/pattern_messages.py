@@ -29,7 +29,7 @@ def write_pattern(output: GraphOutput, pattern: Pattern | None) -> None:
 
 
 def read_pattern(output: GraphOutput) -> Pattern | None:
-    """Return the pattern of a graph output, or None if its layout has no pattern.
+    """Return the pattern of a graph output, or None for a layout without a pattern.
 
     Raises:
         BundleError: The pattern is missing or invalid.

@@ -2,7 +2,7 @@
 
     pool -> dense layers -> normalize -> keep the first dimensions -> normalize
 
-The formulas are those of `attnlens.v1.Pooling` and sentence-transformers. `attnlens.dense` loads the dense
+Implements the formulas of `attnlens.v1.Pooling`, like sentence-transformers. `attnlens.dense` loads the dense
 layers.
 
 Dimension names: N texts, T tokens, D hidden size, E embedding size.

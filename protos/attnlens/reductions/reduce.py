@@ -86,7 +86,7 @@ def reduce(
         One result per layer, or a single result if layers are combined.
 
     Raises:
-        ValueError: Words or special tokens are needed but unknown, or there are no layers to combine.
+        ValueError: Words or special tokens are needed but unknown, or `layers` is empty but must be combined.
         IndexError: A selected row does not exist.
     """
     steps = _Steps(reduction, text, is_mean_of_heads=is_mean_of_heads or reduction.layers == "rollout")

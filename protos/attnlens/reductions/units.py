@@ -90,7 +90,7 @@ class Units:
 
         Args:
             reduction: Reduction to apply.
-            text: Words and special tokens. May be None unless `reduction.needs_text`.
+            text: Words and special tokens. Required if `reduction.needs_text`.
             num_tokens: T.
 
         Raises:
