@@ -1,4 +1,4 @@
-"""The Python client of an attnlens server: numpy arrays in and out, over gRPC."""
+"""Python client for attnlens servers."""
 
 from attnlens.reductions import (
     AttentionReduction,
@@ -13,7 +13,6 @@ from attnlens.reductions import (
 from attnlens_client.arguments import AttentionQuery, Text, TokenIds
 from attnlens_client.async_client import AsyncClient
 from attnlens_client.client import BlockingMethods, Client
-from attnlens_client.drivers.health import check_health
 from attnlens_client.errors import (
     AttnlensError,
     BadReplyError,
@@ -35,6 +34,7 @@ from attnlens_client.errors import (
     UnavailableError,
 )
 from attnlens_client.explanations import Comparison, Explanation, TokenScores
+from attnlens_client.health import check_health
 from attnlens_client.model_info import (
     Dense,
     EngineCheck,

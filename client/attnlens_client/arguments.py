@@ -1,4 +1,4 @@
-"""What the methods of both clients take: texts, queries of the attention, and names for choices."""
+"""Types of arguments: texts, attention queries, and names of choices."""
 
 import operator
 from collections.abc import Sequence
@@ -24,38 +24,38 @@ MAX_INT32 = 2**31 - 1
 @checks_arguments
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """A text as token ids, which are used as they are: special tokens must be among them.
+    """A tokenized text. Special tokens must be included.
 
     Attributes:
-        input_ids: the ids, from 0 to the model's vocab_size - 1.
-        token_type_ids: the type of each token. Empty: 0 for all.
+        input_ids: Token ids, from 0 to the model's vocab_size - 1.
+        token_type_ids: Type of each token. Empty means 0 for all.
     """
 
     input_ids: Sequence[int]
     token_type_ids: Sequence[int] = ()
 
 
-# A text, a pair of texts that the model reads as one input, or token ids.
+# A text, a pair of texts for one input of the model, or token ids.
 Text: TypeAlias = str | tuple[str, str] | Sequence[int] | TokenIds
 
 
 @checks_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionQuery:
-    """One thing to return of the attention of each text.
+    """Selection of attention outputs to return for each text.
 
     Attributes:
-        layers: from 0, in this order; -1 is the last. None: all that have such an output.
-        heads: from 0, in this order; -1 is the last. None: all.
-        view: "full" returns each head by itself, "head_mean" the mean of the heads as an axis of length 1,
-            "dense" each head by itself, with bands and blocks put together by the server.
-        role: which output of the layers, one of those in `ModelInfo.outputs`.
-        reduction: what the server makes of the weights between tokens: words, means, the largest of them.
-            With a rollout the view is "head_mean". None: nothing.
+        layers: Layers in the requested order. -1 is the last. None selects all with this output.
+        heads: Heads in the requested order. -1 is the last. None selects all.
+        view: "full" returns each head, "head_mean" the mean over heads as an axis of length 1, and "dense"
+            each head with bands and blocks expanded to dense arrays.
+        role: Output of the layers, one of those in `ModelInfo.outputs`.
+        reduction: Reduction of the weights on the server, such as words, means or the largest weights. With a
+            rollout, the view is "head_mean".
 
     Raises:
-        TypeError: `layers` or `heads` is no list of whole numbers.
-        ValueError: it is an empty list, a name is unknown, or the reduction can't be.
+        TypeError: `layers` or `heads` is not a list of integers.
+        ValueError: A list is empty, a name is unknown, or the reduction is invalid.
 
     >>> AttentionQuery(layers=[-1], view="head_mean").layers
     (-1,)
@@ -72,7 +72,7 @@ class AttentionQuery:
         object.__setattr__(self, "heads", _numbers("heads", self.heads))
         for name, value, known in (("view", self.view, ViewName), ("role", self.role, RoleName)):
             if value not in get_args(known):
-                raise ValueError(f"{name} is {value!r}: choose one of {', '.join(get_args(known))}")
+                raise ValueError(f"{name} is {value!r}: use one of {', '.join(get_args(known))}")
         if self.reduction is not None:
             self._check_reduction(self.reduction)
 
@@ -81,34 +81,34 @@ class AttentionQuery:
             raise ValueError(f"reduction.{field} {description}")
         if reduction.layers == "rollout":
             if self.view == "dense":
-                raise ValueError("view is 'dense': a rollout is of the mean over heads, leave the view out")
+                raise ValueError("view is 'dense', but rollout uses the mean over heads: omit the view")
             object.__setattr__(self, "view", "head_mean")
 
 
-def whole_number(name: str, value: int) -> int:
+def checked_int(name: str, value: int) -> int:
     """Return `value` as an int.
 
     Raises:
-        TypeError: it is no whole number.
+        TypeError: `value` is not an integer.
     """
     try:
         return operator.index(value)
     except TypeError as error:
-        raise TypeError(f"{name} is {value!r}: give a whole number") from error
+        raise TypeError(f"{name} is {value!r}: use an integer") from error
 
 
 def checked_dimensions(dimensions: int | None) -> int:
-    """Return the components of an embedding to keep, as a request says it: 0 for all.
+    """Return the value for a request, where 0 means all.
 
     Raises:
-        ValueError: they are out of range.
-        TypeError: they are no whole number.
+        ValueError: `dimensions` is out of range.
+        TypeError: `dimensions` is not an integer.
     """
     if dimensions is None:
         return 0
-    number = whole_number("dimensions", dimensions)
+    number = checked_int("dimensions", dimensions)
     if not 1 <= number <= MAX_INT32:
-        raise ValueError(f"dimensions is {dimensions}: give 1 to {MAX_INT32}, or None for all")
+        raise ValueError(f"dimensions is {dimensions}: use 1 to {MAX_INT32}, or None for all")
     return number
 
 
@@ -118,9 +118,9 @@ def _numbers(name: str, chosen: Sequence[int] | None) -> tuple[int, ...] | None:
     try:
         numbers = tuple(operator.index(number) for number in chosen)
     except TypeError as error:
-        raise TypeError(f"{name} is {chosen!r}: give a list of whole numbers, or None for all") from error
+        raise TypeError(f"{name} is {chosen!r}: use a list of integers, or None for all") from error
     if not numbers:
-        raise ValueError(f"{name} is empty: leave it out for all")
+        raise ValueError(f"{name} is empty: use None for all")
     if any(abs(number) > MAX_INT32 for number in numbers):
-        raise ValueError(f"{name} is {chosen!r}: no model has so many")
+        raise ValueError(f"{name} is {chosen!r}: use numbers up to {MAX_INT32}")
     return numbers

@@ -1,14 +1,20 @@
-"""The client for asyncio. `Client` is the same for ordinary Python."""
+"""Asynchronous client."""
 
 from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Self
 
 from attnlens_client.connection import Connection
-from attnlens_client.core import methods, plans
-from attnlens_client.core.explanations import plans as explanation_plans
-from attnlens_client.core.explanations.plans import ComparePlan, ExplainPlan
-from attnlens_client.core.plans import EmbedIterPlan, EmbedPlan, EncodePlan, TokenizePlan
+from attnlens_client.core import calls, plans
+from attnlens_client.core.plans import (
+    ComparePlan,
+    EmbedIterPlan,
+    EmbedPlan,
+    EncodePlan,
+    ExplainPlan,
+    TokenizePlan,
+    takes,
+)
 from attnlens_client.drivers.awaited import AsyncDriver
 from attnlens_client.explanations import Comparison, Explanation
 from attnlens_client.model_info import ModelInfo
@@ -20,13 +26,12 @@ from attnlens_client.results import (
     TextPart,
     TokenizedText,
 )
-from attnlens_client.signatures import takes
 
 
 class AsyncClient(Connection):
-    """A connection to an attnlens server, for one event loop and any number of its tasks.
+    """Asynchronous client for one event loop. Its methods have the arguments and errors of `Client`.
 
-    Make it where the loop is running. Methods, arguments and failures are those of `Client`.
+    Create it while the event loop is running.
 
     >>> async def main():
     ...     async with AsyncClient(address) as client:
@@ -48,68 +53,65 @@ class AsyncClient(Connection):
         await self.close()
 
     async def close(self) -> None:
-        """Cancel what is running, which raises AttnlensError there, and close the connection."""
+        """Close the connection. Running calls raise AttnlensError."""
         await self._driver.close()
 
     @takes(plans.embed)
     async def embed(self, plan: EmbedPlan) -> Array:
-        """Return one vector for each text: shape (N, D). See `Client.embed`."""
-        return (await self._driver.result(methods.run(self._session, plan))).vectors
+        """Return embeddings (N, D). See `Client.embed`."""
+        return (await self._driver.result(calls.run(self._session, plan))).vectors
 
     @takes(plans.embed)
     async def embed_with_usage(self, plan: EmbedPlan) -> Embeddings:
-        """Return the vectors, the tokens of each text and the model's version. See `Client.embed`."""
-        return await self._driver.result(methods.run(self._session, plan))
+        """Return embeddings with usage and model version. See `Client.embed_with_usage`."""
+        return await self._driver.result(calls.run(self._session, plan))
 
     @takes(plans.embed_iter)
     def embed_iter(self, plan: EmbedIterPlan) -> AsyncGenerator[Embeddings]:
-        """Yield the vectors of any number of texts, a batch at a time. See `Client.embed_iter`.
+        """Yield the embeddings of any number of texts in batches. See `Client.embed_iter`.
 
-        The texts are an ordinary iterable, which is read on the event loop. To stop early, close the
+        The texts are a synchronous iterable, which is read on the event loop. To stop early, close the
         iterator: `async with contextlib.aclosing(client.embed_iter(...))`.
         """
-        return self._driver.items(methods.embed_iter(self._session, plan))
+        return self._driver.items(calls.embed_iter(self._session, plan))
 
     @takes(plans.encode)
     async def encode(self, plan: EncodePlan) -> list[EncodedText]:
-        """Return tokens, token vectors and what `attention` asks for of each text. See `Client.encode`."""
-        return await self._driver.result(methods.run(self._session, plan))
+        """Return tokens, token vectors and attention of each text. See `Client.encode`."""
+        return await self._driver.result(calls.run(self._session, plan))
 
     @takes(plans.encode)
     def encode_stream(self, plan: EncodePlan) -> AsyncGenerator[EncodedText]:
-        """Yield what `encode` returns, one text at a time, whatever its size. See `Client.encode_stream`.
+        """Yield the results of `encode` one text at a time. See `Client.encode_stream`.
 
         To stop early, close the iterator: `async with contextlib.aclosing(client.encode_stream(...))`.
         """
-        return self._driver.items(methods.encode_stream(self._session, plan))
+        return self._driver.items(calls.encode_stream(self._session, plan))
 
     @takes(plans.encode)
     def encode_stream_parts(self, plan: EncodePlan) -> AsyncGenerator[TextPart | AttentionPart]:
-        """Yield a `TextPart`, then `AttentionPart`s for each text. See `Client.encode_stream_parts`."""
-        return self._driver.items(methods.encode_stream_parts(self._session, plan))
+        """Yield the results of `encode` in parts. See `Client.encode_stream_parts`."""
+        return self._driver.items(calls.encode_stream_parts(self._session, plan))
 
     @takes(plans.tokenize)
     async def tokenize(self, plan: TokenizePlan) -> list[TokenizedText]:
-        """Return all tokens of each text, whatever the model's limit, without running the model."""
-        return await self._driver.result(methods.run(self._session, plan))
+        """Return all tokens of each text without running the model. See `Client.tokenize`."""
+        return await self._driver.result(calls.run(self._session, plan))
 
-    @takes(explanation_plans.explain)
+    @takes(plans.explain)
     async def explain(self, plan: ExplainPlan) -> list[Explanation]:
-        """Return what each token of each text did for its embedding, or for a similarity.
+        """Return the contributions of tokens to embeddings or similarities. See `Client.explain`."""
+        return await self._driver.result(calls.run(self._session, plan))
 
-        See `Client.explain`.
-        """
-        return await self._driver.result(methods.run(self._session, plan))
-
-    @takes(explanation_plans.compare)
+    @takes(plans.compare)
     async def compare(self, plan: ComparePlan) -> Comparison:
-        """Return what each token of two texts did for their similarity. See `Client.compare`."""
-        return await self._driver.result(methods.compare(self._session, plan))
+        """Return the contributions of tokens of two texts to their similarity. See `Client.compare`."""
+        return await self._driver.result(calls.compare(self._session, plan))
 
     async def get_model(self, name: str = "") -> ModelInfo:
-        """Return version, state, sizes, limits and parity figures of a model; "" is the server's only one."""
-        return await self._driver.result(methods.get_model(self._session, name))
+        """Return the description of a model. See `Client.get_model`."""
+        return await self._driver.result(calls.get_model(self._session, name))
 
     async def list_models(self) -> list[ModelInfo]:
-        """Return the models that the server holds."""
-        return await self._driver.result(methods.list_models(self._session))
+        """Return the descriptions of all models."""
+        return await self._driver.result(calls.list_models(self._session))

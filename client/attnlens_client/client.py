@@ -1,4 +1,4 @@
-"""The client for ordinary Python. `AsyncClient` is the same for asyncio."""
+"""Synchronous client."""
 # ruff: noqa: D417 - the arguments are those of the plans
 
 from collections.abc import Generator
@@ -6,13 +6,18 @@ from types import TracebackType
 from typing import Self
 
 from attnlens_client.connection import Connection
-from attnlens_client.core import methods, plans
-from attnlens_client.core.explanations import plans as explanation_plans
-from attnlens_client.core.explanations.plans import ComparePlan, ExplainPlan
-from attnlens_client.core.plans import EmbedIterPlan, EmbedPlan, EncodePlan, TokenizePlan
-from attnlens_client.core.session import Session
-from attnlens_client.drivers.blocking import Driver
-from attnlens_client.drivers.steps import StepsDriver
+from attnlens_client.core import calls, plans
+from attnlens_client.core.calls import Session
+from attnlens_client.core.plans import (
+    ComparePlan,
+    EmbedIterPlan,
+    EmbedPlan,
+    EncodePlan,
+    ExplainPlan,
+    TokenizePlan,
+    takes,
+)
+from attnlens_client.drivers.blocking import Driver, StepsDriver
 from attnlens_client.explanations import Comparison, Explanation
 from attnlens_client.model_info import ModelInfo
 from attnlens_client.results import (
@@ -23,17 +28,15 @@ from attnlens_client.results import (
     TextPart,
     TokenizedText,
 )
-from attnlens_client.signatures import takes
 
 
 class BlockingMethods:
-    """What can be asked of a model by blocking calls, from any number of threads.
+    """Blocking methods of `Client` and of models in this process (`attnlens_server.local`). Thread-safe.
 
-    `Client` asks a server, `attnlens_server.local` a model in this process. Each method makes as many calls
-    as the limits make necessary, a few at a time, and returns results in the order of the texts. A text is a
-    str, a pair of them (a tuple) that the model reads as one input, a sequence of token ids, or `TokenIds`.
-    Texts are any iterable of them in order: a list, a generator, a column of pandas, polars or pyarrow, an
-    array of numpy. Failures are the exceptions of `attnlens_client.errors`.
+    Requests are split into several calls where the server's limits require it. Results are in the order of
+    the texts. A text is a str, a tuple of two str for one input of the model, a sequence of token ids, or
+    `TokenIds`. Texts are any ordered iterable: a list, a generator, a column of pandas, polars or pyarrow, or
+    a NumPy array. Errors are described in `attnlens_client.errors`.
     """
 
     _driver: StepsDriver
@@ -48,68 +51,69 @@ class BlockingMethods:
         self.close()
 
     def close(self) -> None:
-        """Cancel what is running, which raises AttnlensError there, and let nothing new start."""
+        """Close the connection. Running calls raise AttnlensError."""
         self._driver.close()
 
     @takes(plans.embed)
     def embed(self, plan: EmbedPlan) -> Array:
-        """Return one vector for each text: shape (N, D), float32 unless `dtype` says otherwise.
+        """Return embeddings (N, D).
 
         Args:
-            texts: any number; of none the result has shape (0, D).
-            pooling: how token vectors become one vector, before the model's dense layers. None: as the
-                model does.
-            normalize: scale each vector to length 1 at the end. None: as the model does.
-            dimensions: keep the first components only, for models trained for it. None: all.
-            prompt_name: the name of one of the model's prompts, put before each text and before the first of
-                a pair. None: the default one.
-            prompt: the prompt itself instead of a name; "" for none, not even the default one.
-            truncate: cut a text that is too long, rather than raise InputTooLongError.
-            dtype: the element type on the way and of the result.
-            model: the model's name. Empty: the server's only one.
-            progress: True shows a bar (tqdm's where it is installed, else a line on a terminal's stderr). A
-                function is called with the texts that are done and all of them: first with 0, then after
+            texts: Texts. The result for no texts has the shape (0, D).
+            pooling: Pooling of the token vectors, before the model's dense layers. None for that of the
+                model.
+            normalize: Whether to normalize embeddings to length 1. None for the default of the model.
+            dimensions: Number of components to keep, for models that were trained for it. None for all.
+            prompt_name: Name of one of the model's prompts, which precedes each text and the first text of
+                each pair. None for the default prompt.
+            prompt: Text of the prompt, instead of a name. "" for no prompt.
+            truncate: Whether to truncate long texts instead of raising InputTooLongError.
+            dtype: Data type of the response and the result, "float32" or "float16".
+            model: Model name. "" for the default model.
+            progress: True shows a progress bar by tqdm, or a line on stderr if tqdm is not installed. A
+                function is called with the number of completed texts and the total, first with 0, then after
                 each reply.
 
         Raises:
-            TypeError, ValueError: an argument is wrong whatever the server.
-            InputTooLongError: a text is too long and `truncate` is not set.
-            BadReplyError: the server's reply is not what was asked for.
-            AttnlensError: the call failed.
+            TypeError, ValueError: An argument is invalid for any server.
+            InputTooLongError: A text is too long and `truncate` is not set.
+            BadReplyError: The reply is invalid.
+            AttnlensError: A call failed.
 
         >>> client.embed(["Ottawa is in Canada."], normalize=True, dtype="float16").dtype
         dtype('float16')
         """
-        return self._driver.result(methods.run(self._session, plan)).vectors
+        return self._driver.result(calls.run(self._session, plan)).vectors
 
     @takes(plans.embed)
     def embed_with_usage(self, plan: EmbedPlan) -> Embeddings:
-        """Return the vectors, the tokens of each text and the model's version. See `embed`.
+        """Return embeddings with the number of tokens of each text and the model version.
+
+        Arguments and errors are those of `embed`.
 
         >>> client.embed_with_usage(["Hello, world!"]).usages
         (Usage(num_tokens=6, num_tokens_total=6, truncated=False),)
         """
-        return self._driver.result(methods.run(self._session, plan))
+        return self._driver.result(calls.run(self._session, plan))
 
     @takes(plans.embed_iter)
     def embed_iter(self, plan: EmbedIterPlan) -> Generator[Embeddings]:
-        """Yield the vectors of any number of texts, a batch at a time, in the order of the texts.
+        """Yield the embeddings of any number of texts in batches, in the order of the texts.
 
-        Reads the texts while it goes, in the calling thread, and holds `in_flight` batches in memory at most.
-        It reads no further while the consumer takes no batch. To stop early, `close()` the iterator or let go
-        of it.
+        Texts are read lazily in the calling thread, at most `in_flight` batches ahead. To stop early, call
+        `close()` on the iterator or delete it.
 
         Args:
-            texts: any iterable, an endless one included; of none nothing is yielded. An entry that is wrong
-                raises when it is read, `in_flight` batches ahead of what is yielded.
-            batch_size: the most texts of a batch. It has fewer at the end, and where the server's limits ask
-                for it. None: that of the client.
-            in_flight: the batches that are asked for at a time. None: `max_in_flight` of the client.
-            pooling, normalize, dimensions, prompt_name, prompt, truncate, dtype, model: as in `embed`.
-            progress: as in `embed`; the number of all texts is None where `texts` has no length.
+            texts: Any iterable, which may be endless. An invalid text raises an error when it is read.
+            batch_size: Maximum number of texts per batch. Batches are smaller at the end, and if the server's
+                limits require it. None for that of the client.
+            in_flight: Maximum number of concurrent calls. None for `max_in_flight` of the client.
+            pooling, normalize, dimensions, prompt_name, prompt, truncate, dtype, model: See `embed`.
+            progress: See `embed`. The total is None if `texts` has no length.
 
         Raises:
-            As `embed`. BadReplyError, too, where the model is replaced on the way.
+            TypeError, ValueError, InputTooLongError, AttnlensError: See `embed`.
+            BadReplyError: The reply is invalid, or the model was replaced between two calls.
 
         >>> for batch in client.embed_iter((f"text {number}" for number in range(300)), batch_size=128):
         ...     print(batch.vectors.shape)
@@ -117,34 +121,31 @@ class BlockingMethods:
         (128, 384)
         (44, 384)
 
-        To iterate over a batch is to iterate over its vectors:
+        Iterating over a batch yields its vectors:
 
         >>> vectors = itertools.chain.from_iterable(client.embed_iter(["It rained.", "It was wet."]))
         >>> [vector.shape for vector in vectors]
         [(384,), (384,)]
         """
-        return self._driver.items(methods.embed_iter(self._session, plan))
+        return self._driver.items(calls.embed_iter(self._session, plan))
 
     @takes(plans.encode)
     def encode(self, plan: EncodePlan) -> list[EncodedText]:
-        """Return tokens, token vectors (T, D) and what `attention` asks for of each text.
+        """Return tokens, token vectors (T, D) and attention of each text.
 
         Args:
-            texts: any number.
-            attention: what to return of the attention: an `AttentionQuery`, or a list of several views of one
-                run. None: nothing.
+            texts: Texts.
+            attention: One or several `AttentionQuery`, answered by one run of the model. None for no
+                attention.
             last_hidden_state: Whether to return the token vectors of the last layer.
-            prompt_name, prompt: as in `embed`.
-            truncate: cut a text that is too long, rather than raise InputTooLongError.
-            dtype: the element type on the way and of the result.
-            model: the model's name. Empty: the server's only one.
+            prompt_name, prompt, truncate, dtype, model: See `embed`.
 
         Raises:
-            TypeError, ValueError: an argument is wrong whatever the server.
-            InputTooLongError: a text is too long and `truncate` is not set.
-            ResponseTooLargeError: the result of one text is over the server's limit: use `encode_stream`.
-            BadReplyError: the server's reply is not what was asked for.
-            AttnlensError: the call failed.
+            TypeError, ValueError: An argument is invalid for any server.
+            InputTooLongError: A text is too long and `truncate` is not set.
+            ResponseTooLargeError: The result of one text exceeds the server's limit. Use `encode_stream`.
+            BadReplyError: The reply is invalid.
+            AttnlensError: A call failed.
 
         >>> [text] = client.encode(["It rained."], attention=AttentionQuery(layers=[-1], view="head_mean"))
         >>> [token.text for token in text.tokens]
@@ -152,38 +153,35 @@ class BlockingMethods:
         >>> text.last_hidden_state.shape, text.weights.shape, text.attention[0].layers
         ((5, 384), (1, 1, 5, 5), (5,))
 
-        Several queries are answered in their order:
+        Results of several queries are in their order:
 
         >>> queries = [AttentionQuery(layers=[0], heads=[3, 4]), AttentionQuery(view="head_mean")]
         >>> [text] = client.encode(["It rained."], attention=queries, last_hidden_state=False)
         >>> [attention.weights.shape for attention in text.attention]
         [(1, 2, 5, 5), (6, 1, 5, 5)]
         """
-        return self._driver.result(methods.run(self._session, plan))
+        return self._driver.result(calls.run(self._session, plan))
 
     @takes(plans.encode)
     def encode_stream(self, plan: EncodePlan) -> Generator[EncodedText]:
-        """Yield what `encode` returns, one text at a time, whatever its size.
+        """Yield the results of `encode` one text at a time, of any size.
 
-        Holds one text in memory. To stop early, `close()` the iterator or let go of it. The arguments are
-        those of `encode`.
-
-        Raises:
-            As `encode`, but never ResponseTooLargeError: here a layer is a message.
+        Keeps one text in memory. To stop early, call `close()` on the iterator or delete it. Arguments and
+        errors are those of `encode`. Each layer is a message of its own, so only a single layer can exceed
+        the server's limit.
 
         >>> for text in client.encode_stream(["It rained.", "It was wet."], attention=AttentionQuery()):
         ...     print(text.num_tokens, text.weights.shape)
         5 (6, 12, 5, 5)
         6 (6, 12, 6, 6)
         """
-        return self._driver.items(methods.encode_stream(self._session, plan))
+        return self._driver.items(calls.encode_stream(self._session, plan))
 
     @takes(plans.encode)
     def encode_stream_parts(self, plan: EncodePlan) -> Generator[TextPart | AttentionPart]:
-        """Yield a `TextPart` for each text, then an `AttentionPart`, (H', T, T), for each layer and query.
+        """Yield for each text a `TextPart`, then an `AttentionPart` (H', T, T) for each query and layer.
 
-        Only one layer is in memory at a time. Takes the arguments of `encode` and raises the errors of
-        `encode_stream`.
+        Keeps one layer in memory. Arguments and errors are those of `encode_stream`.
 
         >>> for part in client.encode_stream_parts(["It rained."], attention=AttentionQuery(layers=[0, -1])):
         ...     match part:
@@ -195,47 +193,48 @@ class BlockingMethods:
         0 (12, 5, 5)
         5 (12, 5, 5)
         """
-        return self._driver.items(methods.encode_stream_parts(self._session, plan))
+        return self._driver.items(calls.encode_stream_parts(self._session, plan))
 
     @takes(plans.tokenize)
     def tokenize(self, plan: TokenizePlan) -> list[TokenizedText]:
-        """Return all tokens of each text, whatever the model's limit, without running the model.
+        """Return all tokens of each text, without truncation and without running the model.
 
-        The arguments are those of `embed`.
+        Arguments and errors are those of `embed`.
 
         >>> [token.text for token in client.tokenize(["unbelievable!"])[0].tokens]
         ['[CLS]', 'unbelievable', '!', '[SEP]']
         """
-        return self._driver.result(methods.run(self._session, plan))
+        return self._driver.result(calls.run(self._session, plan))
 
-    @takes(explanation_plans.explain)
+    @takes(plans.explain)
     def explain(self, plan: ExplainPlan) -> list[Explanation]:
-        """Return what each token of each text did for its embedding, or for a similarity.
+        """Return the contribution of each token to the embedding of its text, or to a similarity.
 
-        The target is d . p / |p|, p being the embedding that `embed` returns. Scores of `contributions` and
-        their baseline add up to it. docs/explanations.md says what each method means, and what it does not.
+        The target value is d . p / |p| for the embedding p of the text and a direction d. Scores of
+        `contributions` and their baseline add up to it. docs/explanations.md describes the methods and their
+        limits.
 
         Args:
-            texts: any number.
-            to: a text: d is its embedding, scaled to length 1, so that the target is the cosine. None: d is
-                each text's own, and the target 1.
-            rather_than: another text: d is the difference of the two embeddings, so that the target is the
-                difference of two cosines. Why is a text nearer to the one than to the other?
-            direction: d itself, a vector of as many numbers as the embedding has. It is not scaled.
-            methods: one or several of "contributions", "output_share", "leave_one_out" (one run of the model
-                per token), "rollout", "received_attention", "contribution_norm" (one run of the graph of
-                contributions per component of the embedding).
-            level: "tokens", or "words": the sums over the tokens of each word.
-            head_contributions: return what each head contributes, too.
-            pooling, dimensions, prompt_name, prompt, truncate, model: as in `embed`.
-            target_prompt_name, target_prompt: the prompt of `to` and `rather_than`.
+            texts: Texts.
+            to: Text whose normalized embedding is d, so that the target value is a cosine similarity. None
+                for each text's own embedding, whose target value is 1.
+            rather_than: Second text. d is the difference of the two normalized embeddings, which explains why
+                a text is closer to `to` than to `rather_than`.
+            direction: Vector d (E,), which is not normalized.
+            methods: One or several of "contributions", "output_share", "leave_one_out" (one run of the model
+                per token), "rollout", "received_attention" and "contribution_norm" (one run of the
+                contributions graph per component of the embedding).
+            level: "tokens" or "words". Scores of words are sums over their tokens.
+            head_contributions: Whether to return contributions of heads.
+            pooling, dimensions, prompt_name, prompt, truncate, model: See `embed`.
+            target_prompt_name, target_prompt: Prompt of `to` and `rather_than`.
 
         Raises:
-            TypeError, ValueError: an argument is wrong whatever the server.
-            NotSupportedError: the bundle lacks what a method needs, see `ModelInfo.explain_methods`.
-            RequestTooExpensiveError: a text needs more runs of the model than the server makes.
-            BadReplyError: the server's reply is not what was asked for, or does not add up.
-            AttnlensError: the call failed.
+            TypeError, ValueError: An argument is invalid for any server.
+            NotSupportedError: The bundle does not support a method, see `ModelInfo.explain_methods`.
+            RequestTooExpensiveError: A text needs more runs of the model than the server allows.
+            BadReplyError: The reply is invalid, or its scores do not add up.
+            AttnlensError: A call failed.
 
         >>> [text] = client.explain(["The animal didn't cross the street because it was too tired."])
         >>> [(token, round(score, 4)) for token, score in text.top(2)]
@@ -244,31 +243,34 @@ class BlockingMethods:
         >>> round(scores.baseline, 4), round(scores.sum, 4), round(text.target_value, 4)
         (0.0825, 1.0, 1.0)
 
-        Why is this text nearer to the one than to the other?
+        Why is this text closer to "music" than to "sports"?
 
         >>> [text] = client.explain(["A man plays the guitar."], to="music", rather_than="sports")
         >>> text.top(1)[0][0]
         'guitar'
         """
-        return self._driver.result(methods.run(self._session, plan))
+        return self._driver.result(calls.run(self._session, plan))
 
-    @takes(explanation_plans.compare)
+    @takes(plans.compare)
     def compare(self, plan: ComparePlan) -> Comparison:
-        """Return what each token of two texts did for the cosine of their embeddings.
+        """Return the contributions of the tokens of two texts to their cosine similarity.
 
         Args:
-            a, b: the texts.
-            matrix: "output": the similarity of all pairs of token vectors, whose sum is the cosine;
-                "interaction": what the cosine loses without both tokens beyond what it loses without each, a
-                run of the model for each token; "input": what the input tokens of both contribute together,
-                whose sum with `baseline_row`, `baseline_column` and `baseline` is the cosine, a run for each
-                component of an embedding. None: nothing.
-            methods, level, head_contributions: as in `explain`, for each text towards the other one.
-            pooling, dimensions, truncate, model: as in `embed`.
-            prompt_name_a, prompt_a, prompt_name_b, prompt_b: the prompts of the two texts.
+            a, b: The two texts.
+            matrix: Scores of token pairs to return, or None:
+
+                - "output": similarities of the token vectors, whose sum is the cosine.
+                - "interaction": effect on the cosine of removing both tokens, minus the effects of removing
+                  each. Needs one run of the model per token.
+                - "input": joint contributions of the input tokens, whose sum with `baseline_row`,
+                  `baseline_column` and `baseline` is the cosine. Needs one run per component of the
+                  embedding.
+            methods, level, head_contributions: See `explain`. Each text is explained towards the other.
+            pooling, dimensions, truncate, model: See `embed`.
+            prompt_name_a, prompt_a, prompt_name_b, prompt_b: Prompts of the two texts.
 
         Raises:
-            As `explain`.
+            TypeError, ValueError, AttnlensError: See `explain`.
 
         >>> a, b = "A man is playing a guitar.", "Someone plays an instrument."
         >>> pair = client.compare(a, b, matrix="interaction")
@@ -277,28 +279,28 @@ class BlockingMethods:
         >>> [token for token, _ in pair.a.top(2)], [token for token, _ in pair.b.top(2)]
         (['guitar', 'playing'], ['instrument', 'plays'])
         """
-        return self._driver.result(methods.compare(self._session, plan))
+        return self._driver.result(calls.compare(self._session, plan))
 
     def get_model(self, name: str = "") -> ModelInfo:
-        """Return version, state, sizes, limits and parity figures of a model; "" is the server's only one.
+        """Return the description of a model. "" is the default model.
 
         >>> model = client.get_model()
         >>> model.hidden_size, model.num_layers, model.num_heads, model.pooling
         (384, 6, 12, 'mean')
         """
-        return self._driver.result(methods.get_model(self._session, name))
+        return self._driver.result(calls.get_model(self._session, name))
 
     def list_models(self) -> list[ModelInfo]:
-        """Return the models that the server holds.
+        """Return the descriptions of all models.
 
         >>> len(client.list_models())
         1
         """
-        return self._driver.result(methods.list_models(self._session))
+        return self._driver.result(calls.list_models(self._session))
 
 
 class Client(Connection, BlockingMethods):
-    """A connection to an attnlens server. Its methods are those of `BlockingMethods`.
+    """Client for an attnlens server. Its methods are documented in `BlockingMethods`.
 
     >>> with Client(address) as client:
     ...     client.embed(["The cat sat.", "It rained."]).shape

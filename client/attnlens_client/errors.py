@@ -1,25 +1,25 @@
-"""What a call can raise.
+"""Exceptions of the client.
 
 AttnlensError                    .violations, .text_index
-├── InvalidRequestError          a field has a value that it can't have
+├── InvalidRequestError          a field is invalid
 │   ├── InputTooLongError        .num_tokens, .max_tokens
 │   ├── ResponseTooLargeError    .size_bytes, .max_response_bytes
-│   ├── RequestTooLargeError     it needs more than the server gives to all calls together
+│   ├── RequestTooLargeError     exceeds the server's limit for all calls
 │   └── RequestTooExpensiveError .computed_tokens, .max_computed_tokens
 ├── ModelNotFoundError           .available
-├── NotSupportedError            the bundle lacks what the method needs, or the server does not serve it
-├── UnauthenticatedError         the call does not say who makes it
-├── PermissionDeniedError        who makes the call may not make it
-├── OverloadedError              still so after all retries
-├── RateLimitedError             the caller made too many calls; after all retries
-├── UnavailableError             no server, or one that starts or stops; after all retries
+├── NotSupportedError            not supported by the bundle or disabled on the server
+├── UnauthenticatedError         missing or invalid credentials
+├── PermissionDeniedError        the caller lacks permission
+├── OverloadedError              after all retries
+├── RateLimitedError             after all retries
+├── UnavailableError             no server, or one that is starting or stopping, after all retries
 ├── DeadlineExceededError
-├── SlowConsumerError            a stream was left unread for longer than the server waits
-└── ServerError                  a fault of the server, .error_id stands in its log
-    └── BadReplyError            it answered, but not with what was asked for
+├── SlowConsumerError            a stream was not read in time
+└── ServerError                  internal error, with .error_id in the server's log
+    └── BadReplyError            the reply is invalid
 
-Arguments that are wrong whatever the server (a str in place of a list, an unknown pooling) raise
-TypeError and ValueError before anything is sent.
+Arguments that are invalid for any server, such as a str instead of a list or an unknown pooling, raise
+TypeError or ValueError before a request is sent.
 """
 
 import re
@@ -32,28 +32,28 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from attnlens.v1 import error_pb2 as pb
-from attnlens_client.coloured_text import printable
+from attnlens_client.colored_text import printable
 
 _DETAILS_TRAILER = "attnlens-error-bin"
 _REASON_TRAILER = "attnlens-error-reason"
-# gRPC itself refuses a message over the limit of either end, with these words and no reason of ours.
+# gRPC rejects a message over the limit of either side with this text and without a reason.
 _LARGER_THAN_MAX = re.compile(r"(CLIENT|SERVER): \w+ message larger than max \((\d+) vs\. (\d+)\)")
 
 _NUMBER = re.compile(r"[0-9]{1,19}")
-# What gRPC says of bytes that are no message of the type.
+# Details of gRPC when deserialization fails.
 _NO_MESSAGE = "Exception deserializing response!"
 
-# What fields of a request are called among the arguments of a method.
+# Names of request fields among the arguments of a method.
 _ARGUMENTS = {
     "inputs": "texts",
     "prompt.name": "prompt_name",
     "prompt.text": "prompt",
     "data_type": "dtype",
 }
-_TEXT_FIELDS = {".text", ".text_pair"}  # the text itself
+_TEXT_FIELDS = {".text", ".text_pair"}
 _MAX_NAMED = 3
 
-# Parts of gRPC's messages for an address where another program answers, or a server that wants TLS.
+# Parts of gRPC's messages if another program answers, or a server that requires TLS.
 _SIGNS_OF_ANOTHER_PROGRAM = ("HTTP/2", "http2 header with status", "http1.x", "content-type")
 _SIGNS_OF_OTHER_TLS = ("handshake", "SSL", "erification")
 _SIGNS_OF_TLS = ("Socket closed", "onnection reset", "Broken pipe", "GOAWAY")
@@ -61,12 +61,12 @@ _SIGNS_OF_TLS = ("Socket closed", "onnection reset", "Broken pipe", "GOAWAY")
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
-    """An invalid argument and its defect.
+    """An invalid argument.
 
     Attributes:
-        field: which one, for instance `texts[7]` or `attention[0].layers[2]`.
-        description: a sentence that follows it, for instance `has 300 tokens, the model takes 256: ...`.
-        text_index: the number of the text that the field leads into, from 0. None: it leads into none.
+        field: Path of the argument, such as `texts[7]` or `attention[0].layers[2]`.
+        description: Problem, limit and remedy, worded to follow the path: `has 300 tokens, ...`.
+        text_index: Index of the text, or None if the argument is not part of a text.
     """
 
     field: str
@@ -75,16 +75,16 @@ class FieldViolation:
 
 
 class AttnlensError(Exception):
-    """A call failed. The grpc.RpcError is the `__cause__`.
+    """Base class of all errors of calls. The `__cause__` is the grpc.RpcError, if there is one.
 
     Attributes:
-        message: what is wrong and what to do about it.
-        code: the gRPC status.
-        reason: the name of an `attnlens.v1.ErrorReason` without its prefix, for instance
-            `INPUT_TOO_LONG`. Empty where the failure did not come from an attnlens server.
-        metadata: what the server says about the failure, for instance `{"num_tokens": "300"}`.
-        violations: the arguments that are to blame, texts by the caller's own numbers.
-        retry_delay_s: when the server says to try again. None: it does not say.
+        message: Problem and remedy.
+        code: gRPC status code.
+        reason: Name of an `attnlens.v1.ErrorReason` without its prefix, such as `INPUT_TOO_LONG`. Empty if
+            the error does not come from an attnlens server.
+        metadata: Details from the server, such as `{"num_tokens": "300"}`.
+        violations: Invalid arguments. Text indices refer to the caller's texts.
+        retry_delay_s: Retry delay in seconds from the server, or None.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class AttnlensError(Exception):
         self.metadata = dict(metadata or {})
         self.violations = tuple(violations)
         self.retry_delay_s = retry_delay_s
-        # All of them, so that it can be pickled.
+        # Pickling needs all arguments.
         super().__init__(message, code, reason, self.metadata, self.violations, retry_delay_s)
 
     def __str__(self) -> str:
@@ -110,7 +110,7 @@ class AttnlensError(Exception):
 
     @property
     def text_index(self) -> int | None:
-        """The number of the first text that is to blame, from 0. None: no text is."""
+        """Index of the first invalid text, or None."""
         indices = (violation.text_index for violation in self.violations)
         return next((index for index in indices if index is not None), None)
 
@@ -120,20 +120,20 @@ class AttnlensError(Exception):
 
 
 class InvalidRequestError(AttnlensError):
-    """The request asks for something that can't be: sending it again will not help."""
+    """The request is invalid. Retrying will not help."""
 
 
 class InputTooLongError(InvalidRequestError):
-    """A text has more tokens than the model takes, and `truncate` is not set."""
+    """A text has too many tokens for the model, and `truncate` is not set."""
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of the text, special tokens included."""
+        """Number of tokens of the text, including special tokens."""
         return self._number("num_tokens")
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens that the model takes."""
+        """Maximum number of tokens."""
         return self._number("max_tokens")
 
 
@@ -142,64 +142,64 @@ class ResponseTooLargeError(InvalidRequestError):
 
     @property
     def size_bytes(self) -> int:
-        """The size that the message would have."""
+        """Size of the response in bytes."""
         return self._number("size_bytes")
 
     @property
     def max_response_bytes(self) -> int:
-        """The limit."""
+        """Limit in bytes."""
         return self._number("max_response_bytes")
 
 
 class RequestTooLargeError(InvalidRequestError):
-    """The request needs more than the server gives to all calls together: ask for less at a time."""
+    """The request needs more than the server's limit for all calls. Send smaller requests."""
 
 
 class RequestTooExpensiveError(InvalidRequestError):
-    """The estimated compute cost of the request is over the server's limit."""
+    """The estimated computation of the request exceeds the server's limit."""
 
     @property
     def computed_tokens(self) -> int:
-        """The estimate, in tokens."""
+        """Estimated computation in tokens."""
         return self._number("computed_tokens")
 
     @property
     def max_computed_tokens(self) -> int:
-        """The limit."""
+        """Limit in tokens."""
         return self._number("max_computed_tokens")
 
 
 class NotSupportedError(AttnlensError):
-    """The bundle lacks what the method needs, or the server was started without it."""
+    """The bundle does not support the request, or the feature is disabled on the server."""
 
 
 class ModelNotFoundError(AttnlensError):
-    """The server does not hold the model."""
+    """The requested model is not loaded."""
 
     @property
     def available(self) -> str:
-        """The models that it holds, as the server lists them."""
+        """Names of the loaded models."""
         return self.metadata.get("available", "")
 
 
 class UnauthenticatedError(AttnlensError):
-    """The call does not say who makes it, or not so that it can be believed: see `metadata` of the client."""
+    """Credentials are missing or invalid. Clients send them as `metadata`."""
 
 
 class PermissionDeniedError(AttnlensError):
-    """Who makes the call may not make it."""
+    """The caller lacks permission."""
 
 
 class OverloadedError(AttnlensError):
-    """The server holds as many waiting texts as it may, and still did after the retries."""
+    """The server is overloaded, after all retries."""
 
 
 class RateLimitedError(AttnlensError):
-    """Who makes the call has made too many, and still had after the retries."""
+    """The caller exceeded its rate limit, after all retries."""
 
 
 class UnavailableError(AttnlensError):
-    """No server answers at the address, or it is starting or stopping; the retries are used up."""
+    """No server answers, or it is starting or stopping, after all retries."""
 
 
 class DeadlineExceededError(AttnlensError):
@@ -207,23 +207,23 @@ class DeadlineExceededError(AttnlensError):
 
 
 class SlowConsumerError(AttnlensError):
-    """The parts of a stream were not fetched for longer than the server holds them."""
+    """The client did not read a stream in time."""
 
 
 class ServerError(AttnlensError):
-    """The server failed at a request that it should have answered."""
+    """Internal error of the server."""
 
     @property
     def error_id(self) -> str:
-        """What to look for in the server's log. Empty where the server gave none."""
+        """Identifier of the error in the server's log. Empty if there is none."""
         return self.metadata.get("error_id", "")
 
 
 class BadReplyError(ServerError):
-    """The call succeeded, but its reply is not what was asked for: rows, widths, names, numbers.
+    """The reply of a successful call is invalid or inconsistent with the request.
 
-    Another program may answer at the address, something on the way may have changed the reply, or the
-    model was replaced between two calls. Nothing of the reply was used.
+    Possible causes are another program at the address, a proxy that changes messages, or a model that was
+    replaced between two calls.
     """
 
 
@@ -247,7 +247,7 @@ _BY_REASON: dict[str, type[AttnlensError]] = {
     "INTERNAL": ServerError,
     "GRAPH_UNAVAILABLE": ServerError,
 }
-# For failures without a reason that is known here: of gRPC itself, of a proxy, of a newer server.
+# For errors without a known reason, from gRPC, a proxy or a newer server.
 _BY_CODE: dict[grpc.StatusCode, type[AttnlensError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
@@ -264,18 +264,18 @@ _BY_CODE: dict[grpc.StatusCode, type[AttnlensError]] = {
 
 
 def from_rpc_error(error: grpc.RpcError, first_index: int = 0) -> AttnlensError:
-    """Return the exception for a failed call, by the server's reason, else by the status.
+    """Return the exception for a failed call.
 
-    `first_index` is the caller's number of the call's first text: the server counts from 0 in each call.
+    `first_index` is the caller's index of the first text of the call. The server's indices start at 0.
     """
-    call = cast("grpc.Call", error)  # what gRPC raises for a call is a Call as well, in both APIs
+    call = cast("grpc.Call", error)  # errors of calls are also Calls, in both APIs
     code, message = call.code(), printable(call.details() or "")
     if message == _NO_MESSAGE:
-        return no_message_error()
-    refused = _LARGER_THAN_MAX.search(message)
-    if refused is not None:
-        kind = ResponseTooLargeError if refused[1] == "CLIENT" else InvalidRequestError
-        return kind(message, code, "", {"size_bytes": refused[2], "max_response_bytes": refused[3]})
+        return undecodable_reply_error()
+    rejected = _LARGER_THAN_MAX.search(message)
+    if rejected is not None:
+        kind = ResponseTooLargeError if rejected[1] == "CLIENT" else InvalidRequestError
+        return kind(message, code, "", {"size_bytes": rejected[2], "max_response_bytes": rejected[3]})
     trailers = dict(call.trailing_metadata() or ())
     details = _details(trailers.get(_DETAILS_TRAILER))
     reason = str(trailers.get(_REASON_TRAILER, "")) or _reason_name(details)
@@ -291,7 +291,7 @@ def from_rpc_error(error: grpc.RpcError, first_index: int = 0) -> AttnlensError:
 
 
 def _details(trailer: str | bytes | None) -> pb.ErrorDetails:
-    """Read the trailer; none, or one that is no message, says nothing."""
+    """Parse the trailer. A missing or invalid one is treated as empty."""
     try:
         return pb.ErrorDetails.FromString(trailer if isinstance(trailer, bytes) else b"")
     except DecodeError:
@@ -313,52 +313,56 @@ def _violation(message: pb.FieldViolation, first_index: int) -> FieldViolation:
 
 
 def _joined(violations: Sequence[FieldViolation]) -> str:
-    told = [f"{violation.field} {violation.description}" for violation in violations[:_MAX_NAMED]]
-    told += [f"and {len(violations) - _MAX_NAMED} more"] if len(violations) > _MAX_NAMED else []
-    return "; ".join(told)
+    parts = [f"{violation.field} {violation.description}" for violation in violations[:_MAX_NAMED]]
+    parts += [f"and {len(violations) - _MAX_NAMED} more"] if len(violations) > _MAX_NAMED else []
+    return "; ".join(parts)
 
 
-def refusal(description: str, *, field: str = "", text_index: int | None = None) -> InvalidRequestError:
-    """Return what this client refuses on its own, as the server would."""
+def invalid_argument(
+    description: str, *, field: str = "", text_index: int | None = None
+) -> InvalidRequestError:
+    """Return the error for an argument that the client rejects before the server would."""
     violation = FieldViolation(field or f"texts[{text_index}]", description, text_index)
     return InvalidRequestError(_joined([violation]), grpc.StatusCode.INVALID_ARGUMENT, violations=[violation])
 
 
 def closed_error(cause: BaseException | None = None, *, closed: str = "client") -> AttnlensError:
-    """Return what a call raises after the client, or what `closed` says, was closed."""
+    """Return the error of calls after the client was closed. `closed` names what was closed."""
     error = AttnlensError(f"the {closed} was closed", grpc.StatusCode.CANCELLED)
     error.__cause__ = cause
     return error
 
 
-def no_message_error() -> BadReplyError:
-    """Return the failure of a call whose reply has other bytes than a message of its type."""
-    return BadReplyError("the reply is wrong: its bytes are no message of the reply's type")
+def undecodable_reply_error() -> BadReplyError:
+    """Return the error for a reply that cannot be parsed."""
+    return BadReplyError("invalid reply: not a message of the expected type")
 
 
-class Trouble(Enum):
-    """Why no attnlens server answers at an address."""
+class ConnectionProblem(Enum):
+    """Reason why no attnlens server answers."""
 
     NO_SERVER = "no server"
-    NO_SERVER_OR_TLS = "no server, or one that uses TLS"
+    NO_SERVER_OR_TLS = "no server, or one that requires TLS"
     OTHER_PROGRAM = "another program"
-    OTHER_TLS = "no TLS that both ends accept"
+    TLS_HANDSHAKE = "failed TLS handshake"
 
 
-def trouble_of(error: BaseException | None, *, answered: bool, uses_tls: bool) -> tuple[Trouble, str]:
-    """Return why no server answers, and what gRPC says of it, which is what there is to go by.
+def connection_problem(
+    error: BaseException | None, *, answered: bool, uses_tls: bool
+) -> tuple[ConnectionProblem, str]:
+    """Return the likely reason why no attnlens server answers, and the relevant part of gRPC's message.
 
     Args:
-        error: what gRPC has raised, the `__cause__` of an UnavailableError or a ServerError without reason.
-        answered: whether some program has answered, as with a ServerError.
-        uses_tls: whether the client does.
+        error: `__cause__` of an UnavailableError or of a ServerError without a reason.
+        answered: Whether some program has answered.
+        uses_tls: Whether the client uses TLS.
     """
     details = (cast("grpc.Call", error).details() or "") if isinstance(error, grpc.RpcError) else ""
     cause = printable(details.rpartition("last error: ")[2])
     if uses_tls and any(sign in cause for sign in _SIGNS_OF_OTHER_TLS):
-        return Trouble.OTHER_TLS, cause
+        return ConnectionProblem.TLS_HANDSHAKE, cause
     if answered or any(sign in cause for sign in _SIGNS_OF_ANOTHER_PROGRAM):
-        return Trouble.OTHER_PROGRAM, cause
+        return ConnectionProblem.OTHER_PROGRAM, cause
     if not uses_tls and any(sign in cause for sign in _SIGNS_OF_TLS):
-        return Trouble.NO_SERVER_OR_TLS, cause
-    return Trouble.NO_SERVER, cause
+        return ConnectionProblem.NO_SERVER_OR_TLS, cause
+    return ConnectionProblem.NO_SERVER, cause

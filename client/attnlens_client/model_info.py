@@ -1,21 +1,21 @@
-"""What a server tells of a model. Names that a newer server may send stand as `unknown (NUMBER)`."""
+"""Descriptions of models. Enum values of newer servers are named `unknown (NUMBER)`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attnlens_client.coloured_text import printable
+from attnlens_client.colored_text import printable
 
 
 @dataclass(frozen=True, slots=True)
 class LayerInfo:
-    """The attention of one layer.
+    """Attention of one layer.
 
     Attributes:
-        attention: the mechanism, for instance `softmax` or `disentangled`.
-        num_heads: H.
-        num_key_value_heads: the heads that keys and values have.
-        head_size: the width of a head.
-        window_radius: Maximum distance between a token and one that it attends to. 0 if unlimited.
+        attention: Mechanism, such as `softmax` or `disentangled`.
+        num_heads: Number of heads.
+        num_key_value_heads: Number of key and value heads.
+        head_size: Size of a head.
+        window_radius: Maximum distance between tokens that attend to each other. 0 if unlimited.
     """
 
     attention: str
@@ -27,15 +27,14 @@ class LayerInfo:
 
 @dataclass(frozen=True, slots=True)
 class OutputInfo:
-    """What `encode` can return.
+    """Output that `encode` can return.
 
     Attributes:
-        role: `last_hidden_state`, or what an `AttentionQuery` may ask for.
-        layer: the layer that it belongs to, from 0. None: it belongs to none.
-        layout: `dense`: a number for each head and pair of tokens; `per_token`: a row for each token; `band`,
-            `blocks`: numbers for some pairs of tokens, see `Attention`.
-        num_heads: 0 where it has none.
-        row_sum: what a row sums to: `one`, `gate`, `unbounded`. `unspecified`: nothing is said.
+        role: `last_hidden_state`, or a role of `AttentionQuery`.
+        layer: Layer, or None if the output does not belong to one.
+        layout: `dense`, `per_token`, `band` or `blocks`, see `Attention.weights`.
+        num_heads: Number of heads. 0 for outputs without heads.
+        row_sum: Sum of each row: `one`, `gate`, `unbounded` or `unspecified`.
     """
 
     role: str
@@ -47,7 +46,7 @@ class OutputInfo:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A dense layer between the pooling and the embedding, with its activation."""
+    """Dense layer after the pooling."""
 
     in_features: int
     out_features: int
@@ -58,18 +57,18 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a server, 0 where it names none. The client splits requests to stay within them.
+    """Limits of a server. 0 means unknown. The client splits requests to stay within the limits.
 
     Attributes:
-        max_inputs_per_request: the most texts of a request.
-        max_text_bytes: the most bytes of UTF-8 in a text, a prompt included.
-        max_concurrent_inputs: the most texts that wait or run at a time, over all requests.
-        max_batch_tokens: the most tokens that run in one batch, padding included.
-        max_response_bytes: the largest response message.
-        max_request_text_bytes: the most bytes of UTF-8 in all texts of a request.
-        max_request_bytes: the largest request message.
-        max_attention_queries: the most queries of the attention in a request.
-        max_computed_tokens: Maximum compute cost of a request beyond running each text once, for
+        max_inputs_per_request: Number of texts per request.
+        max_text_bytes: UTF-8 size of a text, including its prompt.
+        max_concurrent_inputs: Number of waiting and running texts of all requests.
+        max_batch_tokens: Number of tokens per batch, including padding.
+        max_response_bytes: Size of a response message.
+        max_request_text_bytes: UTF-8 size of all texts of a request.
+        max_request_bytes: Size of a request message.
+        max_attention_queries: Number of attention queries per request.
+        max_computed_tokens: Computation of a request in tokens, beyond one run per text. Used by
             leave-one-out, the matrices `interaction` and `input`, and reductions of attention.
     """
 
@@ -86,14 +85,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A limit of the parity check and what was found.
+    """A gate of the parity check.
 
     Attributes:
-        graph: the id of the graph.
-        role: which of its outputs.
+        graph: Graph id.
+        role: Output role.
         kind: `max_abs_error`, `min_cosine`, `mean_cosine`, `max_fp16_value` or `max_batch_difference`.
-        limit, value: the limit and the measured value.
-        text_kind: the kind of text that it is about. Empty: all.
+        limit: Limit.
+        value: Measured value.
+        text_kind: Kind of text that was measured. Empty for all.
     """
 
     graph: str
@@ -106,7 +106,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class ParityFigure:
-    """The worst errors of one role of one graph against the PyTorch encoder."""
+    """Largest errors of one output role of a graph compared with the PyTorch encoder."""
 
     graph: str
     role: str
@@ -146,7 +146,7 @@ class LongContext:
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """The outcome of the exporter's parity check over `num_cases` input shapes.
+    """Result of the export's parity check on `num_cases` input shapes.
 
     Attributes:
         long_context: Errors on longer inputs. None if the grid reached the longest input.
@@ -161,17 +161,19 @@ class Parity:
 
 @dataclass(frozen=True, slots=True)
 class EngineCheck:
-    """How the graphs compare with PyTorch in one engine, as `attnlens check --engine` measured it.
+    """Comparison of one engine with PyTorch, measured by `attnlens check --engine`.
 
     Attributes:
-        engine, version: the package that ran them.
-        precision: of embeddings; all else is in fp32.
-        device: where it ran.
-        processor: its own name.
-        passed: whether every gate held.
-        num_cases, num_texts: how many input shapes and real texts were measured.
-        gates: what had to hold, and what was found.
-        figures: the worst errors.
+        engine: Package name of the engine.
+        version: Package version of the engine.
+        precision: Precision of embeddings. Other results are in fp32.
+        device: Device.
+        processor: Name of the processor.
+        passed: Whether all gates passed.
+        num_cases: Number of input shapes.
+        num_texts: Number of texts.
+        gates: Limits and measured values.
+        figures: Largest errors.
     """
 
     engine: str
@@ -188,17 +190,17 @@ class EngineCheck:
 
 @dataclass(frozen=True, slots=True)
 class Faithfulness:
-    """How well the scores of a method rank the tokens of a text, measured when the model was exported.
+    """Faithfulness of a method's token ranking, measured by the export.
 
     Attributes:
-        method: The method. Empty if `control` was ranked.
-        rank_correlation: Mean over texts of Spearman's rank correlation with the effect of leaving out each
-            token.
-        num_texts: Number of texts measured.
-        interval_low, interval_high: The 95 % bootstrap confidence interval of `rank_correlation`. None for a
-            bundle of an earlier version.
-        control: A ranking that explains nothing, for comparison: `random numbers`, `length of the token`.
-            Empty for a method.
+        method: Method. Empty for a control.
+        rank_correlation: Spearman's rank correlation with leave-one-out, mean over texts.
+        num_texts: Number of texts.
+        interval_low: Lower end of the 95 % bootstrap confidence interval. None for bundles of earlier
+            versions.
+        interval_high: Upper end of the interval.
+        control: Uninformative ranking for comparison: `random numbers` or `length of the token`. Empty for a
+            method.
     """
 
     method: str
@@ -211,39 +213,39 @@ class Faithfulness:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ModelInfo:
-    """A model and the server that runs it.
+    """Description of a model and its server.
 
     Attributes:
-        name: what requests may ask for.
-        version: which bundle of that name: the SHA-256 of its manifest. Two with the same version give the
-            same results.
-        state: `ready`; `degraded`: no attention; `loading`, `unloading`: nothing.
-        source: where the weights came from.
-        source_revision: the commit of the hub repository that `source` names. Empty: not known.
-        hidden_size: the width of a token vector.
-        num_heads: of each layer; where layers differ, the most that one has.
-        layers: the attention of each layer, in order.
-        outputs: what `encode` can return.
-        embedding_size: the width of what `embed` returns unless told.
-        pooling: how `embed` makes one vector of those of the tokens.
-        dense: the layers that pooled vectors go through.
-        normalize: whether embeddings are scaled to length 1 at the end.
-        exclude_prompt: whether the tokens of a prompt are left out of the pooling.
-        prompts: what may be put before a text, by name.
-        default_prompt_name: the prompt that is used unless told; empty: none.
-        supports_text_pairs: whether a text may be a pair.
-        max_tokens: the longest input, special tokens included.
-        execution_providers: those of ONNX Runtime, the preferred one first; empty with another engine.
-        engine: what runs the model: `onnxruntime` or `openvino`. Vectors of different engines may differ in
-            their last digits, in bf16 by more. Empty: the server is older and does not say it.
-        device: where the engine runs, in its own words, for instance `CPU`.
-        engine_check: how this engine compares with PyTorch in `precision`. None: not measured, or `parity`
-            says it.
-        precision: `fp32`, `fp16`, `int8` or `bf16`: of embeddings and of token vectors without attention.
-        versions: by package name.
-        explain_methods: what `explain` and `compare` can be asked for; empty: nothing.
-        pair_matrices: which matrices `compare` can be asked for.
-        faithfulness: How well methods rank tokens. Empty if not measured.
+        name: Model name.
+        version: SHA-256 of the bundle's manifest. Models with the same version return the same results.
+        state: `ready`, `degraded` (no attention), `loading` or `unloading`.
+        source: Source of the weights.
+        source_revision: Commit of the source's hub repository. Empty if unknown.
+        hidden_size: Size of a token vector.
+        num_heads: Number of heads per layer, the maximum if layers differ.
+        layers: Attention of each layer.
+        outputs: Outputs that `encode` can return.
+        embedding_size: Default size of embeddings.
+        pooling: Default pooling of `embed`.
+        dense: Dense layers after the pooling.
+        normalize: Whether embeddings are normalized to length 1 by default.
+        exclude_prompt: Whether pooling excludes the tokens of prompts.
+        prompts: Texts of prompts by name.
+        default_prompt_name: Name of the default prompt. Empty if the model has none.
+        supports_text_pairs: Whether a text may be a pair.
+        max_tokens: Maximum input length in tokens, including special tokens.
+        execution_providers: Execution providers of ONNX Runtime by preference. Empty for other engines.
+        engine: Runtime, `onnxruntime` or `openvino`. Embeddings of different engines differ in their last
+            digits, in bf16 by more. Empty if an older server does not report it.
+        device: Device as named by the engine, such as `CPU`.
+        engine_check: Comparison of this engine with PyTorch in `precision`. None if it was not measured, or
+            is part of `parity`.
+        precision: Precision of embeddings and of token vectors without attention: `fp32`, `fp16`, `int8` or
+            `bf16`.
+        versions: Versions by package name.
+        explain_methods: Methods of `explain` and `compare`. Empty if explanations are not supported.
+        pair_matrices: Matrices of `compare`.
+        faithfulness: Faithfulness of methods. Empty if not measured.
     """
 
     name: str
@@ -285,10 +287,10 @@ class ModelInfo:
 
     @property
     def max_dimensions(self) -> int:
-        """How many components `embed` can return; the publisher may keep fewer."""
+        """Maximum number of components of an embedding. The publisher may keep fewer."""
         return self.dense[-1].out_features if self.dense else self.hidden_size
 
     def __repr__(self) -> str:
         kind = f"{self.state}, {printable(self.family)}"
-        sizes = f"{self.num_layers} layers, {self.num_heads} heads, {self.hidden_size} wide"
+        sizes = f"{self.num_layers} layers, {self.num_heads} heads, hidden size {self.hidden_size}"
         return f"ModelInfo({self.name!r}, version={self.version[:12]!r}, {kind}, {sizes})"

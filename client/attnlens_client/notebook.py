@@ -1,6 +1,6 @@
-"""The viewer in a cell of a notebook: `view(client, "some text")`. Needs the extra `notebook`.
+"""The viewer as a notebook widget: `view(client, "some text")`. Requires the extra `notebook`.
 
-In marimo, wrap what `view` returns: `mo.ui.anywidget(view(client, "some text"))`.
+In marimo, wrap the widget: `mo.ui.anywidget(view(client, "some text"))`.
 """
 
 from typing import TYPE_CHECKING
@@ -25,17 +25,17 @@ def view(
     truncate: bool = False,
     model: str = "",
 ) -> "PageWidget":
-    """Return the page of one text or two as a widget. The arguments are those of `pages.view_page`.
+    """Return the page of one or two texts as a widget. For arguments see `pages.view_page`.
 
     Raises:
         ImportError: anywidget is not installed.
-        ValueError, AttnlensError: as `pages.view_page`.
+        ValueError, AttnlensError: See `pages.view_page`.
     """
     try:
         from attnlens_viewer.widget import widget_of  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise ImportError(
-            f"a widget needs anywidget ({error}): in a checkout of attnlens, pip install '.[notebook]'",
+            f"widgets require anywidget ({error}): run `pip install '.[notebook]'` in a checkout of attnlens",
             name="anywidget",
         ) from error
     page = view_page(

@@ -1,7 +1,4 @@
-"""Pages of the viewer, made of what the client returns. `import attnlens_client` alone does not load this.
-
-Letters: L layers, H heads, T tokens.
-"""
+"""Viewer pages from results of the client. Not imported by `import attnlens_client`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,13 +23,13 @@ CONTRIBUTIONS: ExplainMethodName = "contributions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """How texts are read.
+class TextOptions:
+    """Prompts and truncation of one or two texts.
 
     Attributes:
-        prompt_names, prompts: of the first text and of the second one, at most one of the two set for each;
-            None: the model's.
-        truncate: cut a text that is too long.
+        prompt_names: Prompt name of each text, or None.
+        prompts: Prompt of each text, or None. If both are None, the model's default prompt is used.
+        truncate: Whether to truncate long texts.
     """
 
     prompt_names: tuple[str | None, str | None] = (None, None)
@@ -52,72 +49,74 @@ def view_page(
     truncate: bool = False,
     model: str = "",
 ) -> Page:
-    """Ask for attention and contributions of one text or two, and return them as a page.
+    """Request attention and contributions of one or two texts and return a page.
 
     Args:
-        client: of the server.
-        text: what the page is about.
-        other: a text to compare it with.
-        rather_than: a third text: why is `text` nearer to `other` than to it?
-        matrix: what to say of pairs of tokens of two texts.
-        prompt_name: as in `Client.embed`, for all texts; so are the others.
-        prompt: the prompt itself.
-        truncate: cut a text that is too long.
-        model: its name.
+        client: Client.
+        text: Text to show.
+        other: Second text, for a comparison.
+        rather_than: Third text. The page explains why `text` is closer to `other` than to it.
+        matrix: Matrix of token pairs of the two texts.
+        prompt_name: Prompt name of all texts, see `Client.embed`.
+        prompt: Prompt of all texts.
+        truncate: Whether to truncate long texts.
+        model: Model name.
 
     Raises:
-        ValueError: `rather_than` without `other`; a text has too many tokens for a page.
-        AttnlensError: a call failed.
+        ValueError: `rather_than` is set without `other`, or a text has too many tokens for a page.
+        AttnlensError: A call failed.
     """
     if rather_than is not None and other is None:
-        raise ValueError("rather_than needs a second text: why nearer to it than to the third one?")
-    told = client.get_model(model)
-    reading = Reading(prompt_names=(prompt_name, prompt_name), prompts=(prompt, prompt), truncate=truncate)
+        raise ValueError("rather_than is set without other: set other, the text to contrast it with")
+    info = client.get_model(model)
+    text_options = TextOptions(
+        prompt_names=(prompt_name, prompt_name), prompts=(prompt, prompt), truncate=truncate
+    )
     texts = [text] if other is None else [text, other]
-    if why := _why_unexplained(told):
-        return result_page(client, told, texts, reading, notes=[why])
+    if note := _missing_explanations(info):
+        return result_page(client, info, texts, text_options, notes=[note])
     if other is None:
-        [own] = client.explain(texts, head_contributions=True, **_of_explain(reading, told))
-        return result_page(client, told, texts, reading, explanations=[own])
+        [own] = client.explain(texts, head_contributions=True, **_explain_arguments(text_options, info))
+        return result_page(client, info, texts, text_options, explanations=[own])
     notes = []
-    if matrix not in told.pair_matrices:
-        has = ", ".join(told.pair_matrices) or "none"
-        notes.append(f"This model has no matrix {matrix} between two texts; of such matrices it has: {has}.")
-    compared = _compared(client, told, text, other, reading, None if notes else matrix)
+    if matrix not in info.pair_matrices:
+        names = ", ".join(info.pair_matrices) or "none"
+        notes.append(f"This model does not support the matrix {matrix}. Supported matrices: {names}.")
+    comparison = _compare(client, info, text, other, text_options, None if notes else matrix)
     contrast = None
     if rather_than is not None:
         towards = {"target_prompt_name": prompt_name, "target_prompt": prompt}
-        options = _of_explain(reading, told) | towards
-        [found] = client.explain([text], to=other, rather_than=rather_than, **options)
-        contrast = (other, rather_than, found)
+        options = _explain_arguments(text_options, info) | towards
+        [explanation] = client.explain([text], to=other, rather_than=rather_than, **options)
+        contrast = (other, rather_than, explanation)
     return result_page(
         client,
-        told,
+        info,
         texts,
-        reading,
-        comparison=compared,
+        text_options,
+        comparison=comparison,
         matrix=matrix,
         contrast=contrast,
         notes=notes,
     )
 
 
-def _of_explain(reading: Reading, model: ModelInfo) -> dict[str, Any]:
-    """Return the options of `Client.explain` for the first text."""
+def _explain_arguments(text_options: TextOptions, model: ModelInfo) -> dict[str, Any]:
+    """Return arguments of `Client.explain` for the first text."""
     return {
-        "prompt_name": reading.prompt_names[0],
-        "prompt": reading.prompts[0],
-        "truncate": reading.truncate,
+        "prompt_name": text_options.prompt_names[0],
+        "prompt": text_options.prompts[0],
+        "truncate": text_options.truncate,
         "model": model.name,
     }
 
 
-def _compared(
+def _compare(
     client: BlockingMethods,
     model: ModelInfo,
     text: str,
     other: str,
-    reading: Reading,
+    text_options: TextOptions,
     matrix: PairMatrixName | None,
 ) -> Comparison:
     return client.compare(
@@ -125,11 +124,11 @@ def _compared(
         other,
         matrix=matrix,
         head_contributions=True,
-        prompt_name_a=reading.prompt_names[0],
-        prompt_a=reading.prompts[0],
-        prompt_name_b=reading.prompt_names[1],
-        prompt_b=reading.prompts[1],
-        truncate=reading.truncate,
+        prompt_name_a=text_options.prompt_names[0],
+        prompt_a=text_options.prompts[0],
+        prompt_name_b=text_options.prompt_names[1],
+        prompt_b=text_options.prompts[1],
+        truncate=text_options.truncate,
         model=model.name,
     )
 
@@ -138,7 +137,7 @@ def result_page(
     client: BlockingMethods,
     model: ModelInfo,
     texts: Sequence[str],
-    reading: Reading,
+    text_options: TextOptions,
     *,
     explanations: Sequence[Explanation] = (),
     comparison: Comparison | None = None,
@@ -147,34 +146,40 @@ def result_page(
     target: str = OWN_EMBEDDING,
     notes: Sequence[str] = (),
 ) -> Page:
-    """Ask for the attention of texts, and return it with what has been found out about them as a page.
+    """Request the attention of texts and return a page with it and with the given explanations.
 
     Args:
-        client: of the server.
-        model: what the server says of it.
-        texts: one or two.
-        reading: as they were read for the other arguments.
-        explanations: of each text, of its tokens; empty: none, or those of `comparison`.
-        comparison: of the two.
-        matrix: which one `comparison` has.
-        contrast: the nearer text, the farther one, and what explains the first of `texts` towards them.
-        target: what `explanations` add up to, in words.
-        notes: for the reader of the page.
+        client: Client.
+        model: Description of the model.
+        texts: One or two texts.
+        text_options: Prompts and truncation, as in the given explanations.
+        explanations: Explanation of each text per token. Empty for none, or for those of `comparison`.
+        comparison: Comparison of the two texts.
+        matrix: Matrix of `comparison`.
+        contrast: Texts `to` and `rather_than`, and the explanation of the first text towards them.
+        target: Description of the target of `explanations`.
+        notes: Notes for readers of the page.
 
     Raises:
-        ValueError: scores are those of words; a text has too many tokens for a page.
-        AttnlensError: a call failed.
+        ValueError: Scores are per word, or a text has too many tokens for a page.
+        AttnlensError: A call failed.
     """
     explained = list(explanations) if comparison is None else [comparison.a, comparison.b]
     for each in (*explained, *([contrast[2]] if contrast else ())):
         if each.unit_ids:
-            raise ValueError("the scores are those of words: ask for level='tokens', the page adds them up")
-    encoded = [_encoded(client, model, text, reading, place) for place, text in enumerate(texts)]
+            raise ValueError("scores are per word: request level='tokens', the page adds them up")
+    encoded = [_encode(client, model, text, text_options, place) for place, text in enumerate(texts)]
     target = target if comparison is None else OTHER_TEXT
     return build_page(
         model.name,
         [
-            _read(text, each, explained[place] if explained else None, target, _prompt(model, reading, place))
+            _text_result(
+                text,
+                each,
+                explained[place] if explained else None,
+                target,
+                _prompt(model, text_options, place),
+            )
             for place, (text, each) in enumerate(zip(texts, encoded, strict=True))
         ],
         matrix=None
@@ -194,23 +199,23 @@ def result_page(
     )
 
 
-def _encoded(
-    client: BlockingMethods, model: ModelInfo, text: str, reading: Reading, place: int
+def _encode(
+    client: BlockingMethods, model: ModelInfo, text: str, text_options: TextOptions, place: int
 ) -> EncodedText:
-    """Return the text with the weights of all layers and heads."""
+    """Return the text with the attention weights of all layers and heads."""
     [encoded] = client.encode_stream(
         [text],
         attention=AttentionQuery(view="dense"),
         last_hidden_state=False,
-        prompt_name=reading.prompt_names[place],
-        prompt=reading.prompts[place],
-        truncate=reading.truncate,
+        prompt_name=text_options.prompt_names[place],
+        prompt=text_options.prompts[place],
+        truncate=text_options.truncate,
         model=model.name,
     )
     return encoded
 
 
-def _read(
+def _text_result(
     text: str, encoded: EncodedText, explained: Explanation | None, target: str, prompt: str
 ) -> TextResult:
     return TextResult(
@@ -225,19 +230,19 @@ def _read(
     )
 
 
-def _prompt(model: ModelInfo, reading: Reading, place: int) -> str:
-    """Return what stands before a text."""
-    prompt = reading.prompts[place]
+def _prompt(model: ModelInfo, text_options: TextOptions, place: int) -> str:
+    """Return the prompt of a text."""
+    prompt = text_options.prompts[place]
     if prompt is not None:
         return prompt
-    return model.prompts.get(reading.prompt_names[place] or model.default_prompt_name, "")
+    return model.prompts.get(text_options.prompt_names[place] or model.default_prompt_name, "")
 
 
-def _why_unexplained(model: ModelInfo) -> str:
-    """Say why there are no contributions; nothing where there are."""
+def _missing_explanations(model: ModelInfo) -> str:
+    """Return why there are no contributions, or "" if there are."""
     if CONTRIBUTIONS in model.explain_methods:
         return ""
-    why = "the bundle has no graph of contributions. Export the model again to have scores here."
+    reason = "the bundle has no contributions graph. Export the model again to add it."
     if not model.explain_methods:
-        why = "the server does not explain. It is an older one, or was started with --no-explain."
-    return f"This page shows attention alone: {why}"
+        reason = "the server does not support explanations. It may be too old, or started with --no-explain."
+    return f"This page shows only attention: {reason}"

@@ -1,4 +1,4 @@
-"""How far a method has come: a function of the caller, tqdm's bar where it is installed, or a line."""
+"""Progress of a method: a callback, a tqdm bar if tqdm is installed, or a line on stderr."""
 
 import importlib
 import sys
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-# True: a bar. A function gets the texts that are done, and all of them (None: not known yet).
+# True shows a bar. A function is called with the number of completed texts and the total, None if unknown.
 Progress: TypeAlias = bool | Callable[[int, int | None], object]
 Report: TypeAlias = Callable[[int, int | None], object]
 
@@ -16,23 +16,23 @@ _INTERVAL_S = 0.1
 
 
 def checked_progress(progress: Progress) -> Progress:
-    """Return `progress`.
+    """Validate and return `progress`.
 
     Raises:
-        TypeError: it is neither a bool nor a function.
+        TypeError: `progress` is neither a bool nor a function.
     """
     if not isinstance(progress, bool) and not callable(progress):
-        raise TypeError(f"progress is {progress!r}: give True, False or a function of (done, total)")
+        raise TypeError(f"progress is {progress!r}: use True, False or a function of (done, total)")
     return progress
 
 
 @contextmanager
 def reporting(progress: Progress) -> Iterator[Report]:
-    """Yield what is to be told how many texts are done. A bar is closed at the end."""
+    """Yield a function that reports progress. Closes the bar at the end."""
     if callable(progress):
         yield progress
     elif not progress:
-        yield _nothing
+        yield _ignore
     else:
         bar = _bar()
         try:
@@ -41,13 +41,13 @@ def reporting(progress: Progress) -> Iterator[Report]:
             bar.close()
 
 
-def _nothing(_done: int, _total: int | None) -> None:
-    """Show nothing."""
+def _ignore(_done: int, _total: int | None) -> None:
+    pass
 
 
 def _bar() -> "_TqdmBar | _Line":
     try:
-        with warnings.catch_warnings():  # tqdm's about notebooks without ipywidgets
+        with warnings.catch_warnings():  # by tqdm in notebooks without ipywidgets
             warnings.simplefilter("ignore")
             return _TqdmBar(importlib.import_module("tqdm.auto").tqdm)
     except ImportError:
@@ -55,9 +55,9 @@ def _bar() -> "_TqdmBar | _Line":
 
 
 class _TqdmBar:
-    """tqdm's bar, which knows notebooks."""
+    """Bar of tqdm, which also works in notebooks."""
 
-    def __init__(self, tqdm: Any) -> None:  # noqa: ANN401 - it has no types
+    def __init__(self, tqdm: Any) -> None:  # noqa: ANN401 - tqdm is untyped
         self._tqdm = tqdm
         self._bar: Any = None
 
@@ -72,7 +72,7 @@ class _TqdmBar:
 
 
 class _Line:
-    """A line on stderr that is written again and again. Nothing where stderr is no terminal."""
+    """A line on stderr that is overwritten. Not shown if stderr is not a terminal."""
 
     def __init__(self) -> None:
         self._is_shown = sys.stderr is not None and sys.stderr.isatty()

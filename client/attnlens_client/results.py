@@ -1,6 +1,8 @@
-"""What calls return.
+"""Results of `embed`, `encode` and `tokenize`.
 
-Letters: N texts, T tokens of a text, D hidden size, L' and H' the chosen layers and heads.
+Shapes: N texts, T tokens of a text, D hidden size, L' and H' requested layers and heads, R rows, U units
+    (tokens or
+words).
 """
 
 from collections.abc import Iterator
@@ -13,31 +15,32 @@ import numpy.typing as npt
 from attnlens.patterns import Band, Blocks
 from attnlens.reductions import RowStatistics, SparseWeights, TopKWeights
 from attnlens.reductions.forms import from_levels
-from attnlens_client import coloured_text
+from attnlens_client import colored_text
 from attnlens_client.arguments import AttentionQuery
-from attnlens_client.coloured_text import printable
+from attnlens_client.colored_text import printable
 
 Array: TypeAlias = npt.NDArray[Any]
 LayerPattern: TypeAlias = Band | Blocks
 ReducedData: TypeAlias = TopKWeights | SparseWeights | RowStatistics
 
-_SHOWN_VERSION = 12
-_MAX_SHOWN_TOKENS = 12
+_VERSION_CHARS = 12
+_MAX_TOKENS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token and where it stands in its source.
+    """A token with its offsets.
 
     Attributes:
-        id: its number in the vocabulary.
-        text: the tokenizer's own spelling, for instance `##ing`.
-        source: where it comes from: `text`, also the first of a pair; `second_text` of a pair; `prompt`;
-            `special`: the model needs it and no text holds it, like `[CLS]`; `ids`: the request gave its id.
-        byte_start, byte_end: the bytes of UTF-8 in its source that it stands for; 0, 0 for special tokens and
-            ids.
-        char_start, char_end: the same in characters: `text[char_start:char_end]` is what it stands for.
-        word_index: the number of its word, in a pair for each text from 0. None for special tokens and ids.
+        id: Index in the vocabulary.
+        text: Token as the tokenizer spells it, such as `##ing`.
+        source: `text` (also the first of a pair), `second_text`, `prompt`, `special` for special tokens such
+            as `[CLS]`, or `ids` for a token whose id was given.
+        byte_start: Start in the UTF-8 bytes of the source. Offsets of special tokens and given ids are 0.
+        byte_end: End in the UTF-8 bytes of the source.
+        char_start: Start in the characters of the source: the token is `text[char_start:char_end]`.
+        char_end: End in the characters of the source.
+        word_index: Index of the word, from 0 in each text of a pair. None for special tokens and given ids.
     """
 
     id: int
@@ -51,13 +54,13 @@ class Token:
 
     @property
     def is_special(self) -> bool:
-        """Whether the tokenizer has added it."""
+        """Whether it is a special token."""
         return self.source == "special"
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How much of a text was used: tokens seen, tokens before truncation, special tokens included."""
+    """Number of tokens of a text, including special tokens, after and before truncation."""
 
     num_tokens: int
     num_tokens_total: int
@@ -66,11 +69,17 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Embeddings:
-    """Vectors (N, D), how much of each text they stand for, and the model that made them.
+    """Embeddings with the number of tokens of each text and the model. Iteration yields vectors (D,).
 
-    `model_version` tells bundles of one name apart, see `ModelInfo.version`; `engine` and `precision` say
-    what computed them, see `ModelInfo.engine`. Vectors belong together where all three are the same. To
-    iterate over it is to iterate over the vectors, (D,) each.
+    Vectors are comparable if `model_version`, `engine` and `precision` are equal.
+
+    Attributes:
+        vectors: Embeddings (N, D).
+        usages: Number of tokens of each text.
+        model: Model name.
+        model_version: Model version, see `ModelInfo.version`.
+        engine: Runtime, see `ModelInfo.engine`.
+        precision: Precision of the computation.
     """
 
     vectors: Array
@@ -87,33 +96,34 @@ class Embeddings:
         return iter(self.vectors)
 
     def __repr__(self) -> str:
-        return f"Embeddings({_shown(self.vectors)}, {_shown_model(self.model, self.model_version)})"
+        return f"Embeddings({_describe(self.vectors)}, {_describe_model(self.model, self.model_version)})"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Attention:
-    """What one query brought of one text. The array is read-only; `.copy()` gives one to change.
+    """Result of one query for one text. Arrays are read-only.
 
     Attributes:
-        query: what was asked for.
-        layers: the layer number of each entry of axis 0, from 0; of a mean or a rollout, those that were put
-            together in its only entry.
-        heads: the head numbers, from 0; with the view "head_mean" those that were averaged.
-        layout: where the axes of `weights` are, as below.
-        row_sum: what a row sums to: `one`, `gate`, `unbounded`. `unspecified`: nothing is said. Of a band and
-            of blocks it is the rows of `dense()`.
-        weights: `dense`: shape (L', H', T, T), [l, h, i, j] is how much token i draws from token j;
-            `per_token`: shape (L', T, H'), [l, i, h] is what token i has of head h;
-            `band`: shape (L', H', T, 2G + 2w + 1) and `blocks`: shape (L', H', T, S * b + 2b), as the classes
-            of `patterns` say. Of a reduction `dense`: shape (L', H', R, U), R chosen rows and U tokens or
-            words; `sqrt_uint8`: the same in uint8; `top_k`, `sparse` and `statistics`: no elements, see the
-            properties of these names.
-        patterns: between which tokens each layer has weights, for `band` and `blocks`; else empty.
-        reduced: what there is instead of weights; None: they are all there.
-        special_token_mass: shape (L', H', R): what each row gave to special tokens that were dropped. None:
-            none was dropped.
-        unit_ids: shape (T,) int32: the number of the row and column that each token became, -1 where it
-            was dropped. None: that of the token.
+        query: The query.
+        layers: Layers of the first axis. For a mean over layers or a rollout, all layers that it joins.
+        heads: Heads. With the view "head_mean", all heads of the mean.
+        layout: Layout of `weights`, see there.
+        row_sum: Sum of each row: `one`, `gate`, `unbounded` or `unspecified`. For `band` and `blocks`, of the
+            rows of `dense()`.
+        weights: An array that depends on the layout:
+
+            - `dense`: (L', H', T, T). [l, h, i, j] is the weight of token j for token i. With a reduction,
+              (L', H', R, U).
+            - `sqrt_uint8`: as `dense`, in uint8. `dense()` decodes it.
+            - `per_token`: (L', T, H'). [l, i, h] is the value of head h for token i.
+            - `band`: (L', H', T, 2G + 2w + 1), see `attnlens.patterns.Band`.
+            - `blocks`: (L', H', T, S * b + 2b), see `attnlens.patterns.Blocks`.
+            - `top_k`, `sparse`, `statistics`: empty. See the properties with these names.
+        patterns: Pattern of each layer for `band` and `blocks`, else empty.
+        reduced: Data of the layouts `top_k`, `sparse` and `statistics`, else None.
+        special_token_mass: Weight (L', H', R) of dropped special tokens in each row. None if none was
+            dropped.
+        unit_ids: Index (T,) of each token's unit in int32, -1 for dropped tokens. None if units are tokens.
     """
 
     query: AttentionQuery
@@ -132,60 +142,60 @@ class Attention:
         """The largest weights of each row: indices and values (L', H', R, k), remaining mass (L', H', R).
 
         Raises:
-            ValueError: they were not asked for.
+            ValueError: The query has no TopK reduction.
         """
         if isinstance(self.reduced, TopKWeights):
             return self.reduced
-        raise ValueError(f"the layout is {self.layout}: ask for AttentionReduction(form=TopK(k))")
+        raise ValueError(f"the layout is {self.layout}: request AttentionReduction(form=TopK(k))")
 
     @property
     def sparse(self) -> SparseWeights:
-        """The weights from a threshold on, as compressed sparse rows of L' x H' x R.
+        """The weights above a threshold, as compressed sparse rows of (L' * H' * R, U).
 
         Raises:
-            ValueError: they were not asked for.
+            ValueError: The query has no Threshold reduction.
         """
         if isinstance(self.reduced, SparseWeights):
             return self.reduced
         raise ValueError(
-            f"the layout is {self.layout}: ask for AttentionReduction(form=Threshold(threshold))"
+            f"the layout is {self.layout}: request AttentionReduction(form=Threshold(threshold))"
         )
 
     @property
     def statistics(self) -> RowStatistics:
-        """What each unit received (L', H', U), and the entropy of each row (L', H', R).
+        """The attention received by each unit (L', H', U), and the entropy of each row (L', H', R).
 
         Raises:
-            ValueError: they were not asked for.
+            ValueError: The query has no Statistics reduction.
         """
         if isinstance(self.reduced, RowStatistics):
             return self.reduced
-        raise ValueError(f"the layout is {self.layout}: ask for AttentionReduction(form=Statistics(...))")
+        raise ValueError(f"the layout is {self.layout}: request AttentionReduction(form=Statistics(...))")
 
     @property
     def selected(self) -> Array:
-        """Which heads each token uses, by its head gates: bool, shape (L', T, H').
+        """Whether each token uses each head, according to its head gates: bool (L', T, H').
 
         Raises:
-            ValueError: these are no gates.
+            ValueError: The role is not `head_gates`.
         """
         if self.role != "head_gates":
-            raise ValueError(f"{self.role} says nothing of heads that are selected: ask for head_gates")
-        chosen: Array = self.weights != 0
-        return chosen
+            raise ValueError(f"the role is {self.role}: request head_gates")
+        is_selected: Array = self.weights != 0
+        return is_selected
 
     def dense(self) -> Array:
-        """Return the weights (L', H', T, T), or (L', H', R, U), query by key; a new array but for `dense`.
+        """Return the weights as (L', H', T, T) or (L', H', R, U), queries by keys.
 
         Raises:
-            ValueError: the layout is `per_token`, or a reduction has left only some weights or none.
+            ValueError: The layout is `per_token`, or a reduction has kept only some weights.
         """
         if self.reduced is not None:
-            raise ValueError(f"the layout is {self.layout}: not all weights are there, see `{self.layout}`")
+            raise ValueError(f"the layout is {self.layout}, which has no dense weights: see `{self.layout}`")
         if self.layout == "sqrt_uint8":
             return from_levels(self.weights)
         if self.layout == "per_token":
-            raise ValueError(f"{self.role} has a row for each token, and no weights between tokens")
+            raise ValueError(f"{self.role} has values per token and no weights between tokens")
         if not self.patterns:
             return self.weights
         layers = zip(self.patterns, self.weights, strict=True)
@@ -193,32 +203,34 @@ class Attention:
 
     @property
     def role(self) -> str:
-        """Which output of the layers it is."""
+        """Role of the query."""
         return self.query.role
 
     @property
     def view(self) -> str:
-        """What was made of it."""
+        """View of the query."""
         return self.query.view
 
     def __repr__(self) -> str:
-        shown = _shown_data(self.weights, self.reduced)
-        return f"Attention({self.role}, {self.view}, layers={list(self.layers)}, {shown})"
+        data = _describe_data(self.weights, self.reduced)
+        return f"Attention({self.role}, {self.view}, layers={list(self.layers)}, {data})"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class EncodedText:
-    """The result of one text or pair. The arrays are read-only; `.copy()` gives one to change.
+    """Result of `encode` for one text or pair. Arrays are read-only.
 
     Attributes:
-        tokens: the T tokens that the model saw.
-        last_hidden_state: Token vectors of the last layer, shape (T, D). None if not requested.
-        attention: what each query brought, in their order.
-        num_tokens: T.
-        num_tokens_total: the tokens before truncation.
-        truncated: True where the two differ.
-        model, model_version: which bundle it comes from, see `ModelInfo.version`.
-        engine, precision: what computed it, see `ModelInfo.engine`; with attention always `fp32`.
+        tokens: Tokens after truncation.
+        last_hidden_state: Token vectors (T, D) of the last layer, or None if not requested.
+        attention: Result of each query.
+        num_tokens: Number of tokens T after truncation.
+        num_tokens_total: Number of tokens before truncation.
+        truncated: Whether the text was truncated.
+        model: Model name.
+        model_version: Model version, see `ModelInfo.version`.
+        engine: Runtime, see `ModelInfo.engine`.
+        precision: Precision of the computation. Always `fp32` with attention.
     """
 
     tokens: tuple[Token, ...]
@@ -234,35 +246,35 @@ class EncodedText:
 
     @property
     def weights(self) -> Array:
-        """The array of the only query; see `Attention.weights`.
+        """The array of the only query, see `Attention.weights`.
 
         Raises:
-            ValueError: there was no query, or several.
+            ValueError: There is no query, or more than one.
         """
         if len(self.attention) != 1:
-            raise ValueError(f"there are {len(self.attention)} results, not one: take `attention[i].weights`")
+            raise ValueError(f"there are {len(self.attention)} queries: use `attention[i].weights`")
         return self.attention[0].weights
 
     def _repr_html_(self) -> str:
-        """Show the tokens in a notebook, with what there is of them."""
-        return _shown_tokens(self.tokens, repr(self))
+        """Show the tokens and the shapes of the arrays in a notebook."""
+        return _tokens_html(self.tokens, repr(self))
 
     def __repr__(self) -> str:
         parts = [f"{self.num_tokens} tokens"]
         if self.last_hidden_state is not None:
-            parts.append(f"last_hidden_state {_shown(self.last_hidden_state)}")
+            parts.append(f"last_hidden_state {_describe(self.last_hidden_state)}")
         parts += [repr(attention) for attention in self.attention]
-        return f"EncodedText({', '.join(parts)}, {_shown_model(self.model, self.model_version)})"
+        return f"EncodedText({', '.join(parts)}, {_describe_model(self.model, self.model_version)})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextPart:
-    """The first part of a text in a stream: its index and its result without attention.
+    """First part of a text in a stream.
 
     Attributes:
-        input_index: the number of the text, from 0.
-        text: the text without attention.
-        num_attention_parts: Number of `AttentionPart`s that follow, for all queries together.
+        input_index: Index of the text.
+        text: Result without attention.
+        num_attention_parts: Number of `AttentionPart`s that follow, for all queries.
     """
 
     input_index: int
@@ -272,17 +284,16 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AttentionPart:
-    """The result of one query for one layer of a text.
+    """Result of one query for one layer of a text. See `Attention` for attributes not described here.
+
+    Arrays have no axis of layers: `weights` is (H', T, T), (T, H') or (H', T, W).
 
     Attributes:
-        input_index: the number of the text, from 0.
-        query_index: the number of the query, from 0.
-        layer: its number, from 0; of a mean or a rollout that of the last one in `layers`.
-        heads, layout, row_sum: as in `Attention`.
-        weights: as in `Attention`, without the axis of layers: (H', T, T), (T, H') or (H', T, W).
-        pattern: as in `Attention.patterns`; None where there is none.
-        reduced, special_token_mass, unit_ids: as in `Attention`, without the axis of layers.
-        layers: the layers that were put together; of a layer by itself, its number alone.
+        input_index: Index of the text.
+        query_index: Index of the query.
+        layer: The layer. For a mean over layers or a rollout, the last of `layers`.
+        pattern: Pattern for `band` and `blocks`, else None.
+        layers: The layer, or all layers that a mean or a rollout joins.
     """
 
     input_index: int
@@ -301,13 +312,13 @@ class AttentionPart:
     def __repr__(self) -> str:
         return (
             f"AttentionPart(input_index={self.input_index}, query_index={self.query_index}, "
-            f"layer={self.layer}, {_shown_data(self.weights, self.reduced)})"
+            f"layer={self.layer}, {_describe_data(self.weights, self.reduced)})"
         )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TokenizedText:
-    """All tokens of a text or pair, special tokens included, whatever the model's limit."""
+    """All tokens of a text or pair, including special tokens, without truncation."""
 
     tokens: tuple[Token, ...]
     exceeds_max_tokens: bool
@@ -316,30 +327,29 @@ class TokenizedText:
 
     def _repr_html_(self) -> str:
         """Show the tokens in a notebook."""
-        return _shown_tokens(self.tokens, repr(self))
+        return _tokens_html(self.tokens, repr(self))
 
     def __repr__(self) -> str:
-        words = [printable(token.text) for token in self.tokens[:_MAX_SHOWN_TOKENS]]
-        shown = " ".join([*words, "..."] if len(self.tokens) > len(words) else words)
-        parts = [f"{len(self.tokens)} tokens: {shown}"]
-        parts += ["more than the model takes"] if self.exceeds_max_tokens else []
-        return f"TokenizedText({', '.join(parts)}, {_shown_model(self.model, self.model_version)})"
+        words = [printable(token.text) for token in self.tokens[:_MAX_TOKENS]]
+        joined = " ".join([*words, "..."] if len(self.tokens) > len(words) else words)
+        parts = [f"{len(self.tokens)} tokens: {joined}"]
+        parts += ["exceeds max_tokens"] if self.exceeds_max_tokens else []
+        return f"TokenizedText({', '.join(parts)}, {_describe_model(self.model, self.model_version)})"
 
 
-def _shown_tokens(tokens: tuple[Token, ...], told: str) -> str:
-    """Return tokens as HTML, and a line below them."""
+def _tokens_html(tokens: tuple[Token, ...], caption: str) -> str:
     titles = [f"{place}: id {token.id}, {token.source}" for place, token in enumerate(tokens)]
     labels = [token.text for token in tokens]
-    return coloured_text.part(coloured_text.plain(labels, titles), coloured_text.line(told))
+    return colored_text.rows(colored_text.plain(labels, titles), colored_text.line(caption))
 
 
-def _shown(array: Array) -> str:
+def _describe(array: Array) -> str:
     return f"{array.dtype} {array.shape}"
 
 
-def _shown_data(weights: Array, reduced: ReducedData | None) -> str:
-    return _shown(weights) if reduced is None else repr(reduced)
+def _describe_data(weights: Array, reduced: ReducedData | None) -> str:
+    return _describe(weights) if reduced is None else repr(reduced)
 
 
-def _shown_model(name: str, version: str) -> str:
-    return f"model={name!r}, version={version[:_SHOWN_VERSION]!r}"
+def _describe_model(name: str, version: str) -> str:
+    return f"model={name!r}, version={version[:_VERSION_CHARS]!r}"

@@ -65,7 +65,7 @@ def connect(request: pytest.FixtureRequest) -> Call:
             return list(result) if isinstance(result, Generator) else result
 
         with Client(address, **options) as client:
-            client._session.spread = lambda: 0.0
+            client._session.jitter = lambda: 0.0
             yield call
 
     async def all_of(stream: AsyncIterator[Any]) -> list[Any]:
@@ -84,7 +84,7 @@ def connect(request: pytest.FixtureRequest) -> Call:
 
         with asyncio.Runner() as runner:
             client = runner.run(connected())
-            client._session.spread = lambda: 0.0
+            client._session.jitter = lambda: 0.0
             yield call
             runner.run(client.close())
 

@@ -21,7 +21,7 @@ from attnlens_client.arguments import (
     RoleName,
     ViewName,
 )
-from attnlens_client.core import enums, requests
+from attnlens_client.core import requests
 
 Call = Callable[..., Any]
 
@@ -53,36 +53,40 @@ class NAType:
 @pytest.mark.parametrize(
     ("texts", "options", "message"),
     [
-        ("It rained.", {}, "give a list of texts"),
+        ("It rained.", {}, "use a list of texts"),
         ([b"It rained."], {}, r"texts\[0\] is bytes"),
         (["a", 5], {}, r"texts\[1\] is int"),
-        ({"a": "It rained."}, {}, r"texts is a dict: give its values, for instance list\(texts.values\(\)\)"),
-        ({"a", "b"}, {}, r"texts is a set, which has no order: give a list, for instance sorted\(texts\)"),
+        ({"a": "It rained."}, {}, r"texts is a dict: use its values, such as list\(texts.values\(\)\)"),
+        ({"a", "b"}, {}, r"texts is a set, which has no order: use a list, such as sorted\(texts\)"),
         (frozenset("a"), {}, "texts is a frozenset"),
-        (DataFrame(), {}, r"texts is a DataFrame: give one of its columns, for instance df\['text'\]"),
-        (["a", None], {}, r"texts\[1\] is a missing value \(None\): leave it out, or give ''"),
+        (DataFrame(), {}, r"texts is a DataFrame: use one of its columns, such as df\['text'\]"),
+        (["a", None], {}, r"texts\[1\] is a missing value \(None\): remove it, or replace it by ''"),
         (["a", float("nan")], {}, r"texts\[1\] is a missing value \(nan\)"),
         (["a", np.float32("nan")], {}, r"texts\[1\] is a missing value \(.*nan"),
         (["a", NAType()], {}, r"texts\[1\] is a missing value \(<NA>\)"),
         (["a", 0.5], {}, r"texts\[1\] is float"),
         (["a", {101: 1}], {}, r"texts\[1\] is dict"),
         (["a", {101, 102}], {}, r"texts\[1\] is set"),
-        ([["it", "rained"]], {}, r"texts\[0\] has an entry that is no token id"),
-        (["\ud800"], {}, r"texts\[0\] can't be sent"),
-        ([[1 << 40]], {}, r"texts\[0\] can't be sent"),
-        (["a"], {"pooling": "median"}, "choose one of mean, cls, max, last_token, weighted_mean"),
-        (["a"], {"prompt": "a", "prompt_name": "b"}, "prompt_name and prompt are both given"),
-        (["a"], {"prompt": "\udcff"}, "prompt can't be sent"),
-        (["a"], {"prompt": b"query: "}, "prompt is bytes: give a str"),
-        (["a"], {"prompt_name": 5}, "prompt_name is int: give a str"),
+        ([["it", "rained"]], {}, r"texts\[0\] has .* not a token id"),
+        (["\ud800"], {}, r"texts\[0\] cannot be encoded"),
+        ([[1 << 40]], {}, r"texts\[0\] cannot be encoded"),
+        (["a"], {"pooling": "median"}, "use one of mean, cls, max, last_token, weighted_mean"),
+        (["a"], {"prompt": "a", "prompt_name": "b"}, "prompt_name and prompt are both set"),
+        (["a"], {"prompt": "\udcff"}, "prompt cannot be encoded"),
+        (["a"], {"prompt": b"query: "}, "prompt is bytes: use a str"),
+        (["a"], {"prompt_name": 5}, "prompt_name is int: use a str"),
         (["a"], {"dimensions": 0}, "dimensions is 0"),
         (["a"], {"dimensions": 1 << 40}, "dimensions is 1099511627776"),
-        (["a"], {"dimensions": "3"}, "dimensions is '3': give a whole number"),
-        (["a"], {"dimensions": 2.5}, "dimensions is 2.5: give a whole number"),
-        (["a"], {"normalize": "yes"}, "normalize is 'yes': give True, False, or None for the model's own"),
-        (["a"], {"normalize": 1}, "normalize is 1: give True, False"),
-        (["a"], {"dtype": "int8"}, "choose one of float32, float16"),
-        (["a"], {"dtype": "bogus"}, "dtype is 'bogus': choose one of float32, float16"),
+        (["a"], {"dimensions": "3"}, "dimensions is '3': use an integer"),
+        (["a"], {"dimensions": 2.5}, "dimensions is 2.5: use an integer"),
+        (
+            ["a"],
+            {"normalize": "yes"},
+            "normalize is 'yes': use True, False, or None for the default of the model",
+        ),
+        (["a"], {"normalize": 1}, "normalize is 1: use True, False"),
+        (["a"], {"dtype": "int8"}, "use one of float32, float16"),
+        (["a"], {"dtype": "bogus"}, "dtype is 'bogus': use one of float32, float16"),
     ],
 )
 def test_a_wrong_argument_is_named_before_anything_is_sent(
@@ -100,22 +104,22 @@ def test_numbers_of_every_method_are_whole() -> None:
         wrong: Any
         for name in ("batch_size", "in_flight"):
             for wrong in ("3", 2.5):
-                with pytest.raises(TypeError, match=f"^{name} is {wrong!r}: give a whole number"):
+                with pytest.raises(TypeError, match=f"^{name} is {wrong!r}: use an integer"):
                     client.embed_iter(["a"], **{name: wrong})
-        with pytest.raises(TypeError, match=r"^dimensions is '3': give a whole number"):
+        with pytest.raises(TypeError, match=r"^dimensions is '3': use an integer"):
             client.explain(["a"], dimensions="3")  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match=r"^dimensions is 2\.5: give a whole number"):
+        with pytest.raises(TypeError, match=r"^dimensions is 2\.5: use an integer"):
             client.compare("a", "b", dimensions=2.5)  # type: ignore[arg-type]
 
 
 def test_asking_encode_for_nothing_is_a_mistake() -> None:
     with Client("127.0.0.1:1", max_attempts=1) as client:
         for method in (client.encode, client.encode_stream, client.encode_stream_parts):
-            with pytest.raises(ValueError, match="for tokens alone use tokenize"):
+            with pytest.raises(ValueError, match="use tokenize for tokens alone"):
                 method(["a"], last_hidden_state=False)
-            with pytest.raises(TypeError, match="give an AttentionQuery, a list of them, or None"):
+            with pytest.raises(TypeError, match="use an AttentionQuery, a list of them, or None"):
                 method(["a"], attention=[0])  # type: ignore[list-item]
-            with pytest.raises(TypeError, match="give an AttentionQuery, a list of them, or None"):
+            with pytest.raises(TypeError, match="use an AttentionQuery, a list of them, or None"):
                 method(["a"], attention="full")  # type: ignore[arg-type]
 
 
@@ -157,14 +161,14 @@ def test_a_text_is_a_str_a_pair_or_ids() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (("a",), "no token id, 'a': for a pair of texts give a tuple"),
-        (("a", "b", "c"), "no token id, 'a': for a pair of texts give a tuple"),
-        (["a", "b"], "no token id, 'a': for a pair of texts give a tuple"),
-        (("a", 5), "no token id, 'a'"),
-        ((5, "a"), "no token id, 'a'"),
-        (("a", "\ud800"), "can't be sent"),
-        (TokenIds([1.5]), "no token id"),  # type: ignore[list-item]
-        (TokenIds([1], ["a"]), "no token id"),  # type: ignore[list-item]
+        (("a",), "'a', which is not a token id: for a pair of texts use a tuple"),
+        (("a", "b", "c"), "'a', which is not a token id: for a pair of texts use a tuple"),
+        (["a", "b"], "'a', which is not a token id: for a pair of texts use a tuple"),
+        (("a", 5), "'a', which is not a token id"),
+        ((5, "a"), "'a', which is not a token id"),
+        (("a", "\ud800"), "cannot be encoded"),
+        (TokenIds([1.5]), "(invalid token id|not a token id)"),  # type: ignore[list-item]
+        (TokenIds([1], ["a"]), "(invalid token id|not a token id)"),  # type: ignore[list-item]
     ],
 )
 def test_what_is_neither_is_named(text: Any, message: str) -> None:
@@ -196,22 +200,22 @@ def test_layer_and_head_zero_alone_are_no_request_for_all(chosen: Any) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("view", "mean"), ("role", "last_hidden_state"), ("view", None)])
 def test_a_query_has_known_names(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"{name} is {value!r}: choose one of"):
+    with pytest.raises(ValueError, match=f"{name} is {value!r}: use one of"):
         AttentionQuery(**{name: value})
 
 
 def test_the_names_are_those_of_the_protocol() -> None:
-    assert set(get_args(ViewName)) == set(enums.values(pb.AttentionView.DESCRIPTOR))
-    assert set(get_args(PoolingName)) == set(enums.values(Pooling.DESCRIPTOR))
+    assert set(get_args(ViewName)) == set(requests.values(pb.AttentionView.DESCRIPTOR))
+    assert set(get_args(PoolingName)) == set(requests.values(Pooling.DESCRIPTOR))
     of_contributions = {"embedding", "token_contributions", "baseline", "head_contributions"}
     not_of_layers = {"last_hidden_state"} | of_contributions
-    assert set(get_args(RoleName)) == set(enums.values(OutputRole.DESCRIPTOR)) - not_of_layers
+    assert set(get_args(RoleName)) == set(requests.values(OutputRole.DESCRIPTOR)) - not_of_layers
     for names, enum in (
         (ExplainMethodName, explanation_pb2.ExplainMethod),
         (ExplainLevelName, explanation_pb2.ExplainLevel),
         (PairMatrixName, explanation_pb2.PairMatrix),
     ):
-        assert set(get_args(names)) == set(enums.values(enum.DESCRIPTOR))
+        assert set(get_args(names)) == set(requests.values(enum.DESCRIPTOR))
 
 
 @pytest.mark.parametrize(
@@ -268,10 +272,10 @@ def test_a_misspelt_argument_is_named(connect: Call) -> None:
         (Client, ["a:1"], {"zzz": 3}, r"^Client\(\) has no argument 'zzz': it has address, timeout_s, cred"),
         (Client, [], {}, r"^Client\(\) missing a required argument: 'address'"),
         (Client, ["a:1", 3], {}, r"^Client\(\) too many positional arguments"),
-        (Client, ["a:1"], {"batch_size": 1.5}, r"^batch_size is 1\.5: give a whole number"),
-        (Client, ["a:1"], {"timeout_s": "3"}, "^timeout_s is '3': give a number of seconds, or None for no"),
-        (Client, [53170], {}, "^address is 53170: give a str, HOST:PORT or unix:PATH"),
-        (AsyncClient, [None], {}, "^address is None: give a str, HOST:PORT or unix:PATH"),
+        (Client, ["a:1"], {"batch_size": 1.5}, r"^batch_size is 1\.5: use an integer"),
+        (Client, ["a:1"], {"timeout_s": "3"}, "^timeout_s is '3': use a number of seconds, or None for no"),
+        (Client, [53170], {}, "^address is 53170: use a str, HOST:PORT or unix:PATH"),
+        (AsyncClient, [None], {}, "^address is None: use a str, HOST:PORT or unix:PATH"),
         (AttentionQuery, [], {"layer": 3}, r"^AttentionQuery\(\) .* 'layer': did you mean 'layers'\?"),
         (
             AttentionReduction,

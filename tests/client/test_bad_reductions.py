@@ -21,7 +21,7 @@ from attnlens_client import (
     TopK,
 )
 from attnlens_client.core.attention import QueryReader
-from attnlens_client.core.checks import Agreed
+from attnlens_client.core.checks import Consistency
 from attnlens_client.results import Attention, Token
 from reduction_reference import random_maps
 
@@ -78,7 +78,7 @@ def _fill(tensor: Tensor, arrays: list[Any], data_type: DataType.ValueType) -> N
 
 
 def read(reduction: AttentionReduction, message: pb.AttentionResult) -> Attention:
-    reader = QueryReader(0, AttentionQuery(reduction=reduction), FLOAT32, Agreed())
+    reader = QueryReader(0, AttentionQuery(reduction=reduction), FLOAT32, Consistency())
     return reader.read(0, TOKENS, message)
 
 
@@ -110,48 +110,48 @@ def leave_out_reduction(it: pb.AttentionResult) -> None:
 
 BAD: dict[str, tuple[AttentionReduction, Change, str]] = {
     "the full maps of an older server": (
-        TOP, leave_out_reduction, "is dense instead of top_k: a server of an older",
+        TOP, leave_out_reduction, "is dense, expected top_k: the server may be too old",
     ),
     "all layers by themselves": (
-        AttentionReduction(layers="mean"), leave_out_reduction, "instead of",
+        AttentionReduction(layers="mean"), leave_out_reduction, ", expected",
     ),
-    "all rows": (AttentionReduction(rows=[1]), leave_out_reduction, "instead of"),
+    "all rows": (AttentionReduction(rows=[1]), leave_out_reduction, ", expected"),
     "tokens for words": (
-        AttentionReduction(level="words"), leave_out_reduction, "units in .* not those",
+        AttentionReduction(level="words"), leave_out_reduction, "unit ids in .* do not match",
     ),
-    "units unasked": (TOP, lambda it: it.unit_ids.extend(range(5)), "units in .* not those"),
-    "other units": (DROP, lambda it: it.unit_ids.__setitem__(1, 1), "units in .* not those"),
+    "units unasked": (TOP, lambda it: it.unit_ids.extend(range(5)), "unit ids in .* do not match"),
+    "other units": (DROP, lambda it: it.unit_ids.__setitem__(1, 1), "unit ids in .* do not match"),
     "no special token mass": (DROP, lambda it: it.ClearField("special_token_mass"), "kept or dropped"),
     "special token mass unasked": (TOP, lambda it: it.special_token_mass.shape.append(1), "kept or dropped"),
     "special token mass of other rows": (
-        DROP, lambda it: it.special_token_mass.shape.append(1), "special token mass in",
+        DROP, lambda it: it.special_token_mass.shape.append(1), "special token mass of",
     ),
-    "a mass that is no number": (DROP, lambda it: put(it.special_token_mass, 0, np.nan), "no finite number"),
-    "weights that are no numbers": (DROP, lambda it: put(it.dense, 0, np.inf), "no finite number"),
+    "a mass that is no number": (DROP, lambda it: put(it.special_token_mass, 0, np.nan), "not finite"),
+    "weights that are no numbers": (DROP, lambda it: put(it.dense, 0, np.inf), "not finite"),
     "levels in fp32": (LEVELS, lambda it: setattr(it.sqrt_uint8, "data_type", 1), "of float32 do not fill"),
-    "a column too many": (TOP, lambda it: put(it.top_k.indices, 0, 5), "names others"),
-    "a column below 0": (TOP, lambda it: put(it.top_k.indices, 0, -1), "names others"),
+    "a column too many": (TOP, lambda it: put(it.top_k.indices, 0, 5), "indices out of range"),
+    "a column below 0": (TOP, lambda it: put(it.top_k.indices, 0, -1), "indices out of range"),
     "a column twice": (
-        TOP, lambda it: put(it.top_k.indices, 0, from_tensor(it.top_k.indices)[0, 0, 0, 1]), "twice",
+        TOP, lambda it: put(it.top_k.indices, 0, from_tensor(it.top_k.indices)[0, 0, 0, 1]), "repeated",
     ),
     "not in descending order": (TOP, lambda it: put(it.top_k.values, 1, 2), "not in descending order"),
     "a remaining mass of other rows": (
-        TOP, lambda it: it.top_k.remaining_mass.shape.append(1), "remaining mass in",
+        TOP, lambda it: it.top_k.remaining_mass.shape.append(1), "remaining mass of",
     ),
     "a remaining mass that is no number": (
-        TOP, lambda it: put(it.top_k.remaining_mass, 0, np.nan), "no finite number",
+        TOP, lambda it: put(it.top_k.remaining_mass, 0, np.nan), "not finite",
     ),
-    "rows that do not start at 0": (ROWS, lambda it: put(it.sparse.indptr, 0, 1), "row starts in"),
-    "rows that go back": (ROWS, lambda it: put(it.sparse.indptr, 1, 99), "row starts in"),
-    "rows that end early": (ROWS, lambda it: put(it.sparse.indptr, -1, 3), "row starts in"),
-    "a row start too few": (ROWS, lambda it: it.sparse.indptr.shape.__setitem__(0, 20), "row starts in"),
-    "an entry of no column": (ROWS, lambda it: put(it.sparse.indices, 0, 5), "names others"),
+    "rows that do not start at 0": (ROWS, lambda it: put(it.sparse.indptr, 0, 1), "indptr of"),
+    "rows that go back": (ROWS, lambda it: put(it.sparse.indptr, 1, 99), "indptr of"),
+    "rows that end early": (ROWS, lambda it: put(it.sparse.indptr, -1, 3), "indptr of"),
+    "a row start too few": (ROWS, lambda it: it.sparse.indptr.shape.__setitem__(0, 20), "indptr of"),
+    "an entry of no column": (ROWS, lambda it: put(it.sparse.indices, 0, 5), "indices out of range"),
     "entries out of order": (
         ROWS, lambda it: put(it.sparse.indices, 1, from_tensor(it.sparse.indices)[0]), "ascending order",
     ),
-    "a value too few": (ROWS, lambda it: it.sparse.values.shape.__setitem__(0, 1), "values in"),
-    "an entry that is no number": (ROWS, lambda it: put(it.sparse.values, 0, np.inf), "no finite number"),
-    "kept mass of other rows": (ROWS, lambda it: it.sparse.kept_mass.shape.append(1), "kept mass in"),
+    "a value too few": (ROWS, lambda it: it.sparse.values.shape.__setitem__(0, 1), "values of"),
+    "an entry that is no number": (ROWS, lambda it: put(it.sparse.values, 0, np.inf), "not finite"),
+    "kept mass of other rows": (ROWS, lambda it: it.sparse.kept_mass.shape.append(1), "kept mass of"),
     "no statistics": (RECEIVED, lambda it: it.statistics.ClearField("received"), "other statistics"),
     "statistics unasked": (RECEIVED, lambda it: it.statistics.entropy.SetInParent(), "other statistics"),
     "statistics of other tokens": (RECEIVED, lambda it: it.statistics.received.shape.append(1), "received"),
@@ -166,11 +166,11 @@ def test_what_was_asked_for_is_read(reduction: AttentionReduction) -> None:
         np.testing.assert_array_equal(attention.weights[0], first.data)
         assert attention.dense().shape == attention.weights.shape
     else:
-        with pytest.raises(ValueError, match="not all weights are there, see"):
+        with pytest.raises(ValueError, match="has no dense weights: see"):
             attention.dense()
     for name in {"top_k", "sparse", "statistics"} - {attention.layout}:
         with pytest.raises(
-            ValueError, match=rf"the layout is {attention.layout}: ask for AttentionReduction\(form="
+            ValueError, match=rf"the layout is {attention.layout}: request AttentionReduction\(form="
         ):
             getattr(attention, name)
 
@@ -203,5 +203,5 @@ def test_rows_are_whole_numbers_and_a_rollout_is_of_the_mean() -> None:
     with pytest.raises(TypeError):
         AttentionReduction(rows=[0.5])  # type: ignore[list-item]
     assert AttentionQuery(reduction=AttentionReduction(layers="rollout")).view == "head_mean"
-    with pytest.raises(ValueError, match="leave the view out"):
+    with pytest.raises(ValueError, match="omit the view"):
         AttentionQuery(view="dense", reduction=AttentionReduction(layers="rollout"))

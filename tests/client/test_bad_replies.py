@@ -34,29 +34,29 @@ def _shape(*shape: int) -> Change:
 
 
 EMBED: dict[str, tuple[Change, str]] = {
-    "too few rows": (lambda reply: _rows(reply, 2), r"shape \(2, 4\) instead of \(3, any\)"),
-    "too many rows": (lambda reply: _rows(reply, 4), r"shape \(4, 4\) instead of \(3, any\)"),
-    "no rows": (lambda reply: _rows(reply, 0), r"shape \(0, 4\) instead of \(3, any\)"),
-    "no tensor": (lambda reply: reply.ClearField("embeddings"), r"shape \(\) instead of"),
-    "an axis too many": (_shape(3, 2, 2), r"shape \(3, 2, 2\) instead of"),
+    "too few rows": (lambda reply: _rows(reply, 2), r"shape \(2, 4\), expected \(3, any\)"),
+    "too many rows": (lambda reply: _rows(reply, 4), r"shape \(4, 4\), expected \(3, any\)"),
+    "no rows": (lambda reply: _rows(reply, 0), r"shape \(0, 4\), expected \(3, any\)"),
+    "no tensor": (lambda reply: reply.ClearField("embeddings"), r"shape \(\), expected"),
+    "an axis too many": (_shape(3, 2, 2), r"shape \(3, 2, 2\), expected"),
     "a negative width": (_shape(3, -1), r"do not fill the shape \(3, -1\)"),
     "a huge width": (_shape(3, 2**62), "do not fill the shape"),
-    "many axes": (_shape(*[2**62] * 100_000), "instead of"),
+    "many axes": (_shape(*[2**62] * 100_000), ", expected"),
     "bytes missing": (lambda reply: setattr(reply.embeddings, "data", b"1234"), "4 bytes of float32 do not"),
-    "fp16": (_fp16, "float16 instead of float32"),
-    "another type": (lambda reply: setattr(reply.embeddings, "data_type", 3), "int32 instead of float32"),
+    "fp16": (_fp16, "float16, expected float32"),
+    "another type": (lambda reply: setattr(reply.embeddings, "data_type", 3), "int32, expected float32"),
     "a type of the future": (lambda reply: setattr(reply.embeddings, "data_type", 99), "data type 99"),
-    "not a number": (lambda reply: put(reply.embeddings, 9, np.nan), r"texts\[2\] .*no finite"),
-    "infinity": (lambda reply: put(reply.embeddings, 5, -np.inf), r"texts\[1\] .*no finite"),
-    "a usage missing": (lambda reply: reply.usages.pop(), "2 instead of 3 usages"),
-    "a usage too many": (lambda reply: reply.usages.add(), "4 instead of 3 usages"),
+    "not a number": (lambda reply: put(reply.embeddings, 9, np.nan), r"texts\[2\] .*not finite"),
+    "infinity": (lambda reply: put(reply.embeddings, 5, -np.inf), r"texts\[1\] .*not finite"),
+    "a usage missing": (lambda reply: reply.usages.pop(), "2 usages.*, expected 3"),
+    "a usage too many": (lambda reply: reply.usages.add(), "4 usages.*, expected 3"),
     "more tokens than there are": (lambda reply: setattr(reply.usages[1], "num_tokens", 2), r"texts\[1\]"),
-    "a negative count": (lambda reply: setattr(reply.usages[1], "num_tokens", -1), r"texts\[1\] can't have"),
+    "a negative count": (lambda reply: setattr(reply.usages[1], "num_tokens", -1), "has inconsistent"),
     "truncated unasked": (
         lambda reply: reply.usages[1].MergeFrom(pb.Usage(num_tokens_total=9, truncated=True)),
-        r"texts\[1\] was truncated, which was not asked for",
+        r"texts\[1\] was truncated without a request",
     ),
-    "another model": (lambda reply: setattr(reply, "model", "b"), "model of .* is 'b' instead of 'scripted'"),
+    "another model": (lambda reply: setattr(reply, "model", "b"), "model of .* is 'b', expected 'scripted'"),
 }  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_vectors_are_not_believed(
     server.change = only(pb.EmbedResponse, change)
     with connect(server.address) as call, pytest.raises(BadReplyError, match=message) as caught:
         call("embed", ["a", "bb", "ccc"], model="scripted")
-    assert str(caught.value).startswith("the reply is wrong: ")
+    assert str(caught.value).startswith("invalid reply: ")
     assert len(str(caught.value)) < 600
     assert isinstance(caught.value, ServerError)
     server.change = lambda _: None
@@ -82,7 +82,7 @@ def test_the_width_is_the_one_asked_for(server: ScriptedServer, connect: Call) -
     )
     with connect(server.address) as call:
         assert call("embed", ["a"]).shape == (1, 3)
-        with pytest.raises(BadReplyError, match=r"width of .* is 3 instead of 2"):
+        with pytest.raises(BadReplyError, match=r"width of .* is 3, expected 2"):
             call("embed", ["a"], dimensions=2)
 
 
@@ -106,26 +106,26 @@ def test_the_calls_of_one_method_agree(
     with (
         connect(server.address, batch_size=1, max_in_flight=1) as call,
         pytest.raises(
-            BadReplyError, match=rf"{what} of texts\[1:2\] is {values[1]!r} instead of {values[0]!r}"
+            BadReplyError, match=rf"{what} of texts\[1:2\] is {values[1]!r}, expected {values[0]!r}"
         ),
     ):
         call("embed", ["a", "b"])
 
 
 HIDDEN: dict[str, tuple[dict[str, Any], Change, str]] = {
-    "a token missing": ({}, lambda text: text.tokens.pop(), r"texts\[1\] has 2 instead of 3 tokens"),
-    "no hidden states": ({}, lambda text: text.ClearField("last_hidden_state"), "without token vectors"),
+    "a token missing": ({}, lambda text: text.tokens.pop(), r"texts\[1\] has 2 tokens.*, expected 3"),
+    "no hidden states": ({}, lambda text: text.ClearField("last_hidden_state"), "has no token vectors"),
     "hidden states unasked": (
         {"last_hidden_state": False},
         lambda text: text.last_hidden_state.SetInParent(),
-        "with token vectors",
+        "unrequested token vectors",
     ),
     "another width": (
         {},
         lambda text: text.last_hidden_state.CopyFrom(Tensor(data_type=FLOAT32, shape=[3, 5], data=bytes(60))),
-        r"width of texts\[1\] is 5 instead of 4",
+        r"width of texts\[1\] is 5, expected 4",
     ),
-    "a row missing": ({}, lambda text: text.last_hidden_state.shape.__setitem__(0, 2), r"\(2, 4\) instead"),
+    "a row missing": ({}, lambda text: text.last_hidden_state.shape.__setitem__(0, 2), r"\(2, 4\), expected"),
     "hidden states not finite": (
         {},
         lambda text: put(text.last_hidden_state, 0, np.nan),
@@ -157,8 +157,8 @@ def test_token_vectors_are_not_believed(
 
 def test_tokens_and_models_are_not_believed(server: ScriptedServer, connect: Call) -> None:
     changes: list[tuple[type[Any], Change, tuple[Any, ...], str]] = [
-        (pb.TokenizeResponse, lambda reply: reply.results.pop(), ("tokenize", ["a", "b"]), "1 instead of 2"),
-        (pb.EncodeResponse, lambda reply: reply.results.add(), ("encode", ["a", "b"]), "3 instead of 2"),
+        (pb.TokenizeResponse, lambda reply: reply.results.pop(), ("tokenize", ["a", "b"]), "1 results .* 2"),
+        (pb.EncodeResponse, lambda reply: reply.results.add(), ("encode", ["a", "b"]), "3 results .* 2"),
         (pb.GetModelResponse, lambda reply: reply.ClearField("model"), ("get_model",), "hidden_size"),
         (
             pb.GetModelResponse,
@@ -185,10 +185,10 @@ def test_tokens_and_models_are_not_believed(server: ScriptedServer, connect: Cal
             with pytest.raises(BadReplyError, match=message):
                 call(*asked)
         server.change = lambda _: None
-        with pytest.raises(BadReplyError, match="the model is 'scripted' instead of 'other'"):
+        with pytest.raises(BadReplyError, match="the model is 'scripted', expected 'other'"):
             call("get_model", "other")
         for method in ("tokenize", "encode", "encode_stream"):
-            with pytest.raises(BadReplyError, match="'scripted' instead of 'other'"):
+            with pytest.raises(BadReplyError, match="'scripted', expected 'other'"):
                 call(method, ["a"], model="other")
 
 
@@ -222,12 +222,12 @@ def test_offsets_of_tokens_are_within_the_text(
     server.change = lambda reply: change(reply) if not isinstance(reply, pb.GetModelResponse) else None
     with connect(server.address) as call:
         for method in ("tokenize", "encode", "encode_stream", "explain"):
-            with pytest.raises(BadReplyError, match=r"texts\[1\] has a token at characters .* out of range"):
+            with pytest.raises(BadReplyError, match=r"texts\[1\] has a token with offsets out of range"):
                 call(method, texts)
 
 
 def test_bytes_that_are_no_message_are_a_bad_reply(connect: Call, garbled_server: str) -> None:
     with connect(garbled_server) as call:
         for method in ("embed", "encode", "encode_stream", "tokenize"):
-            with pytest.raises(BadReplyError, match="its bytes are no message"):
+            with pytest.raises(BadReplyError, match="not a message of the expected type"):
                 call(method, ["a"])

@@ -19,7 +19,7 @@ from attnlens_client import (
     OverloadedError,
     UnavailableError,
 )
-from attnlens_client.core.session import Attempts
+from attnlens_client.core.calls import Attempts
 from scripted import ScriptedServer, fails, refuse, vectors
 
 SOON_S = 20.0
@@ -56,7 +56,7 @@ def test_a_server_that_goes_away_is_awaited_once_it_has_answered(
         assert waits.acquire(timeout=SOON_S)  # gRPC's own attempts are over
         server.start()
 
-    monkeypatch.setattr("attnlens_client.core.methods.Attempts", Noted)
+    monkeypatch.setattr("attnlens_client.core.calls.Attempts", Noted)
     with connect(server.address, max_attempts=2) as call:
         call("embed", ["a"])
         server.stop()

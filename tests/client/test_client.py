@@ -93,14 +93,14 @@ def test_several_views_of_one_run_come_in_their_order(client: Client, outputs: O
         assert np.abs(mean.weights - weights.mean(axis=1, keepdims=True)).max() <= 1e-5
         assert np.abs(one.weights - weights[[2]][:, [0]]).max() <= 1e-5
         assert (mean.query, one.query) == tuple(queries)
-        with pytest.raises(ValueError, match="there are 2 results"):
+        with pytest.raises(ValueError, match="there are 2 queries"):
             _ = result.weights
 
 
 def test_a_last_hidden_state_alone_comes_without_attention(client: Client) -> None:
     [result] = client.encode([SENTENCE])
     assert result.attention == ()
-    with pytest.raises(ValueError, match="there are 0 results"):
+    with pytest.raises(ValueError, match="there are 0 queries"):
         _ = result.weights
 
 
@@ -117,7 +117,7 @@ def test_results_tell_the_model_and_its_version(client: Client) -> None:
     assert repr(embeddings) == f"Embeddings(float32 (1, 384), {version})"
     shape = (encoded.num_tokens, 384)
     assert repr(encoded) == f"EncodedText({shape[0]} tokens, last_hidden_state float32 {shape}, {version})"
-    sizes = "ready, bert, 6 layers, 12 heads, 384 wide"
+    sizes = "ready, bert, 6 layers, 12 heads, hidden size 384"
     assert repr(model) == f"ModelInfo({model.name!r}, version={model.version[:12]!r}, {sizes})"
 
 

@@ -88,5 +88,5 @@ def test_a_missing_value_is_named_with_its_row(column: Any) -> None:
 
 @pytest.mark.parametrize("table", [Table(), Dataset()])
 def test_a_table_is_refused_with_the_remedy(table: Any) -> None:
-    with pytest.raises(TypeError, match=r"give one of its columns, for instance df\['text'\]"):
+    with pytest.raises(TypeError, match=r"use one of its columns, such as df\['text'\]"):
         requests.inputs(table)

@@ -88,7 +88,7 @@ def test_a_text_that_is_wrong_has_its_own_number(server: ScriptedServer, connect
         with pytest.raises(TypeError, match="texts is one str"):
             call("embed_iter", "a")
         for name in ("batch_size", "in_flight"):
-            with pytest.raises(ValueError, match=f"{name} is 0: give 1 or more"):
+            with pytest.raises(ValueError, match=f"{name} is 0: use 1 or more"):
                 call("embed_iter", ["a"], **{name: 0})
 
     def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
@@ -112,7 +112,7 @@ def test_a_model_that_is_replaced_on_the_way_is_noticed(server: ScriptedServer, 
     server.embed = embed
     with (
         connect(server.address) as call,
-        pytest.raises(BadReplyError, match=r"version of texts\[2:3\] is 'another' instead of '1a2b'"),
+        pytest.raises(BadReplyError, match=r"version of texts\[2:3\] is 'another', expected '1a2b'"),
     ):
         call("embed_iter", ["a"] * 3, batch_size=1, in_flight=1)
 
@@ -127,7 +127,7 @@ def test_progress_tells_how_many_texts_are_done(server: ScriptedServer, connect:
         call("embed", ["a"] * 5, progress=tell)
         call("embed_iter", ["a"] * 3, progress=tell)
         call("embed_iter", iter(["a"]), progress=tell)
-        with pytest.raises(TypeError, match="progress is 5: give True, False or a function"):
+        with pytest.raises(TypeError, match="progress is 5: use True, False or a function"):
             call("embed", ["a"], progress=5)
     assert told == [(0, 5), (2, 5), (4, 5), (5, 5), (0, 3), (2, 3), (3, 3), (0, None), (1, None)]
 
@@ -174,7 +174,9 @@ async def test_an_asynchronous_iterable_is_refused_with_the_remedy(server: Scrip
         yield "a"
 
     async with AsyncClient(server.address) as client:
-        with pytest.raises(TypeError, match=r"asynchronous: give a list, \[text async for text in texts\]"):
+        with pytest.raises(
+            TypeError, match=r"asynchronous: use a list, such as \[text async for text in texts\]"
+        ):
             client.embed_iter(texts())
 
 

@@ -22,8 +22,8 @@ from attnlens_client import (
     TokenIds,
 )
 from attnlens_client.arguments import PairMatrixName
-from attnlens_client.core.explanations import plans
-from attnlens_client.core.explanations.replies import ExplanationReader
+from attnlens_client.core import plans
+from attnlens_client.core.explanations import ExplanationReader
 from scripted import ScriptedServer
 from served import ServerProcess
 
@@ -78,9 +78,9 @@ def test_words_methods_and_heads_come_as_asked_for(minilm_server: ServerProcess,
         assert np.isnan(text.by("leave_one_out").values[[0, 3]]).all()
         assert text.head_contributions.shape == (6, 12)
         assert text.top(1, "leave_one_out")[0][0] == "unbelievably"
-        with pytest.raises(ValueError, match=r"there are 3 methods, not one: take `by\(METHOD\)"):
+        with pytest.raises(ValueError, match=r"there are 3 methods: use `by\(METHOD\)"):
             _ = text.values
-        with pytest.raises(KeyError, match="output_share: there are rollout"):
+        with pytest.raises(KeyError, match="output_share: use one of rollout"):
             text.by("output_share")
 
 
@@ -154,7 +154,7 @@ def test_calls_are_split_by_what_the_server_takes_and_tried_again(
         assert [len(text.tokens) for text in found] == [1, 2, 3, 2, 1]
         sent = [request for request in server.requests if isinstance(request, pb.ExplainRequest)]
         assert sorted(len(request.inputs) for request in sent) == [2, 3]
-        with pytest.raises(BadReplyError, match="explained by contributions instead of leave_one_out"):
+        with pytest.raises(BadReplyError, match="methods contributions, expected leave_one_out"):
             call("explain", ["a", "bb", "ccc", "dd", "e"], methods="leave_one_out")
         sent = [request for request in server.requests if isinstance(request, pb.ExplainRequest)]
         assert {len(request.inputs) for request in sent[2:]} <= {2, 3}  # as for other methods
@@ -172,17 +172,21 @@ def test_calls_are_split_by_what_the_server_takes_and_tried_again(
 # --- arguments ------------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "rather_than alone": ({"rather_than": "a"}, ValueError, "rather_than needs to"),
-    "two targets": ({"to": "a", "direction": [1.0]}, ValueError, "to and direction are both given"),
-    "a matrix": ({"direction": [[1.0]]}, ValueError, r"direction has the shape \(1, 1\): give one vector"),
-    "words for a direction": ({"direction": "up"}, TypeError, "direction is str: give a vector of numbers"),
-    "no text": ({"to": 7}, TypeError, "to is int: give a str"),
-    "no method": ({"methods": []}, ValueError, r"methods is \[\]: give each method once"),
-    "a method twice": ({"methods": ["rollout", "rollout"]}, ValueError, "give each method once"),
-    "an unknown method": ({"methods": "attention"}, ValueError, "methods is 'attention': choose one of"),
-    "an unknown level": ({"level": "letters"}, ValueError, "level is 'letters': choose one of tokens"),
-    "no dimensions": ({"dimensions": 0}, ValueError, "dimensions is 0: give 1 to"),
-    "two prompts": ({"prompt": "a", "prompt_name": "b"}, ValueError, "both given"),
+    "rather_than alone": ({"rather_than": "a"}, ValueError, "rather_than is set, but to is not"),
+    "two targets": ({"to": "a", "direction": [1.0]}, ValueError, "to and direction are both set"),
+    "a matrix": ({"direction": [[1.0]]}, ValueError, r"direction has the shape \(1, 1\): use a vector"),
+    "words for a direction": ({"direction": "up"}, TypeError, "direction is str: use a vector of numbers"),
+    "no text": ({"to": 7}, TypeError, "to is int: use a str"),
+    "no method": ({"methods": []}, ValueError, r"methods is \[\]: use at least one method, each once"),
+    "a method twice": (
+        {"methods": ["rollout", "rollout"]},
+        ValueError,
+        "use at least one method, each once",
+    ),
+    "an unknown method": ({"methods": "attention"}, ValueError, "methods is 'attention': use one of"),
+    "an unknown level": ({"level": "letters"}, ValueError, "level is 'letters': use one of tokens"),
+    "no dimensions": ({"dimensions": 0}, ValueError, "dimensions is 0: use 1 to"),
+    "two prompts": ({"prompt": "a", "prompt_name": "b"}, ValueError, "both set"),
 }
 
 
@@ -192,7 +196,7 @@ def test_a_wrong_argument_is_told_before_anything_is_sent(
 ) -> None:
     with pytest.raises(kind, match=message):
         plans.explain(["a"], **arguments)
-    with pytest.raises(ValueError, match="matrix is 'other': choose one of output, interaction, input"):
+    with pytest.raises(ValueError, match="matrix is 'other': use one of output, interaction, input"):
         plans.compare("a", "b", matrix="other")  # type: ignore[arg-type]
 
 
@@ -231,29 +235,35 @@ def shortened(text: pb.Explanation) -> None:
 
 
 CHANGES: dict[str, tuple[Change, str]] = {
-    "a score": (put(2, 0.5), "adds up to"),
-    "a score and the sum": (shifted, "adds up to"),
-    "a score is no number": (put(2, np.nan), "no finite number"),
-    "too few scores": (shortened, r"have the shape \(3,\) instead of \(16\)"),
+    "a score": (put(2, 0.5), "with the sum"),
+    "a score and the sum": (shifted, "with the sum"),
+    "a score is no number": (put(2, np.nan), "not finite"),
+    "too few scores": (shortened, r": shape \(3,\), expected \(16\)"),
     "no baseline": (
         lambda text: text.scores[0].ClearField("baseline"),
-        "without a baseline of contributions",
+        "no baseline of contributions",
     ),
-    "another baseline": (lambda text: setattr(text.scores[0], "baseline", 0.2), "adds up to"),
-    "another sum": (lambda text: setattr(text.scores[0], "sum", 1.1), "adds up to"),
-    "another target": (lambda text: setattr(text, "target_value", 0.9), "and the target is 0.9"),
-    "nothing is promised": (lambda text: text.scores[0].ClearField("expected_sum"), "and the target is 1.0"),
-    "a target that is no number": (lambda text: setattr(text, "target_value", np.inf), "has the target inf"),
+    "another baseline": (lambda text: setattr(text.scores[0], "baseline", 0.2), "with the sum"),
+    "another sum": (lambda text: setattr(text.scores[0], "sum", 1.1), "with the sum"),
+    "another target": (lambda text: setattr(text, "target_value", 0.9), "but the target value 0.9"),
+    "nothing is promised": (
+        lambda text: text.scores[0].ClearField("expected_sum"),
+        "but the target value 1.0",
+    ),
+    "a target that is no number": (
+        lambda text: setattr(text, "target_value", np.inf),
+        "has the target value inf",
+    ),
     "another method": (
         lambda text: setattr(text.scores[0], "method", EXPLAIN_METHOD_ROLLOUT),
-        "is explained by rollout instead of contributions",
+        "has the methods rollout, expected contributions",
     ),
-    "no scores": (lambda text: text.ClearField("scores"), "is explained by  instead of"),
-    "a token": (lambda text: text.tokens.pop(), "has 15 instead of 16 tokens"),
-    "words": (lambda text: text.unit_ids.extend([0] * 16), "comes with words"),
+    "no scores": (lambda text: text.ClearField("scores"), "has the methods , expected"),
+    "a token": (lambda text: text.tokens.pop(), "has 15 tokens.*, expected 16"),
+    "words": (lambda text: text.unit_ids.extend([0] * 16), "has unrequested words"),
     "heads": (
         lambda text: text.head_contributions.shape.extend([6, 12]),
-        "comes with contributions of heads",
+        "has unrequested contributions of heads",
     ),
     "faithfulness": (lambda text: setattr(text.scores[0], "faithfulness", 2.0), "with the rank correlation"),
 }
@@ -290,7 +300,7 @@ def test_words_must_begin_in_order(stub: EncoderServiceStub) -> None:
     swapped = {1: 2, 2: 1}
     words = reply.results[0].unit_ids
     words[:] = [swapped.get(word, word) for word in words]
-    with pytest.raises(BadReplyError, match="has the word 2 after 0, out of order"):
+    with pytest.raises(BadReplyError, match="has the word index 2 after 0, out of order"):
         read()
 
 
@@ -303,15 +313,15 @@ def cell(pair: pb.Comparison) -> None:
 PAIR_CHANGES: dict[str, tuple[Change, str]] = {
     "another similarity": (lambda pair: setattr(pair, "similarity", 0.5), "the similarity is 0.5"),
     "beyond 1": (lambda pair: setattr(pair, "similarity", 1.5), "the similarity is 1.5"),
-    "no matrix": (lambda pair: pair.ClearField("matrix"), "comes without a matrix"),
+    "no matrix": (lambda pair: pair.ClearField("matrix"), "has no matrix"),
     "a transposed matrix": (
         lambda pair: pair.matrix.shape.__setitem__(slice(None), [7, 9]),
-        r"have the shape \(7, 9\) instead of \(9, 7\)",
+        r": shape \(7, 9\), expected \(9, 7\)",
     ),
-    "a cell": (cell, "the matrix that adds up to"),
+    "a cell": (cell, "the matrix with the sum"),
     "sides in the wrong order": (
         lambda pair: pair.a.CopyFrom(pb.Explanation.FromString(pair.b.SerializeToString())),
-        r"texts\[0\] has a token at characters 17 to 27 .* out of range",
+        r"texts\[0\] has a token with offsets out of range: characters 17 to 27",
     ),
 }
 
@@ -328,16 +338,16 @@ def off_by(field: str) -> Change:
 
 
 INPUT_CHANGES: dict[str, tuple[Change, str]] = {
-    "a cell": (cell, "the matrix with its baselines that adds up to"),
-    "the row": (off_by("baseline_row"), "the matrix with its baselines that adds up to"),
-    "the column": (off_by("baseline_column"), "the matrix with its baselines that adds up to"),
-    "the corner": (lambda pair: setattr(pair, "baseline", 0.5), "the matrix with its baselines that adds"),
-    "no number": (lambda pair: setattr(pair, "baseline", np.nan), "no finite number"),
-    "no row": (lambda pair: pair.ClearField("baseline_row"), "comes without a baseline_row"),
-    "no corner": (lambda pair: pair.ClearField("baseline"), "comes without a baseline of the matrix"),
+    "a cell": (cell, "the matrix with its baselines with the sum"),
+    "the row": (off_by("baseline_row"), "the matrix with its baselines with the sum"),
+    "the column": (off_by("baseline_column"), "the matrix with its baselines with the sum"),
+    "the corner": (lambda pair: setattr(pair, "baseline", 0.5), "the matrix with its baselines with the sum"),
+    "no number": (lambda pair: setattr(pair, "baseline", np.nan), "not finite"),
+    "no row": (lambda pair: pair.ClearField("baseline_row"), "has no baseline_row"),
+    "no corner": (lambda pair: pair.ClearField("baseline"), "has no baseline of the matrix"),
     "a row for a column": (
         lambda pair: pair.baseline_column.CopyFrom(pair.baseline_row),
-        r"have the shape \(7,\) instead of \(9\)",
+        r": shape \(7,\), expected \(9\)",
     ),
 }
 
@@ -347,7 +357,7 @@ INPUT_CHANGES: dict[str, tuple[Change, str]] = {
     [
         *(("output", *each) for each in PAIR_CHANGES.values()),
         *(("input", *each) for each in INPUT_CHANGES.values()),
-        ("output", lambda pair: setattr(pair, "baseline", 0.0), "comes with a baseline of the matrix"),
+        ("output", lambda pair: setattr(pair, "baseline", 0.0), "has unrequested baseline of the matrix"),
     ],
     ids=[*PAIR_CHANGES, *(f"input: {name}" for name in INPUT_CHANGES), "a baseline of another matrix"],
 )

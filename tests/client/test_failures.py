@@ -69,7 +69,7 @@ def test_a_result_over_the_servers_limit_says_its_size_and_a_stream_brings_it(mi
         with pytest.raises(InvalidRequestError, match=r"texts\[0\] has 5000000 bytes.*65536"):
             client.embed(["word " * 1_000_000])
         most = client.get_model().limits.max_request_bytes
-        with pytest.raises(InvalidRequestError, match=rf"texts\[0\] makes a request of .* takes {most}:"):
+        with pytest.raises(InvalidRequestError, match=rf"texts\[0\] needs a request of .* limit is {most}:"):
             client.embed([[101] * most])
         with pytest.raises(InvalidRequestError, match="larger than max") as refused:  # gRPC's own words
             client.embed(["a"], model="x" * most)

@@ -140,7 +140,7 @@ def test_channel_options_of_the_caller_win() -> None:
     ],
 )
 def test_options_out_of_range_are_refused(name: str, value: float) -> None:
-    with pytest.raises((ValueError, TypeError), match=f"{name} is {value}: give"):
+    with pytest.raises((ValueError, TypeError), match=f"{name} is {value}: use"):
         Client("127.0.0.1:1", **{name: value})  # type: ignore[arg-type]
 
 
@@ -151,13 +151,13 @@ def test_options_out_of_range_are_refused(name: str, value: float) -> None:
      "local host:50051", "localhost:50051\n", "\udcff:50051", "unix:"],
 )  # fmt: skip
 def test_an_address_without_host_or_port_is_refused(address: str) -> None:
-    with pytest.raises(ValueError, match="give HOST:PORT, the port from 1 to 65535"):
+    with pytest.raises(ValueError, match="use HOST:PORT with a port from 1 to 65535"):
         Client(address)
 
 
 def test_a_path_that_is_too_long_for_a_socket_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"address has a path of 108 bytes.* use a relative path or a shorter"
+        ValueError, match=r"address has a path of 108 bytes.* use a relative or a shorter path"
     ):
         Client("unix:/" + 107 * "l")
 

@@ -83,7 +83,7 @@ def test_a_text_of_many_tokens_shows_the_first_ones() -> None:
     tokens = tuple(Token(number, f"t{number}", "text", 0, 1, 0, 1, number) for number in range(300))
     text = TokenizedText(tokens, exceeds_max_tokens=True, model="m", model_version="0123456789abcdef")
     assert repr(text) == (
-        "TokenizedText(300 tokens: t0 t1 t2 t3 t4 t5 t6 t7 t8 t9 t10 t11 ..., more than the model takes, "
+        "TokenizedText(300 tokens: t0 t1 t2 t3 t4 t5 t6 t7 t8 t9 t10 t11 ..., exceeds max_tokens, "
         "model='m', version='0123456789ab')"
     )
     hostile = TokenizedText(

@@ -77,7 +77,7 @@ def test_an_explanation_has_the_colours_of_its_scores(client: Client) -> None:
 def test_what_is_no_number_has_no_colour(client: Client) -> None:
     [text] = client.explain(["It rained."], methods="leave_one_out")
     first, *_, last = chips(text._repr_html_())
-    assert first["title"] == "[CLS]: no number"
+    assert first["title"] == "[CLS]: undefined"
     assert "background:none" in (first["style"] or "")
     assert "background:none" in (last["style"] or "")
 
@@ -136,5 +136,5 @@ def test_a_widget_without_anywidget_says_what_to_install(
 ) -> None:
     monkeypatch.delitem(sys.modules, "attnlens_viewer.widget", raising=False)
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    with pytest.raises(ImportError, match=r"a widget needs anywidget .* in a checkout .*'\.\[notebook\]'"):
+    with pytest.raises(ImportError, match=r"widgets require anywidget .*'\.\[notebook\]'.* in a checkout"):
         view(client, "It rained.")

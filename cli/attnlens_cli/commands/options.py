@@ -300,7 +300,7 @@ def text_failure(error: "AttnlensError", name: str) -> click.ClickException:
         )
     violations = (violation for violation in error.violations if violation.text_index is not None)
     description = next(violations).description
-    if " bytes" in description and "a text may have" in description:
+    if " bytes" in description and description.endswith("split the text"):
         description = f"{description} ({BYTE_LIMIT_REMEDY})"
     if isinstance(error, BadReplyError):
         return BadReplyFailure(f"invalid response: {name} {description}")

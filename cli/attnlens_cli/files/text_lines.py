@@ -131,7 +131,7 @@ def read_lines(
         line = raw.removesuffix(b"\n").removesuffix(b"\r")
         if limit and len(line) > limit:
             raise click.ClickException(
-                f"{where} has more than {limit} bytes, a text may have {max_text_bytes}: split it "
+                f"{where} has more than {limit} bytes, but the limit is {max_text_bytes}: split the text "
                 f"({BYTE_LIMIT_REMEDY})"
             )
         try:

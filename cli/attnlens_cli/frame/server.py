@@ -160,20 +160,20 @@ class ServerOptions:
             ) from error
 
     def _connection_failure(self, error: BaseException | None, *, answered: bool) -> str:
-        from attnlens_client.errors import Trouble, trouble_of  # noqa: PLC0415 - heavy
+        from attnlens_client.errors import ConnectionProblem, connection_problem  # noqa: PLC0415 - heavy
 
-        trouble, cause = trouble_of(error, answered=answered, uses_tls=self._uses_tls)
-        if trouble is Trouble.OTHER_TLS:
+        problem, cause = connection_problem(error, answered=answered, uses_tls=self._uses_tls)
+        if problem is ConnectionProblem.TLS_HANDSHAKE:
             return (
                 f"no TLS with {self.address}: check --tls-ca, --tls-cert and --tls-server-name, or "
                 f"omit all TLS options if the server does not use TLS ({cause})"
             )
-        if trouble is Trouble.OTHER_PROGRAM:
+        if problem is ConnectionProblem.OTHER_PROGRAM:
             remedy = "give another --address, or --tls if the server uses TLS"
             return f"the program at {self.address} is not an attnlens server: {remedy} ({cause})"
         where = f"--address {self.address}" if self.address.startswith("unix") else "--port PORT"
         remedy = f"start one with `attnlens serve DIR {where}`, or give another --address"
-        if trouble is Trouble.NO_SERVER_OR_TLS:
+        if problem is ConnectionProblem.NO_SERVER_OR_TLS:
             remedy += ", or --tls if the server uses TLS"
         return f"no server answers at {self.address}: {remedy} ({cause})"
 

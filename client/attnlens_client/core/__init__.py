@@ -1,5 +1,6 @@
-"""What the client does, without doing it: no connection, no thread, no clock that waits.
+"""Implementation of the client without I/O: no connections, threads or sleeping.
 
-A method of the client is a generator of steps (methods.py): it yields commands and is sent events
-(events.py). calls.py and async_calls.py carry the commands out, each in its own way.
+Each method is a generator of steps (`calls`) that yields commands and receives events (`events`). `plans`
+turns arguments into requests (`requests`, `splitting`) and replies into results (`replies`, `attention`,
+`streams`, `explanations`, `models`), and validates each reply (`checks`). The drivers execute the commands.
 """

@@ -1,7 +1,7 @@
-"""What the core tells a driver to do, and what the driver tells the core has happened.
+"""Commands from the core to a driver, and events from a driver to the core.
 
-A driver runs a generator of steps. It starts the calls that the generator asks for, waits when it is told
-to, hands items on to the caller, and cancels what still runs when the generator ends, in whatever way.
+A driver runs a generator of steps: it executes each command that the generator yields, sends events back,
+yields items to the caller, and cancels running calls when the generator ends or fails.
 """
 
 from collections.abc import Generator
@@ -19,14 +19,13 @@ Method: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a call. Nothing is sent back to the core.
+    """Start a call. The driver sends nothing back.
 
     Attributes:
-        call_id: what names the call in events. The core uses a number again when the call has ended.
-        method: the method of the service. A call of `EncodeStream` has many replies; no other call runs
-            beside it.
-        request: its message.
-        timeout_s: the seconds that are left for it. None: no deadline.
+        call_id: Identifier of the call in events. Retries reuse it.
+        method: Method of the service. `EncodeStream` has several replies and runs alone.
+        request: Request message.
+        timeout_s: Timeout in seconds, or None for no deadline.
     """
 
     call_id: int
@@ -37,26 +36,26 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Send the next event to the core, or None when `seconds` have passed without one. None: wait for one."""
+    """Wait for the next event, or for `seconds`. The driver sends the event, or None after a timeout."""
 
     seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End all calls that still run; nothing of them is sent to the core any more."""
+    """Cancel all running calls. The driver sends no further events of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item(Generic[_T]):
-    """Hand `value` to the caller. Nothing is sent back to the core."""
+    """Yield `value` to the caller. The driver sends nothing back."""
 
     value: _T
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A message has come. With it the call has ended, unless it is a stream."""
+    """A reply has arrived. The call has ended, unless it is a stream."""
 
     call_id: int
     message: Any
@@ -64,19 +63,19 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A stream has brought all its messages."""
+    """A stream has ended."""
 
     call_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The call has failed. `error` has `code()`, `details()` and `trailing_metadata()`, as of grpc.Call."""
+    """A call has failed. `error` has `code()`, `details()` and `trailing_metadata()` of grpc.Call."""
 
     call_id: int
     error: grpc.RpcError
 
 
 Event: TypeAlias = Reply | Ended | Failed
-# A method of the client that hands items of a type to its caller.
+# A method of the client that yields items of a type.
 Steps: TypeAlias = Generator[Start | Wait | Cancel | Item[_T], Event | None, None]

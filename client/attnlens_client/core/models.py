@@ -1,4 +1,4 @@
-"""Models: from messages to `ModelInfo`."""
+"""Conversion of `attnlens.v1.Model` to `ModelInfo`."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -9,8 +9,8 @@ from google.protobuf.message import Message
 from attnlens.v1 import explanation_pb2 as explanation
 from attnlens.v1 import manifest_pb2 as manifest
 from attnlens.v1 import model_pb2 as pb
-from attnlens_client.core.checks import wrong_reply
-from attnlens_client.core.enums import name_of
+from attnlens_client.core.checks import invalid_reply
+from attnlens_client.core.requests import name_of
 from attnlens_client.model_info import (
     Dense,
     EngineCheck,
@@ -29,25 +29,25 @@ _T = TypeVar("_T")
 
 
 def model(name: str, message: pb.Model) -> ModelInfo:
-    """Read the model that was asked for by `name`; "" is any.
+    """Validate and convert a requested model. An empty name matches any model.
 
     Raises:
-        BadReplyError: it is another one, or its sizes and limits can't be.
+        BadReplyError: The model has a different name, or invalid sizes or limits.
     """
     if name not in ("", message.name):
-        raise wrong_reply(f"the model is {message.name!r} instead of {name!r}")
+        raise invalid_reply(f"the model is {message.name!r}, expected {name!r}")
     info = model_info(message)
     for size in ("hidden_size", "num_layers", "num_heads", "embedding_size", "max_tokens"):
         if getattr(info, size) < 1:
-            raise wrong_reply(f"the {size} of the model {info.name!r} is {getattr(info, size)}")
+            raise invalid_reply(f"the {size} of the model {info.name!r} is {getattr(info, size)}")
     for limit in message.limits.DESCRIPTOR.fields:
         if getattr(message.limits, limit.name) < 0:
-            raise wrong_reply(f"the limit {limit.name} is {getattr(message.limits, limit.name)}")
+            raise invalid_reply(f"the limit {limit.name} is {getattr(message.limits, limit.name)}")
     return info
 
 
 def model_info(message: pb.Model) -> ModelInfo:
-    """Read one model, whatever it says."""
+    """Convert a model without validation."""
     sizes, parity = message.architecture, message.parity
     return ModelInfo(
         name=message.name,
@@ -100,9 +100,10 @@ def model_info(message: pb.Model) -> ModelInfo:
 
 
 def _long_context(message: manifest.LongContext) -> LongContext:
-    found = _read(LongContext, message)
-    is_set = message.HasField("hidden_states_error")
-    return found if is_set else dataclasses.replace(found, hidden_states_error=None)
+    long_context = _read(LongContext, message)
+    if message.HasField("hidden_states_error"):
+        return long_context
+    return dataclasses.replace(long_context, hidden_states_error=None)
 
 
 def _faithfulness(message: explanation.Faithfulness) -> Faithfulness:
@@ -146,11 +147,11 @@ def _all(kind: type[_T], messages: Iterable[Message]) -> tuple[_T, ...]:
 
 
 def _read(kind: type[_T], message: Message) -> _T:
-    """Return an object whose fields are those of the message with the same names; enums by their names."""
+    """Return a dataclass with the message fields of the same names. Enums become names."""
     fields = message.DESCRIPTOR.fields_by_name
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name in kind.__annotations__:
         value = getattr(message, name)
         enum: Any = fields[name].enum_type
-        given[name] = value if enum is None else name_of(enum, value)
-    return kind(**given)
+        values[name] = value if enum is None else name_of(enum, value)
+    return kind(**values)

@@ -1,57 +1,102 @@
-"""What a method will do: which calls carry its texts, and what becomes of their responses. Nothing is sent.
+"""Plans: the calls of each method, created from its arguments, and how to parse their replies."""
 
-Letters: N texts.
-"""
-
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, get_args
 
 import numpy as np
+import numpy.typing as npt
 
-from attnlens.tensors import numpy_dtype
+from attnlens.signatures import check_arguments
+from attnlens.tensors import numpy_dtype, to_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.explanation_pb2 import ExplainLevel, ExplainMethod, PairMatrix
+from attnlens.v1.tensor_pb2 import DataType, Tensor
 from attnlens_client.arguments import (
     AttentionQuery,
     DataTypeName,
+    ExplainLevelName,
+    ExplainMethodName,
+    PairMatrixName,
     PoolingName,
     Text,
     checked_dimensions,
-    whole_number,
+    checked_int,
 )
 from attnlens_client.core import replies, requests, splitting
-from attnlens_client.core.checks import Agreed
+from attnlens_client.core.checks import Consistency
 from attnlens_client.core.events import Method
+from attnlens_client.core.explanations import ExplanationReader
 from attnlens_client.core.replies import EncodeReader, Reply
-from attnlens_client.errors import refusal
+from attnlens_client.errors import invalid_argument
+from attnlens_client.explanations import Comparison, Explanation
 from attnlens_client.model_info import ModelInfo
 from attnlens_client.progress import Progress, checked_progress
 from attnlens_client.results import Embeddings, EncodedText, TokenizedText
+
+_P = ParamSpec("_P")
+_Client = TypeVar("_Client")
+_Plan = TypeVar("_Plan")
+_Result = TypeVar("_Result")
+
+
+def takes(
+    make: Callable[_P, _Plan],
+) -> Callable[[Callable[[_Client, _Plan], _Result]], Callable[Concatenate[_Client, _P], _Result]]:
+    """Give a method the arguments of `make`, and call it with the plan that `make` returns.
+
+    Type checkers, `help` and `inspect.signature` show the arguments of `make`.
+    """
+    signature = inspect.signature(make)
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+    def decorate(
+        method: Callable[[_Client, _Plan], _Result],
+    ) -> Callable[Concatenate[_Client, _P], _Result]:
+        @functools.wraps(method)
+        def with_arguments(client: _Client, /, *args: _P.args, **options: _P.kwargs) -> _Result:
+            try:
+                plan = make(*args, **options)
+            except TypeError:
+                check_arguments(f"{type(client).__name__}.{method.__name__}", signature, args, options)
+                raise
+            return method(client, plan)
+
+        returned = inspect.signature(method).return_annotation
+        with_arguments.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[own, *signature.parameters.values()], return_annotation=returned
+        )
+        return with_arguments
+
+    return decorate
+
 
 Request = TypeVar("Request", pb.EmbedRequest, pb.EncodeRequest, pb.TokenizeRequest, pb.ExplainRequest)
 Response = TypeVar("Response", pb.EmbedResponse, pb.EncodeResponse, pb.TokenizeResponse, pb.ExplainResponse)
 Result = TypeVar("Result")
 
-# One text up to this size is sent without asking for the server's limits first.
+# A single text up to this size is sent without requesting the server's limits first.
 _SHORT_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Generic[Request, Response, Result]):
-    """The calls of one method.
+    """Calls of one method for N texts.
 
     Attributes:
-        method: the method of the service.
-        template: the request without its texts.
-        inputs: the N texts.
-        response_bytes: what each takes in a response, shape (N,), for a model.
-        parse: makes the result of the replies, and of a model where there are no texts and so no replies.
-        queries: those of `template`, as they were given.
-        progress: who is told how many texts are done.
-        needs_fresh_model: whether the model must be asked for, even if it was seen before.
-        computed_tokens: Upper bounds of the compute cost of each text, shape (N,), for a model. If None, 0.
-        first: the number of the first text, where the plan is of some of many.
+        method: Method of the service.
+        template: Request without inputs.
+        inputs: Texts.
+        response_bytes: Returns upper bounds of the response size of each text (N,), for a model.
+        parse: Returns the result of all replies. Uses the model if there are no texts.
+        queries: Attention queries.
+        progress: Progress option.
+        needs_fresh_model: Whether to call GetModel even if the model is cached.
+        computed_tokens: Returns upper bounds of the computation of each text (N,), for a model. None means 0.
+        first: Index of the first text, for plans of a part of the texts.
     """
 
     method: Method
@@ -67,63 +112,64 @@ class Plan(Generic[Request, Response, Result]):
 
     @property
     def model(self) -> str:
-        """The model's name."""
+        """Requested model name."""
         return self.template.model
 
     @property
     def is_truncated(self) -> bool:
-        """Whether the server cuts texts that are too long."""
+        """Whether the server truncates long texts."""
         return not isinstance(self.template, pb.TokenizeRequest) and self.template.truncate
 
     @property
     def needs_model(self) -> bool:
-        """Whether the model's sizes and limits must be known."""
-        is_much = len(self.inputs) > 1 or sum(text.ByteSize() for text in self.inputs) > _SHORT_BYTES
-        return is_much or self.needs_fresh_model
+        """Whether to request the model's sizes and limits first."""
+        is_large = len(self.inputs) > 1 or sum(text.ByteSize() for text in self.inputs) > _SHORT_BYTES
+        return is_large or self.needs_fresh_model
 
     def requests(self, model: ModelInfo | None, batch_size: int) -> Iterator[tuple[int, Request]]:
-        """Yield the calls, in order, each with the number of its first text. `model` None: one call.
+        """Yield the index of the first text and the request of each call. Without a model there is one call.
 
         Raises:
-            InvalidRequestError: a text is larger than the server takes, alone or as a message.
+            InvalidRequestError: A text exceeds a limit of the server.
         """
-        runs: Iterable[slice] = [slice(0, None)] if self.inputs else []
+        parts: Iterable[slice] = [slice(0, None)] if self.inputs else []
         if model is not None:
-            runs = splitting.split(self._costs(model), model.limits, batch_size, self.template.ByteSize())
-        for run in runs:
+            parts = splitting.split(self._costs(model), model.limits, batch_size, self.template.ByteSize())
+        for part in parts:
             request = type(self.template)()
             request.CopyFrom(self.template)
-            request.inputs.extend(self.inputs[run])
+            request.inputs.extend(self.inputs[part])
             if model is not None:
-                _check_message(self.first + run.start, request.ByteSize(), model.limits.max_request_bytes)
-            yield self.first + run.start, request
+                _check_message(self.first + part.start, request.ByteSize(), model.limits.max_request_bytes)
+            yield self.first + part.start, request
 
     def _costs(self, model: ModelInfo) -> list[splitting.Cost]:
-        added, limit = requests.prompt_bytes(self.template, model), model.limits.max_text_bytes
+        prompt_bytes, limit = requests.prompt_bytes(self.template, model), model.limits.max_text_bytes
         costs = []
         computed = self.computed_tokens(model) if self.computed_tokens else [0] * len(self.inputs)
         sizes = zip(self.inputs, self.response_bytes(model), computed, strict=True)
         for index, (text, response, computed_tokens) in enumerate(sizes, self.first):
-            size = 0 if text.HasField("token_ids") else requests.num_bytes(text) + added
+            size = 0 if text.HasField("token_ids") else requests.num_bytes(text) + prompt_bytes
             if 0 < limit < size:
-                what = " with the prompt" if added else ""
-                # The first tokens can depend on any later part of a text: only the tokenizer can cut exactly.
+                with_prompt = " with the prompt" if prompt_bytes else ""
+                # Only the tokenizer can truncate exactly: tokens may depend on later parts of a text.
                 remedy = (
-                    "truncate cuts tokens, for which the server needs the whole text. Send its beginning, or "
-                    "start the server with a larger --max-text-bytes"
+                    "truncate needs the whole text. Send its beginning, or start the server with a larger "
+                    "--max-text-bytes"
                     if self.is_truncated
-                    else "send it in pieces"
+                    else "split the text"
                 )
-                raise refusal(f"has {size} bytes{what}, a text may have {limit}: {remedy}", text_index=index)
+                problem = f"has {size} bytes{with_prompt}, but the limit is {limit}: {remedy}"
+                raise invalid_argument(problem, text_index=index)
             request = text.ByteSize() + splitting.TEXT_OVERHEAD_BYTES
             costs.append(splitting.Cost(request, response, size, computed_tokens))
         return costs
 
     def result(self, responses: dict[int, Response], model: ModelInfo | None) -> Result:
-        """Return the result of the calls, whose responses are by the number of the first text.
+        """Return the result of all responses, given by the index of their first text.
 
         Raises:
-            BadReplyError: a response is not what was asked for.
+            BadReplyError: A response is invalid.
         """
         firsts: list[int] = sorted(responses)
         ends = pairwise([*firsts, self.first + len(self.inputs)])
@@ -137,14 +183,15 @@ TokenizePlan: TypeAlias = Plan[pb.TokenizeRequest, pb.TokenizeResponse, list[Tok
 
 @dataclass(frozen=True, slots=True)
 class EmbedIterPlan:
-    """The calls of `embed_iter`, made while its texts are read.
+    """Calls of `embed_iter`, created while the texts are read.
 
     Attributes:
-        template: the request without its texts.
-        inputs: the texts; they can be read once.
-        total: how many there are; None: not known.
-        batch_size, in_flight: as in `Client.embed_iter`.
-        progress: who is told how many texts are done.
+        template: Request without inputs.
+        inputs: Iterator of texts.
+        total: Number of texts, or None if unknown.
+        batch_size: Argument of `Client.embed_iter`.
+        in_flight: Argument of `Client.embed_iter`.
+        progress: Progress option.
     """
 
     template: pb.EmbedRequest
@@ -155,10 +202,10 @@ class EmbedIterPlan:
     progress: Progress
 
     def batches(self, batch_size: int) -> Iterator[EmbedPlan]:
-        """Yield plans of so many texts each, which must agree with each other."""
-        agreed, first = replies.agreed_on(self.template), 0
+        """Yield a plan for each batch. Their replies must be consistent."""
+        consistency, first = replies.embed_consistency(self.template), 0
         while batch := list(islice(self.inputs, batch_size)):
-            yield _embed_plan(self.template, batch, agreed=agreed, first=first)
+            yield _embed_plan(self.template, batch, consistency=consistency, first=first)
             first += len(batch)
 
 
@@ -175,7 +222,7 @@ def embed(
     model: str = "",
     progress: Progress = False,
 ) -> EmbedPlan:
-    """Plan `Client.embed`, whose arguments these are."""
+    """Plan `Client.embed`."""
     template = _embed_template(
         pooling, normalize, dimensions, requests.prompt(prompt_name, prompt), truncate, dtype, model
     )
@@ -197,10 +244,10 @@ def embed_iter(
     model: str = "",
     progress: Progress = False,
 ) -> EmbedIterPlan:
-    """Plan `Client.embed_iter`, whose arguments these are."""
+    """Plan `Client.embed_iter`."""
     for name, number in (("batch_size", batch_size), ("in_flight", in_flight)):
-        if number is not None and whole_number(name, number) < 1:
-            raise ValueError(f"{name} is {number}: give 1 or more, or None for that of the client")
+        if number is not None and checked_int(name, number) < 1:
+            raise ValueError(f"{name} is {number}: use 1 or more, or None for the value of the client")
     template = _embed_template(
         pooling, normalize, dimensions, requests.prompt(prompt_name, prompt), truncate, dtype, model
     )
@@ -219,7 +266,7 @@ def _embed_template(
     model: str,
 ) -> pb.EmbedRequest:
     if normalize is not None and not isinstance(normalize, (bool, np.bool_)):
-        raise TypeError(f"normalize is {normalize!r}: give True, False, or None for the model's own")
+        raise TypeError(f"normalize is {normalize!r}: use True, False, or None for the default of the model")
     return pb.EmbedRequest(
         model=model,
         truncate=truncate,
@@ -235,15 +282,15 @@ def _embed_plan(
     template: pb.EmbedRequest,
     inputs: Sequence[pb.Input],
     *,
-    agreed: Agreed | None = None,
+    consistency: Consistency | None = None,
     first: int = 0,
     progress: Progress = False,
 ) -> EmbedPlan:
-    """Return the plan for some texts; `agreed` None: their replies need agree with no others."""
+    """Return the plan for some texts. `consistency` is shared with other plans of the same method."""
 
     def parse(received: Sequence[Reply[pb.EmbedResponse]], model: ModelInfo | None) -> Embeddings:
         if inputs or model is None:
-            return replies.embeddings(template, agreed or replies.agreed_on(template), received)
+            return replies.embeddings(template, consistency or replies.embed_consistency(template), received)
         return _no_embeddings(template, model)
 
     return Plan(
@@ -252,7 +299,7 @@ def _embed_plan(
         inputs=inputs,
         response_bytes=lambda model: [splitting.embed_response_bytes(template, model)] * len(inputs),
         parse=parse,
-        needs_fresh_model=not inputs,  # it alone tells the width
+        needs_fresh_model=not inputs,  # the only source of the embedding size
         progress=progress,
         first=first,
     )
@@ -269,10 +316,10 @@ def encode(
     dtype: DataTypeName = "float32",
     model: str = "",
 ) -> EncodePlan:
-    """Plan `Client.encode` and the streams, whose arguments these are."""
+    """Plan `Client.encode`, `encode_stream` and `encode_stream_parts`."""
     queries = requests.listed_queries(attention)
     if not queries and not last_hidden_state:
-        raise ValueError("attention is None and last_hidden_state is False: for tokens alone use tokenize")
+        raise ValueError("attention is None and last_hidden_state is False: use tokenize for tokens alone")
     template = pb.EncodeRequest(
         model=model,
         truncate=truncate,
@@ -300,7 +347,7 @@ def tokenize(
     prompt: str | None = None,
     model: str = "",
 ) -> TokenizePlan:
-    """Plan `Client.tokenize`, whose arguments these are."""
+    """Plan `Client.tokenize`."""
     template = pb.TokenizeRequest(model=model, prompt=requests.prompt(prompt_name, prompt))
     inputs = requests.inputs(texts)
     return Plan(
@@ -313,16 +360,18 @@ def tokenize(
 
 
 def _no_embeddings(request: pb.EmbedRequest, model: ModelInfo) -> Embeddings:
-    """Return the vectors of no text: shape (0, D).
+    """Return embeddings of shape (0, D).
 
     Raises:
-        InvalidRequestError: the model has fewer dimensions, or no such prompt.
+        InvalidRequestError: The model has fewer dimensions, or no such prompt.
     """
     if request.dimensions > model.max_dimensions:
-        raise refusal(f"is {request.dimensions}: {model.name} has {model.max_dimensions}", field="dimensions")
+        problem = f"is {request.dimensions}: use 1 to {model.max_dimensions}"
+        raise invalid_argument(problem, field="dimensions")
     if request.prompt.HasField("name") and request.prompt.name not in model.prompts:
-        known = ", ".join(model.prompts) or "none"
-        raise refusal(f"is {request.prompt.name!r}: {model.name} has {known}", field="prompt_name")
+        names = ", ".join(model.prompts) or "none"
+        problem = f"is {request.prompt.name!r}, but the prompts of {model.name} are {names}: use another name"
+        raise invalid_argument(problem, field="prompt_name")
     shape = (0, request.dimensions or model.embedding_size)
     return Embeddings(
         np.zeros(shape, numpy_dtype(request.data_type)),
@@ -335,8 +384,185 @@ def _no_embeddings(request: pb.EmbedRequest, model: ModelInfo) -> Embeddings:
 
 
 def _check_message(index: int, size: int, limit: int) -> None:
-    # gRPC would refuse it as RESOURCE_EXHAUSTED, which is tried again. Only a text alone can be so large.
+    # gRPC would reject the message with RESOURCE_EXHAUSTED, which would be retried.
     if 0 < limit < size:
-        raise refusal(
-            f"makes a request of {size} bytes, the server takes {limit}: send it in pieces", text_index=index
-        )
+        problem = f"needs a request of {size} bytes, but the limit is {limit}: split the text"
+        raise invalid_argument(problem, text_index=index)
+
+
+ExplainPlan: TypeAlias = Plan[pb.ExplainRequest, pb.ExplainResponse, list[Explanation]]
+
+_METHODS = requests.values(ExplainMethod.DESCRIPTOR)
+_LEVELS = requests.values(ExplainLevel.DESCRIPTOR)
+_MATRICES = requests.values(PairMatrix.DESCRIPTOR)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparePlan:
+    """Call of `compare`."""
+
+    request: pb.CompareRequest
+    reader: ExplanationReader
+
+    def parse(self, response: pb.CompareResponse) -> Comparison:
+        """Return the comparison.
+
+        Raises:
+            BadReplyError: The response is invalid.
+        """
+        return self.reader.comparison(response, self.request.matrix)
+
+
+def explain(
+    texts: Iterable[Text],
+    *,
+    to: Text | None = None,
+    rather_than: Text | None = None,
+    direction: Sequence[float] | npt.NDArray[np.floating[Any]] | None = None,
+    methods: ExplainMethodName | Sequence[ExplainMethodName] = "contributions",
+    level: ExplainLevelName = "tokens",
+    head_contributions: bool = False,
+    pooling: PoolingName | None = None,
+    dimensions: int | None = None,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    target_prompt_name: str | None = None,
+    target_prompt: str | None = None,
+    truncate: bool = False,
+    model: str = "",
+) -> ExplainPlan:
+    """Plan `Client.explain`."""
+    names = _method_names(methods)
+    template = pb.ExplainRequest(
+        model=model,
+        truncate=truncate,
+        prompt=requests.prompt(prompt_name, prompt),
+        pooling=requests.pooling_value(pooling),
+        dimensions=checked_dimensions(dimensions),
+        target_prompt=requests.prompt(target_prompt_name, target_prompt),
+        methods=[requests.choose("methods", name, _METHODS) for name in names],
+        level=requests.choose("level", level, _LEVELS),
+        head_contributions=head_contributions,
+    )
+    _set_target(template, to, rather_than, direction)
+    inputs = requests.inputs(texts)
+    reader = ExplanationReader(
+        model,
+        inputs,
+        names,
+        has_words=level == "words",
+        has_heads=head_contributions,
+        may_truncate=truncate,
+        direction_length=_direction_length(rather_than, direction),
+    )
+
+    return Plan(
+        method="Explain",
+        template=template,
+        inputs=inputs,
+        response_bytes=lambda info: splitting.explain_response_bytes(template, inputs, info),
+        parse=lambda received, _: reader.texts(received),
+        computed_tokens=lambda info: splitting.explain_computed_tokens(template, inputs, info),
+    )
+
+
+def compare(
+    a: Text,
+    b: Text,
+    *,
+    matrix: PairMatrixName | None = None,
+    methods: ExplainMethodName | Sequence[ExplainMethodName] = "contributions",
+    level: ExplainLevelName = "tokens",
+    head_contributions: bool = False,
+    pooling: PoolingName | None = None,
+    dimensions: int | None = None,
+    prompt_name_a: str | None = None,
+    prompt_a: str | None = None,
+    prompt_name_b: str | None = None,
+    prompt_b: str | None = None,
+    truncate: bool = False,
+    model: str = "",
+) -> ComparePlan:
+    """Plan `Client.compare`."""
+    names = _method_names(methods)
+    request = pb.CompareRequest(
+        model=model,
+        pairs=[pb.ComparedPair(a=requests.one_input("a", a), b=requests.one_input("b", b))],
+        truncate=truncate,
+        prompt_a=requests.prompt(prompt_name_a, prompt_a),
+        prompt_b=requests.prompt(prompt_name_b, prompt_b),
+        pooling=requests.pooling_value(pooling),
+        dimensions=checked_dimensions(dimensions),
+        methods=[requests.choose("methods", name, _METHODS) for name in names],
+        level=requests.choose("level", level, _LEVELS),
+        head_contributions=head_contributions,
+        matrix=requests.choose("matrix", matrix, _MATRICES) if matrix else PairMatrix.PAIR_MATRIX_UNSPECIFIED,
+    )
+    reader = ExplanationReader(
+        model,
+        [request.pairs[0].a, request.pairs[0].b],
+        names,
+        has_words=level == "words",
+        has_heads=head_contributions,
+        may_truncate=truncate,
+    )
+    return ComparePlan(request, reader)
+
+
+def _direction_length(
+    rather_than: Text | None, direction: Sequence[float] | npt.NDArray[np.floating[Any]] | None
+) -> float:
+    """Return the norm of the direction, or its maximum: 2 for the difference of two unit vectors."""
+    if direction is not None:
+        return float(np.linalg.norm(np.asarray(direction, dtype=np.float64)))
+    return 1.0 if rather_than is None else 2.0
+
+
+def _set_target(
+    template: pb.ExplainRequest,
+    to: Text | None,
+    rather_than: Text | None,
+    direction: Sequence[float] | npt.NDArray[np.floating[Any]] | None,
+) -> None:
+    """Set the target of a request.
+
+    Raises:
+        TypeError, ValueError: The arguments are incompatible, or one cannot be encoded.
+    """
+    if rather_than is not None and to is None:
+        raise ValueError("rather_than is set, but to is not: set to, the text to compare it with")
+    if direction is not None and to is not None:
+        raise ValueError("to and direction are both set: choose one")
+    if direction is not None:
+        template.direction.CopyFrom(_vector(direction))
+    elif to is not None and rather_than is not None:
+        template.contrast.to.CopyFrom(requests.one_input("to", to))
+        template.contrast.rather_than.CopyFrom(requests.one_input("rather_than", rather_than))
+    elif to is not None:
+        template.to.CopyFrom(requests.one_input("to", to))
+
+
+def _vector(direction: Sequence[float] | npt.NDArray[np.floating[Any]]) -> Tensor:
+    try:
+        vector = np.asarray(direction, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"direction is {type(direction).__name__}: use a vector of numbers") from error
+    if vector.ndim != 1 or not vector.size:
+        raise ValueError(f"direction has the shape {vector.shape}: use a vector (D,)")
+    return to_tensor(vector, DataType.DATA_TYPE_FLOAT32)
+
+
+def _method_names(
+    methods: ExplainMethodName | Sequence[ExplainMethodName],
+) -> tuple[ExplainMethodName, ...]:
+    """Return the methods as a tuple.
+
+    Raises:
+        ValueError: There is no method, a repeated or an unknown one.
+    """
+    names: tuple[ExplainMethodName, ...] = (methods,) if isinstance(methods, str) else tuple(methods)
+    for name in names:
+        requests.choose("methods", name, dict.fromkeys(get_args(ExplainMethodName), 0))
+    if not names or len({*names}) < len(names):
+        raise ValueError(f"methods is {methods!r}: use at least one method, each once")
+    return names

@@ -1,9 +1,4 @@
-"""Replies: from messages to the classes of results.py, once they are known to be what was asked for.
-
-What is wrong is a BadReplyError.
-
-Letters: N texts, T tokens of a text, D hidden size.
-"""
+"""Conversion of validated replies to results."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -15,53 +10,53 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens_client.arguments import AttentionQuery
 from attnlens_client.core.attention import QueryReader
 from attnlens_client.core.checks import (
-    Agreed,
+    Consistency,
     check_count,
     check_finite,
     check_presence,
     checked_array,
     checked_usage,
+    invalid_text,
     precision_of,
-    wrong_text,
 )
-from attnlens_client.core.enums import name_of
+from attnlens_client.core.requests import name_of
 from attnlens_client.results import Array, Embeddings, EncodedText, Token, TokenizedText, Usage
 
 _Response = TypeVar("_Response")
 
 _MAX_INT32 = 2**31 - 1
 
-# The number of a call's first text, how many it has, and the response.
+# Index of the first text of a call, number of its texts, and the response.
 Reply: TypeAlias = tuple[int, int, _Response]
 
 
-def agreed_on(request: pb.EmbedRequest) -> Agreed:
-    """Return what all replies to a request must have in common."""
-    return Agreed(model=request.model, width=request.dimensions)
+def embed_consistency(request: pb.EmbedRequest) -> Consistency:
+    """Return the consistency checks for all replies of Embed."""
+    return Consistency(model=request.model, width=request.dimensions)
 
 
 def embeddings(
-    request: pb.EmbedRequest, agreed: Agreed, replies: Sequence[Reply[pb.EmbedResponse]]
+    request: pb.EmbedRequest, consistency: Consistency, replies: Sequence[Reply[pb.EmbedResponse]]
 ) -> Embeddings:
-    """Join the vectors of several calls, at least one, into one new array (N, D).
+    """Concatenate the embeddings of one or more calls into a new array (N, D).
 
     Raises:
-        BadReplyError: a reply is not what `request` asks for, or they don't fit together.
+        BadReplyError: A reply is invalid or inconsistent.
     """
     arrays: list[Array] = []
     usages: list[Usage] = []
     for first, count, response in replies:
         where = f"texts[{first}:{first + count}]"
-        agreed.check_model(response.model, response.model_version, where)
-        agreed.check_computation(response.computation, where)
+        consistency.check_model(response.model, response.model_version, where)
+        consistency.check_computation(response.computation, where)
         vectors = checked_array(
             response.embeddings, request.data_type, (count, None), f"embeddings of {where}"
         )
-        agreed.check("width", vectors.shape[1], where)
+        consistency.check("width", vectors.shape[1], where)
         is_finite = np.isfinite(vectors).all(axis=1)
         if not is_finite.all():
             index = first + int(is_finite.argmin())
-            raise wrong_text(index, "has an embedding with a value that is no finite number")
+            raise invalid_text(index, "has an embedding with a value that is not finite")
         check_count(len(response.usages), count, f"usages for {where}")
         usages += [
             checked_usage(usage, index, may_truncate=request.truncate)
@@ -84,16 +79,16 @@ def tokenized_texts(
     inputs: Sequence[pb.Input],
     replies: Iterable[Reply[pb.TokenizeResponse]],
 ) -> list[TokenizedText]:
-    """Join the tokens of several calls. `inputs` are the texts of all of them.
+    """Concatenate the tokens of all calls.
 
     Raises:
-        BadReplyError: as `embeddings`.
+        BadReplyError: A reply is invalid or inconsistent.
     """
-    agreed = Agreed(model=request.model)
+    consistency = Consistency(model=request.model)
     texts: list[TokenizedText] = []
     for first, count, response in replies:
         where = f"texts[{first}:{first + count}]"
-        agreed.check_model(response.model, response.model_version, where)
+        consistency.check_model(response.model, response.model_version, where)
         check_count(len(response.results), count, f"results for {where}")
         texts += [
             TokenizedText(
@@ -108,35 +103,36 @@ def tokenized_texts(
 
 
 class EncodeReader:
-    """Reads all replies of one `encode` or `encode_stream`. The arrays are views of the messages' bytes.
+    """Reads all replies of one `encode` or `encode_stream`. Arrays are views of the messages' bytes.
 
     Args:
-        request: what was asked for; its inputs don't matter.
+        request: Request without inputs.
         inputs: Texts of all calls.
-        queries: those of `request`.
+        queries: Attention queries of the request.
     """
 
     def __init__(
         self, request: pb.EncodeRequest, inputs: Sequence[pb.Input], queries: Sequence[AttentionQuery]
     ) -> None:
         self._inputs = inputs
-        self.agreed = Agreed(model=request.model)
+        self.consistency = Consistency(model=request.model)
         self.queries = [
-            QueryReader(number, query, request.data_type, self.agreed) for number, query in enumerate(queries)
+            QueryReader(number, query, request.data_type, self.consistency)
+            for number, query in enumerate(queries)
         ]
         self._request = request
 
     def texts(self, replies: Iterable[Reply[pb.EncodeResponse]]) -> list[EncodedText]:
-        """Join the results of several calls.
+        """Concatenate the results of all calls.
 
         Raises:
-            BadReplyError: as `embeddings`.
+            BadReplyError: A reply is invalid or inconsistent.
         """
         texts: list[EncodedText] = []
         for first, count, response in replies:
             where = f"texts[{first}:{first + count}]"
-            self.agreed.check_model(response.model, response.model_version, where)
-            self.agreed.check_computation(response.computation, where)
+            self.consistency.check_model(response.model, response.model_version, where)
+            self.consistency.check_computation(response.computation, where)
             check_count(len(response.results), count, f"results for {where}")
             texts += [
                 self._text(index, result, response) for index, result in enumerate(response.results, first)
@@ -146,8 +142,8 @@ class EncodeReader:
     def _text(self, index: int, message: pb.EncodedText, response: pb.EncodeResponse) -> EncodedText:
         text = self.without_attention(index, message, response)
         if len(message.attention) != len(self.queries):
-            raise wrong_text(
-                index, f"has {len(message.attention)} instead of {len(self.queries)} results of queries"
+            raise invalid_text(
+                index, f"has {len(message.attention)} attention results, expected {len(self.queries)}"
             )
         attention = []
         for query, result in zip(self.queries, message.attention, strict=True):
@@ -158,19 +154,20 @@ class EncodeReader:
     def without_attention(
         self, index: int, message: pb.EncodedText, response: pb.EncodeResponse | pb.EncodeStreamResponse
     ) -> EncodedText:
-        """Read a text, except for its attention."""
+        """Return a text without its attention."""
         tokens = tokens_of(message.tokens, index, self._inputs[index])
         usage = checked_usage(message.usage, index, may_truncate=self._request.truncate)
         if len(tokens) != usage.num_tokens:
-            raise wrong_text(index, f"has {len(tokens)} instead of {usage.num_tokens} tokens")
+            raise invalid_text(index, f"has {len(tokens)} tokens, expected {usage.num_tokens}")
         has_hidden_state = message.HasField("last_hidden_state")
-        check_presence("token vectors", index, has=has_hidden_state, wants=self._request.last_hidden_state)
+        check_presence(
+            "token vectors", index, is_present=has_hidden_state, is_requested=self._request.last_hidden_state
+        )
         last_hidden_state = None
         if has_hidden_state:
-            what = f"token vectors of texts[{index}]"
-            shape = (len(tokens), None)
-            last_hidden_state = checked_array(message.last_hidden_state, self._request.data_type, shape, what)
-            self.agreed.check("width", last_hidden_state.shape[1], f"texts[{index}]")
+            name, shape = f"token vectors of texts[{index}]", (len(tokens), None)
+            last_hidden_state = checked_array(message.last_hidden_state, self._request.data_type, shape, name)
+            self.consistency.check("width", last_hidden_state.shape[1], f"texts[{index}]")
             check_finite(last_hidden_state, "token vectors", index)
         return EncodedText(
             tokens=tokens,
@@ -186,13 +183,13 @@ class EncodeReader:
         )
 
 
-def tokens_of(messages: Iterable[pb.Token], index: int, given: pb.Input) -> tuple[Token, ...]:
-    """Read the tokens of a text.
+def tokens_of(messages: Iterable[pb.Token], index: int, text: pb.Input) -> tuple[Token, ...]:
+    """Convert the tokens of a text and check their offsets.
 
     Args:
         messages: The tokens.
         index: Index of the text, for errors.
-        given: The text. Offsets into it must be within it.
+        text: The text. Offsets must be within it.
     """
     tokens = tuple(
         Token(
@@ -207,7 +204,7 @@ def tokens_of(messages: Iterable[pb.Token], index: int, given: pb.Input) -> tupl
         )
         for token in messages
     )
-    _check_offsets(tokens, index, given)
+    _check_offsets(tokens, index, text)
     return tokens
 
 
@@ -217,15 +214,15 @@ def _check_offsets(tokens: Iterable[Token], index: int, given: pb.Input) -> None
     else:
         texts = {"text": given.text}
     ends = {source: (len(text), len(text.encode())) for source, text in texts.items()}
-    unknown = (_MAX_INT32, _MAX_INT32)  # of a prompt that the server has under a name
+    unknown = (_MAX_INT32, _MAX_INT32)  # prompts that are only known to the server
     for token in tokens:
         char_limit, byte_limit = ends.get(token.source, unknown)
         if not (
             0 <= token.char_start <= token.char_end <= char_limit
             and 0 <= token.byte_start <= token.byte_end <= byte_limit
         ):
-            raise wrong_text(
+            raise invalid_text(
                 index,
-                f"has a token at characters {token.char_start} to {token.char_end} and bytes "
-                f"{token.byte_start} to {token.byte_end} of its {token.source}, out of range",
+                f"has a token with offsets out of range: characters {token.char_start} to {token.char_end}, "
+                f"bytes {token.byte_start} to {token.byte_end} of its {token.source}",
             )

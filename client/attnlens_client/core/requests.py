@@ -1,58 +1,81 @@
-"""Requests: from the arguments of a method to messages. How many texts go into one is for splitting.py."""
+"""Conversion of arguments to request messages."""
 
 import operator
 from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
+from google.protobuf.descriptor import EnumDescriptor
 
 from attnlens.reductions import AttentionReduction, SqrtUint8, Statistics, Threshold, TopK
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.manifest_pb2 import OutputRole, Pooling
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_client.arguments import AttentionQuery, DataTypeName, PoolingName, Text, TokenIds
-from attnlens_client.core import enums
 from attnlens_client.model_info import ModelInfo
+
+
+def name_of(enum: EnumDescriptor, number: int) -> str:
+    """Return the Python name of an enum value: "last_token" for POOLING_LAST_TOKEN.
+
+    Values of newer servers are named by number.
+    """
+    return _names(enum).get(number) or f"unknown ({number})"
+
+
+def values(enum: EnumDescriptor) -> dict[str, int]:
+    """Return the numbers of an enum by Python name, without the unspecified value."""
+    return {name: number for number, name in _names(enum).items() if number}
+
+
+@cache
+def _names(enum: EnumDescriptor) -> dict[int, str]:
+    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    return {
+        number: value.name.removeprefix(prefix).lower() for number, value in enum.values_by_number.items()
+    }
+
 
 _MISSING_TYPES = {"NAType", "NaTType", "MaskedConstant"}  # pandas.NA, pandas.NaT and numpy.ma.masked
 _DATA_TYPES = {"float32": DataType.DATA_TYPE_FLOAT32, "float16": DataType.DATA_TYPE_FLOAT16}
 
 
 def messages(texts: Iterable[Text]) -> Iterator[pb.Input]:
-    """Yield one message for each text, pair or sequence of token ids, read as they are asked for.
+    """Return an iterator that converts texts lazily.
 
-    A column of pandas, polars or pyarrow and an array of numpy are texts like a list of them.
+    Columns of pandas, polars and pyarrow and NumPy arrays are accepted like lists.
 
     Raises:
-        TypeError: at once, where `texts` is itself one text, or what it would be iterated over are not its
-            texts in order; later, where an entry is none of these.
-        ValueError: later: an entry can't be sent, for instance half of a surrogate pair or an id over 31
-            bits.
+        TypeError: `texts` is a single text, or not an ordered collection of texts. Raised by the iterator if
+            an entry has the wrong type.
+        ValueError: Raised by the iterator if an entry cannot be encoded, such as a lone surrogate or an id
+            that does not fit in an int32.
     """
     kind = type(texts).__name__
     if isinstance(texts, (str, bytes, TokenIds)):
-        raise TypeError(f"texts is one {kind}: give a list of texts, for instance [text]")
+        raise TypeError(f"texts is one {kind}: use a list of texts, such as [text]")
     if isinstance(texts, Mapping):
-        raise TypeError(f"texts is a {kind}: give its values, for instance list(texts.values())")
+        raise TypeError(f"texts is a {kind}: use its values, such as list(texts.values())")
     if isinstance(texts, (set, frozenset)):
-        raise TypeError(f"texts is a {kind}, which has no order: give a list, for instance sorted(texts)")
-    # Tables of pandas, polars, pyarrow and others. Asked of the class: a lazy one would compute them.
+        raise TypeError(f"texts is a {kind}, which has no order: use a list, such as sorted(texts)")
+    # Tables of pandas, polars, pyarrow and others. The attribute of a lazy table itself would be computed.
     if hasattr(type(texts), "columns") or hasattr(type(texts), "column_names"):
-        raise TypeError(f"texts is a {kind}: give one of its columns, for instance df['text']")
+        raise TypeError(f"texts is a {kind}: use one of its columns, such as df['text']")
     if isinstance(texts, AsyncIterable):
         raise TypeError(
-            f"texts is {kind}, which is asynchronous: give a list, [text async for text in texts]"
+            f"texts is {kind}, which is asynchronous: use a list, such as [text async for text in texts]"
         )
     if not isinstance(texts, Iterable):
-        raise TypeError(f"texts is {kind}: give a list of texts")
+        raise TypeError(f"texts is {kind}: use a list of texts")
     return (_input(index, text) for index, text in enumerate(texts))
 
 
 def one_input(name: str, text: Text) -> pb.Input:
-    """Return the message of one text, pair or sequence of token ids.
+    """Convert one text. Errors contain the name of the argument.
 
     Raises:
-        TypeError, ValueError: as `inputs`, with the argument's name.
+        TypeError, ValueError: As for `messages`.
     """
     try:
         return _input(0, text)
@@ -61,15 +84,15 @@ def one_input(name: str, text: Text) -> pb.Input:
 
 
 def inputs(texts: Iterable[Text]) -> list[pb.Input]:
-    """Return one message for each text, pair or sequence of token ids.
+    """Convert all texts.
 
     Raises:
-        TypeError, ValueError: as `messages`.
+        TypeError, ValueError: As for `messages`.
     """
     return list(messages(texts))
 
 
-def _input(index: int, text: Any) -> pb.Input:  # noqa: ANN401 - whatever an iterable holds
+def _input(index: int, text: Any) -> pb.Input:  # noqa: ANN401 - any entry of an iterable
     if hasattr(text, "as_py"):  # a scalar of pyarrow
         text = text.as_py()
     try:
@@ -82,27 +105,27 @@ def _input(index: int, text: Any) -> pb.Input:  # noqa: ANN401 - whatever an ite
                 input_ids = _whole_numbers(index, text.input_ids)
                 token_type_ids = _whole_numbers(index, text.token_type_ids)
                 return pb.Input(token_ids=pb.TokenIds(input_ids=input_ids, token_type_ids=token_type_ids))
-        is_no_list = isinstance(text, (bytes, bytearray, Mapping, set, frozenset)) or _is_missing(text)
-        if is_no_list or not isinstance(text, Iterable):
+        is_other = isinstance(text, (bytes, bytearray, Mapping, set, frozenset)) or _is_missing(text)
+        if is_other or not isinstance(text, Iterable):
             raise _wrong_entry(index, text)
         return pb.Input(token_ids=pb.TokenIds(input_ids=_whole_numbers(index, text)))
     except ValueError as error:
-        raise ValueError(f"texts[{index}] can't be sent: {error}") from error
+        raise ValueError(f"texts[{index}] cannot be encoded: {error}") from error
 
 
 def _whole_numbers(index: int, numbers: Iterable[Any]) -> list[int]:
-    found: list[int] = []
+    ids: list[int] = []
     for number in numbers:
         if isinstance(number, str):
             raise TypeError(
-                f"texts[{index}] has an entry that is no token id, {number!r}: for a pair of texts give a "
-                "tuple (first, second)"
+                f"texts[{index}] has {number!r}, which is not a token id: for a pair of texts use a tuple "
+                "(first, second)"
             )
         try:
-            found.append(operator.index(number))
+            ids.append(operator.index(number))
         except TypeError as error:
-            raise TypeError(f"texts[{index}] has an entry that is no token id: {error}") from error
-    return found
+            raise TypeError(f"texts[{index}] has an invalid token id: {error}") from error
+    return ids
 
 
 def _is_missing(value: object) -> bool:
@@ -112,48 +135,46 @@ def _is_missing(value: object) -> bool:
 
 def _wrong_entry(index: int, value: object) -> TypeError:
     if _is_missing(value):
-        return TypeError(
-            f"texts[{index}] is a missing value ({value!r}): leave it out, or give '' in its place"
-        )
+        return TypeError(f"texts[{index}] is a missing value ({value!r}): remove it, or replace it by ''")
     return TypeError(
-        f"texts[{index}] is {type(value).__name__}: give a str, a pair of them or a sequence of token ids"
+        f"texts[{index}] is {type(value).__name__}: use a str, a pair of them or a sequence of token ids"
     )
 
 
 def num_bytes(text: pb.Input) -> int:
-    """Return the bytes of UTF-8 in a text or pair; 0 for token ids."""
+    """Return the size of a text or pair in UTF-8, in bytes. 0 for token ids."""
     pair = text.text_pair
     return len(text.text.encode()) + len(pair.first.encode()) + len(pair.second.encode())
 
 
 def prompt(prompt_name: str | None, text: str | None) -> pb.Prompt | None:
-    """Return the prompt of a request. None: it says nothing.
+    """Return the prompt of a request, or None if neither argument is set.
 
     Raises:
-        TypeError: an argument is no str.
-        ValueError: it can't be sent, or both are given.
+        TypeError: An argument is not a str.
+        ValueError: An argument cannot be encoded, or both are set.
     """
     if prompt_name is not None and text is not None:
-        raise ValueError("prompt_name and prompt are both given: choose one")
+        raise ValueError("prompt_name and prompt are both set: choose one")
     if prompt_name is not None:
-        return pb.Prompt(name=_sendable("prompt_name", prompt_name))
-    return None if text is None else pb.Prompt(text=_sendable("prompt", text))
+        return pb.Prompt(name=_encodable("prompt_name", prompt_name))
+    return None if text is None else pb.Prompt(text=_encodable("prompt", text))
 
 
-def _sendable(name: str, text: str) -> str:
+def _encodable(name: str, text: str) -> str:
     if not isinstance(text, str):
-        raise TypeError(f"{name} is {type(text).__name__}: give a str")
+        raise TypeError(f"{name} is {type(text).__name__}: use a str")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{name} can't be sent: {error}") from error
+        raise ValueError(f"{name} cannot be encoded: {error}") from error
     return text
 
 
 def prompt_bytes(
     request: pb.EmbedRequest | pb.EncodeRequest | pb.TokenizeRequest | pb.ExplainRequest, model: ModelInfo
 ) -> int:
-    """Return how many bytes of UTF-8 the server puts before each text."""
+    """Return the size of the prompt that precedes each text, in bytes."""
     if request.prompt.HasField("text"):
         return len(request.prompt.text.encode())
     name = request.prompt.name if request.prompt.HasField("name") else model.default_prompt_name
@@ -163,10 +184,10 @@ def prompt_bytes(
 def listed_queries(
     attention: AttentionQuery | Sequence[AttentionQuery] | None,
 ) -> tuple[AttentionQuery, ...]:
-    """Return the queries of a request.
+    """Return the queries as a tuple.
 
     Raises:
-        TypeError: `attention` is neither a query nor a list of them.
+        TypeError: `attention` is neither a query nor a list of queries.
     """
     if attention is None:
         return ()
@@ -174,28 +195,28 @@ def listed_queries(
         return (attention,)
     is_list = isinstance(attention, Sequence) and not isinstance(attention, str)
     if not is_list or not all(isinstance(query, AttentionQuery) for query in attention):
-        raise TypeError(f"attention is {attention!r}: give an AttentionQuery, a list of them, or None")
+        raise TypeError(f"attention is {attention!r}: use an AttentionQuery, a list of them, or None")
     return tuple(attention)
 
 
 def query_message(query: AttentionQuery) -> pb.AttentionQuery:
-    """Return the message of a query."""
+    """Convert a query."""
     return pb.AttentionQuery(
-        role=_chosen("role", query.role, enums.values(OutputRole.DESCRIPTOR)),
+        role=choose("role", query.role, values(OutputRole.DESCRIPTOR)),
         layers=query.layers,
         heads=query.heads,
-        view=_chosen("view", query.view, enums.values(pb.AttentionView.DESCRIPTOR)),
+        view=choose("view", query.view, values(pb.AttentionView.DESCRIPTOR)),
         reduction=None if query.reduction is None else _reduction_message(query.reduction),
     )
 
 
 def _reduction_message(reduction: AttentionReduction) -> pb.AttentionReduction:
     message = pb.AttentionReduction(
-        level=_chosen("level", reduction.level, enums.values(pb.AttentionLevel.DESCRIPTOR)),
-        special_tokens=_chosen(
-            "special_tokens", reduction.special_tokens, enums.values(pb.SpecialTokens.DESCRIPTOR)
+        level=choose("level", reduction.level, values(pb.AttentionLevel.DESCRIPTOR)),
+        special_tokens=choose(
+            "special_tokens", reduction.special_tokens, values(pb.SpecialTokens.DESCRIPTOR)
         ),
-        layers=_chosen("layers", reduction.layers, enums.values(pb.LayerReduction.DESCRIPTOR)),
+        layers=choose("layers", reduction.layers, values(pb.LayerReduction.DESCRIPTOR)),
         rollout_residual=reduction.rollout_residual,
         mean_over_rows=reduction.mean_over_rows,
         rows=reduction.rows,
@@ -205,33 +226,38 @@ def _reduction_message(reduction: AttentionReduction) -> pb.AttentionReduction:
             message.top_k.k = k
         case Threshold(threshold):
             message.threshold.threshold = threshold
-        case Statistics() as asked:
-            message.statistics.received, message.statistics.entropy = asked.received, asked.entropy
-            message.statistics.all_rows = asked.all_rows
+        case Statistics() as form:
+            message.statistics.received, message.statistics.entropy = form.received, form.entropy
+            message.statistics.all_rows = form.all_rows
         case SqrtUint8():
             message.sqrt_uint8.SetInParent()
     return message
 
 
 def pooling_value(pooling: PoolingName | None) -> Pooling.ValueType:
-    """Return the pooling for its name. None: the model's own."""
+    """Return the number of a pooling. None selects the model's pooling."""
     if pooling is None:
         return Pooling.POOLING_UNSPECIFIED
-    value: Pooling.ValueType = _chosen("pooling", pooling, enums.values(Pooling.DESCRIPTOR))
+    value: Pooling.ValueType = choose("pooling", pooling, values(Pooling.DESCRIPTOR))
     return value
 
 
 def data_type(dtype: DataTypeName) -> DataType.ValueType:
-    """Return the element type for its name."""
+    """Return the number of a data type."""
     try:
         name = np.dtype(dtype).name
     except TypeError:
         name = str(dtype)
-    value: DataType.ValueType = _chosen("dtype", name, _DATA_TYPES)
+    value: DataType.ValueType = choose("dtype", name, _DATA_TYPES)
     return value
 
 
-def _chosen(name: str, value: str, choices: Mapping[str, int]) -> Any:  # noqa: ANN401 - a type of enum
+def choose(name: str, value: str, choices: Mapping[str, int]) -> Any:  # noqa: ANN401 - an enum type
+    """Return the number of a choice.
+
+    Raises:
+        ValueError: There is no such choice.
+    """
     if value not in choices:
-        raise ValueError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
+        raise ValueError(f"{name} is {value!r}: use one of {', '.join(choices)}")
     return choices[value]

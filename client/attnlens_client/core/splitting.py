@@ -1,6 +1,6 @@
-"""Many texts become calls of a size that the server takes. Pure functions of the texts and its limits.
+"""Splitting of texts into calls within the limits of the server.
 
-Letters: N texts, T tokens of a text, D hidden size, L layers, H heads.
+Shapes: N texts, T tokens of a text.
 """
 
 import math
@@ -23,21 +23,21 @@ from attnlens_client.arguments import AttentionQuery
 from attnlens_client.core.requests import prompt_bytes
 from attnlens_client.model_info import Limits, ModelInfo
 
-# Room for what stands around the tensors of a message.
+# The rest is for everything but tensors in a message.
 _USABLE_SHARE = 0.9
-# An upper bound for the bytes of a Token message whose text is short, and of what else a text has.
+# Upper bounds of the size of a Token message with a short text, and of other fields of a text, in bytes.
 _TOKEN_BYTES = 64
 _MESSAGE_BYTES = 64
-# An upper bound for the number of a token's unit.
+# Upper bound of the size of a token's unit index, in bytes.
 _UNIT_BYTES = 5
-# An upper bound for what stands around a text in a request.
+# Upper bound of the overhead of a text in a request, in bytes.
 TEXT_OVERHEAD_BYTES = 16
-# A request fills at most the queue divided by this.
+# A request uses at most this fraction of the queue: 1 / _QUEUE_PARTS.
 _QUEUE_PARTS = 4
 
 
 class Cost(NamedTuple):
-    """What a text takes of four limits."""
+    """Resources of a text that the server limits."""
 
     request_bytes: int
     response_bytes: int
@@ -46,7 +46,7 @@ class Cost(NamedTuple):
 
 
 def embed_response_bytes(request: EmbedRequest, model: ModelInfo) -> int:
-    """Return the bytes that each text takes in a response."""
+    """Return the size of each text in a response."""
     width = request.dimensions or model.embedding_size
     return width * numpy_dtype(request.data_type).itemsize + _MESSAGE_BYTES
 
@@ -54,18 +54,15 @@ def embed_response_bytes(request: EmbedRequest, model: ModelInfo) -> int:
 def encode_response_bytes(
     request: EncodeRequest, queries: Sequence[AttentionQuery], texts: Iterable[Input], model: ModelInfo
 ) -> list[int]:
-    """Return for each text an upper bound of its bytes in a response.
-
-    The number of tokens is not known here: at most one for each byte, special tokens aside.
-    """
+    """Return upper bounds of the size of each text in a response, assuming one token per byte."""
     item = numpy_dtype(request.data_type).itemsize
     width = model.hidden_size if request.last_hidden_state else 0
     maps = sum(_num_maps(query, model) for query in queries if query.reduction is None)
     reduced = [query for query in queries if query.reduction is not None]
-    added = prompt_bytes(request, model)
+    prompt_size = prompt_bytes(request, model)
     sizes = []
     for text in texts:
-        tokens = min(model.max_tokens, text.ByteSize() + added)
+        tokens = min(model.max_tokens, text.ByteSize() + prompt_size)
         result = tokens * (width * item + _TOKEN_BYTES) + maps * tokens * tokens * item
         result += sum(_reduced_bytes(query, model, tokens, item) for query in reduced)
         sizes.append(result + _MESSAGE_BYTES)
@@ -73,7 +70,7 @@ def encode_response_bytes(
 
 
 def _num_maps(query: AttentionQuery, model: ModelInfo) -> int:
-    """Return how many arrays (T, T) a query brings at most."""
+    """Return the maximum number of arrays (T, T) of a query."""
     num_layers, num_heads = _num_layers_and_heads(query, model)
     return num_layers * num_heads
 
@@ -86,40 +83,40 @@ def _num_layers_and_heads(query: AttentionQuery, model: ModelInfo) -> tuple[int,
 
 
 def _reduced_bytes(query: AttentionQuery, model: ModelInfo, num_tokens: int, value_bytes: int) -> int:
-    """Return the bytes that a reduction brings at most of a text, whose units are at most its tokens."""
+    """Return an upper bound of the size of a reduction's result for a text."""
     num_layers, num_heads = _num_layers_and_heads(query, model)
     reduction = query.reduction
     if reduction is None:
         return 0
     sums_to_one = query.role == "attention_weights"
-    of_layer = data_bytes(
+    layer_bytes = data_bytes(
         reduction, num_heads, num_tokens, value_bytes=value_bytes, is_distribution=sums_to_one
     )
-    return (1 if reduction.joins_layers else num_layers) * (of_layer + num_tokens * _UNIT_BYTES)
+    return (1 if reduction.joins_layers else num_layers) * (layer_bytes + num_tokens * _UNIT_BYTES)
 
 
 def tokenize_response_bytes(request: TokenizeRequest, texts: Iterable[Input], model: ModelInfo) -> list[int]:
-    """Return for each text an upper bound of its bytes in a response: a token for each byte."""
-    added = prompt_bytes(request, model)
-    return [(text.ByteSize() + added) * _TOKEN_BYTES + _MESSAGE_BYTES for text in texts]
+    """Return upper bounds of the size of each text in a response, assuming one token per byte."""
+    prompt_size = prompt_bytes(request, model)
+    return [(text.ByteSize() + prompt_size) * _TOKEN_BYTES + _MESSAGE_BYTES for text in texts]
 
 
 def explain_response_bytes(request: ExplainRequest, texts: Iterable[Input], model: ModelInfo) -> list[int]:
-    """Return for each text an upper bound of its bytes in a response: a token for each byte."""
-    added = prompt_bytes(request, model)
+    """Return upper bounds of the size of each text in a response, assuming one token per byte."""
+    prompt_size = prompt_bytes(request, model)
     token_bytes = _TOKEN_BYTES + 5 + 4 * len(request.methods)
     fixed = _MESSAGE_BYTES * (1 + len(request.methods))
     fixed += 4 * model.num_layers * model.num_heads if request.head_contributions else 0
-    return [min(model.max_tokens, text.ByteSize() + added) * token_bytes + fixed for text in texts]
+    return [min(model.max_tokens, text.ByteSize() + prompt_size) * token_bytes + fixed for text in texts]
 
 
 def explain_computed_tokens(request: ExplainRequest, texts: Sequence[Input], model: ModelInfo) -> list[int]:
-    """Return an upper bound of the compute cost of each text: a token for each byte."""
-    leaves_out = ExplainMethod.EXPLAIN_METHOD_LEAVE_ONE_OUT in request.methods
+    """Return upper bounds of the computation of each text, assuming one token per byte."""
+    has_masked_runs = ExplainMethod.EXPLAIN_METHOD_LEAVE_ONE_OUT in request.methods
     width = request.dimensions or model.embedding_size
     num_sweeps = width if ExplainMethod.EXPLAIN_METHOD_CONTRIBUTION_NORM in request.methods else 0
     return [
-        masked_runs_cost(tokens, tokens if leaves_out else 0) + sweeps_cost(tokens, num_sweeps)
+        masked_runs_cost(tokens, tokens if has_masked_runs else 0) + sweeps_cost(tokens, num_sweeps)
         for tokens in _max_tokens(request, texts, model)
     ]
 
@@ -127,7 +124,7 @@ def explain_computed_tokens(request: ExplainRequest, texts: Sequence[Input], mod
 def encode_computed_tokens(
     request: EncodeRequest, queries: Sequence[AttentionQuery], texts: Sequence[Input], model: ModelInfo
 ) -> list[int]:
-    """Return an upper bound of the compute cost of each text: a token for each byte."""
+    """Return upper bounds of the computation of each text, assuming one token per byte."""
     reduced = [query for query in queries if query.reduction is not None]
     costs = {
         tokens: sum(_reduction_cost(query, model, tokens) for query in reduced)
@@ -152,21 +149,21 @@ def _reduction_cost(query: AttentionQuery, model: ModelInfo, num_tokens: int) ->
 def _max_tokens(
     request: EncodeRequest | ExplainRequest, texts: Iterable[Input], model: ModelInfo
 ) -> Iterator[int]:
-    added = prompt_bytes(request, model)
-    return (min(model.max_tokens, text.ByteSize() + added) for text in texts)
+    prompt_size = prompt_bytes(request, model)
+    return (min(model.max_tokens, text.ByteSize() + prompt_size) for text in texts)
 
 
 def split(costs: Sequence[Cost], limits: Limits, batch_size: int, fixed_bytes: int = 0) -> Iterator[slice]:
-    """Cut texts into runs that each fit the server's limits; a text that fits nowhere stands alone.
+    """Yield consecutive parts of the texts within the limits. A text over a limit is a part of its own.
 
     Args:
-        costs: what each text takes, shape (N,).
-        limits: those of the server; 0 is unknown.
-        batch_size: the most texts of a run.
-        fixed_bytes: what a request takes besides its texts.
+        costs: Cost of each text (N,).
+        limits: Limits of the server. 0 means unknown.
+        batch_size: Maximum number of texts of a part.
+        fixed_bytes: Size of a request without its texts.
     """
-    most_texts = _most_texts(limits, batch_size)
-    most = (
+    max_texts = _max_texts(limits, batch_size)
+    maxima = (
         limits.max_request_bytes * _USABLE_SHARE or math.inf,
         limits.max_response_bytes * _USABLE_SHARE or math.inf,
         limits.max_request_text_bytes or math.inf,
@@ -176,7 +173,7 @@ def split(costs: Sequence[Cost], limits: Limits, batch_size: int, fixed_bytes: i
     start, used = 0, empty
     for index, cost in enumerate(costs):
         used = _sum(used, cost)
-        is_full = index - start == most_texts or any(map(operator.gt, used, most))
+        is_full = index - start == max_texts or any(map(operator.gt, used, maxima))
         if index > start and is_full:
             yield slice(start, index)
             start, used = index, _sum(empty, cost)
@@ -188,11 +185,11 @@ def _sum(one: tuple[int, int, int, int], other: tuple[int, int, int, int]) -> tu
     return one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3]
 
 
-def _most_texts(limits: Limits, batch_size: int) -> int:
-    """Return the most texts of one request.
+def _max_texts(limits: Limits, batch_size: int) -> int:
+    """Return the maximum number of texts of one request.
 
-    A request is taken as a whole or refused, so one that needs most of the queue to be free is seldom
-    taken while others are served.
+    The server accepts or rejects a request as a whole, so one that needs most of the queue is rarely accepted
+    while others are running.
     """
     share = (
         max(1, limits.max_concurrent_inputs // _QUEUE_PARTS) if limits.max_concurrent_inputs else batch_size
@@ -200,9 +197,9 @@ def _most_texts(limits: Limits, batch_size: int) -> int:
     return min(batch_size, limits.max_inputs_per_request or batch_size, share)
 
 
-def calls_at_a_time(max_in_flight: int, batch_size: int, model: ModelInfo | None) -> int:
-    """Return how many calls to keep running, so that one caller alone never overfills the queue."""
+def max_concurrent_calls(max_in_flight: int, batch_size: int, model: ModelInfo | None) -> int:
+    """Return the maximum number of concurrent calls with which one client cannot fill the queue."""
     if model is None or not model.limits.max_concurrent_inputs:
         return max_in_flight
-    room = model.limits.max_concurrent_inputs // _most_texts(model.limits, batch_size)
-    return max(1, min(max_in_flight, room))
+    capacity = model.limits.max_concurrent_inputs // _max_texts(model.limits, batch_size)
+    return max(1, min(max_in_flight, capacity))

@@ -1,15 +1,12 @@
-"""Reads and assembles the responses of EncodeStream: for each text a text part, then its attention parts.
-
-Letters: T tokens of a text, L' and H' the chosen layers and heads.
-"""
+"""Conversion of EncodeStream responses: for each text one text part, then its attention parts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens_client.arguments import AttentionQuery
-from attnlens_client.core.checks import check_presence, wrong_reply, wrong_text
-from attnlens_client.core.reductions import stacked, with_layers, without_layers
+from attnlens_client.core.attention import stacked, with_layers, without_layers
+from attnlens_client.core.checks import check_presence, invalid_reply, invalid_text
 from attnlens_client.core.replies import EncodeReader
 from attnlens_client.results import Attention, AttentionPart, EncodedText, TextPart, Token
 
@@ -18,85 +15,88 @@ class StreamReader:
     """Reads the messages of one streaming call.
 
     Args:
-        texts: the reader of the whole method.
-        first, count: the number of the call's first text, and how many it has.
+        texts: Reader of the whole method.
+        first: Index of the first text of the call.
+        count: Number of texts of the call.
     """
 
     def __init__(self, texts: EncodeReader, first: int, count: int) -> None:
         self._texts = texts
         self._first, self._end = first, first + count
-        self._index = first - 1  # the text whose parts come
+        self._index = first - 1  # current text
         self._tokens: tuple[Token, ...] = ()
-        self._num_parts = 0  # with a layer, that the text has
-        self._num_received = 0  # of these parts
-        self._layers: list[list[int]] = []  # those that have come, by query
+        self._num_parts = 0  # announced attention parts of the current text
+        self._num_received = 0  # received attention parts
+        self._layers: list[list[int]] = []  # received layers by query
 
     def part(self, response: pb.EncodeStreamResponse) -> TextPart | AttentionPart:
-        """Read one message.
+        """Convert one message.
 
         Raises:
-            BadReplyError: it is not what was asked for, or does not follow the one before.
+            BadReplyError: The message is invalid or out of order.
         """
         index = self._first + response.input_index
-        self._texts.agreed.check("model", response.model, f"texts[{index}]")
+        self._texts.consistency.check("model", response.model, f"texts[{index}]")
         match response.WhichOneof("part"):
             case "text":
                 return self._text(index, response)
             case "attention":
                 return self._attention(index, response.attention)
             case _:
-                raise wrong_text(index, "has a part that is neither text nor attention")
+                raise invalid_text(index, "has a part that is neither text nor attention")
 
     def finish(self) -> None:
-        """Check that everything has come, once the stream has ended.
+        """Check that the stream is complete.
 
         Raises:
-            BadReplyError: a text is missing, or a part of the last one.
+            BadReplyError: A text or a part is missing.
         """
         self._end_text()
         if self._index + 1 != self._end:
             done = self._index + 1 - self._first
-            raise wrong_reply(f"the stream ends after {done} of {self._end - self._first} texts")
+            raise invalid_reply(f"the stream ends after {done} of {self._end - self._first} texts")
 
     def _text(self, index: int, response: pb.EncodeStreamResponse) -> TextPart:
         self._end_text()
         if index != self._index + 1 or index >= self._end:
-            raise wrong_reply(f"the stream has texts[{index}] where texts[{self._index + 1}] is due")
-        self._texts.agreed.check("model version", response.model_version, f"texts[{index}]")
-        self._texts.agreed.check_computation(response.computation, f"texts[{index}]")
-        check_presence("attention in its first part", index, has=bool(response.text.attention), wants=False)
+            raise invalid_reply(f"the stream has texts[{index}], expected texts[{self._index + 1}]")
+        self._texts.consistency.check("model version", response.model_version, f"texts[{index}]")
+        self._texts.consistency.check_computation(response.computation, f"texts[{index}]")
+        check_presence(
+            "attention in its first part", index, is_present=bool(response.text.attention), is_requested=False
+        )
         text = self._texts.without_attention(index, response.text, response)
         self._index, self._tokens, self._layers = index, text.tokens, []
         self._num_received = 0
         self._num_parts = response.num_attention_parts
         if self._num_parts < len(self._texts.queries) or (self._num_parts and not self._texts.queries):
-            raise wrong_text(
-                index, f"announces {self._num_parts} layers for {len(self._texts.queries)} queries"
+            raise invalid_text(
+                index, f"has {self._num_parts} attention parts for {len(self._texts.queries)} queries"
             )
-        self._texts.agreed.check("number of attention parts", self._num_parts, f"texts[{index}]")
+        self._texts.consistency.check("number of attention parts", self._num_parts, f"texts[{index}]")
         return TextPart(index, text, self._num_parts)
 
     def _attention(self, index: int, message: pb.AttentionResult) -> AttentionPart:
         number, layers = message.query_index, tuple(message.layers)
         if index != self._index or self._num_received >= self._num_parts:
-            raise wrong_text(index, f"has layers {layers} out of order")
+            raise invalid_text(index, f"has layers {layers} out of order")
         if number == len(self._layers) < len(self._texts.queries):
             self._end_query()
             self._layers.append([])
         if number != len(self._layers) - 1:
-            raise wrong_text(index, f"has a part of query {number} out of order")
+            raise invalid_text(index, f"has a part of query {number} out of order")
         query = self._texts.queries[number]
-        before = self._layers[-1]
+        received = self._layers[-1]
         if query.joins_layers:
-            if before:
-                raise wrong_text(index, f"has a second part of query {number}, out of order")
+            if received:
+                raise invalid_text(index, f"has a second part of query {number}, out of order")
             query.check_layers(index, layers)
         elif len(layers) != 1:
-            raise wrong_text(index, f"has a part with {len(layers)} instead of 1 layers")
+            raise invalid_text(index, f"has a part with {len(layers)} layers, expected 1")
         else:
-            query.check_layer(index, len(before), layers[0], before[-1] if before else -1)
+            query.check_layer(index, len(received), layers[0], received[-1] if received else -1)
         attention = query.read(index, self._tokens, message)
-        before.extend(layers)
+        received.extend(layers)
         self._num_received += 1
         if self._num_received == self._num_parts:
             self._check_queries()
@@ -108,20 +108,22 @@ class StreamReader:
 
     def _end_text(self) -> None:
         if self._num_received != self._num_parts:
-            raise wrong_text(self._index, f"has {self._num_received} instead of {self._num_parts} layers")
+            raise invalid_text(
+                self._index, f"has {self._num_received} attention parts, expected {self._num_parts}"
+            )
 
     def _check_queries(self) -> None:
-        """Check what has come of a text, now that it is complete."""
+        """Check the queries of a complete text."""
         self._end_query()
         if len(self._layers) != len(self._texts.queries):
-            raise wrong_text(
+            raise invalid_text(
                 self._index,
-                f"has layers of {len(self._layers)} instead of {len(self._texts.queries)} queries",
+                f"has attention of {len(self._layers)} queries, expected {len(self._texts.queries)}",
             )
 
 
 def _attention_part(index: int, number: int, attention: Attention) -> AttentionPart:
-    """Return the part for one layer, or for joined layers, of query `number` for the text at `index`."""
+    """Return the part of one layer, or of joined layers."""
     weights, special_token_mass = attention.weights, attention.special_token_mass
     return AttentionPart(
         input_index=index,
@@ -140,10 +142,10 @@ def _attention_part(index: int, number: int, attention: Attention) -> AttentionP
 
 
 class Assembler:
-    """Puts the parts of a stream together again, one text at a time.
+    """Assembles texts from the parts of a stream.
 
     Args:
-        queries: those that were asked for.
+        queries: Requested queries.
     """
 
     def __init__(self, queries: Sequence[AttentionQuery]) -> None:
@@ -152,7 +154,7 @@ class Assembler:
         self._layers: list[AttentionPart] = []
 
     def add(self, part: TextPart | AttentionPart) -> list[EncodedText]:
-        """Take the next part, and return its text if that is complete now, else nothing."""
+        """Add a part. Return its text if it is complete, else an empty list."""
         if isinstance(part, TextPart):
             self._text, self._layers = part, []
         else:

@@ -1,1 +1,1 @@
-"""What carries out the steps of the core: `steps` in blocking code, `blocking` and `awaited` over gRPC."""
+"""Drivers, which execute the steps of the core with blocking or asynchronous gRPC calls."""

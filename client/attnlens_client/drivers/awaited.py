@@ -1,4 +1,4 @@
-"""How `AsyncClient` carries out the steps of the core: with calls that are awaited. See blocking.py."""
+"""Driver for asyncio."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
@@ -9,13 +9,13 @@ import grpc
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_client.connection import Connection, grpc_options
 from attnlens_client.core.events import Cancel, Ended, Event, Failed, Item, Reply, Start, Steps
-from attnlens_client.errors import AttnlensError, closed_error, no_message_error
+from attnlens_client.errors import AttnlensError, closed_error, undecodable_reply_error
 
 _T = TypeVar("_T")
 
 
 class AsyncDriver:
-    """A channel whose calls are awaited, all in one event loop."""
+    """Makes calls over a gRPC channel in one event loop."""
 
     def __init__(self, connection: Connection) -> None:
         options, credentials = grpc_options(connection), connection.credentials
@@ -26,23 +26,23 @@ class AsyncDriver:
         )
         self.stub = EncoderServiceStub(self.channel)
         self.metadata = tuple(connection.metadata)
-        self.calls: set[grpc.aio.Call] = set()  # those under way, of all methods
+        self.calls: set[grpc.aio.Call] = set()  # running calls of all methods
         self.is_closed = False
 
     async def close(self) -> None:
-        """Cancel what is running, and close the channel."""
+        """Cancel all running calls and close the channel."""
         self.is_closed = True
         for call in tuple(self.calls):
             call.cancel()
         await self.channel.close()
 
     async def result(self, steps: Steps[_T]) -> _T:
-        """Return the only item of a method."""
+        """Return the only item."""
         [result] = [item async for item in self.items(steps)]
         return result
 
     async def items(self, steps: Steps[_T]) -> AsyncGenerator[_T]:
-        """Yield the items of a method as they come."""
+        """Yield the items as they arrive."""
         running = _Running(self)
         event = None
         try:
@@ -67,7 +67,7 @@ class AsyncDriver:
 
 
 class _Running:
-    """The calls of one method that are under way: several with one reply each, or one stream."""
+    """Running calls of one method: several unary calls, or one stream."""
 
     def __init__(self, driver: AsyncDriver) -> None:
         self._driver = driver
@@ -92,7 +92,7 @@ class _Running:
             self._replies.add(reply)
 
     async def wait(self, seconds: float | None) -> Event | None:
-        """Return the next event. None: there was none for so many seconds."""
+        """Return the next event, or None after a timeout in seconds."""
         if self._stream is not None:
             call_id, stream = self._stream
             event = await self._event(call_id, stream.read())
@@ -118,20 +118,20 @@ class _Running:
             self._end(call)
 
     async def _event(self, call_id: int, message: Awaitable[Any]) -> Event | AttnlensError:
-        """Return what becomes of the next message of a call, or the failure that ends the method."""
+        """Return the event of the next message, or the error that ends the method."""
         try:
             received = await message
         except grpc.RpcError as error:
             return closed_error(error) if self._driver.is_closed else Failed(call_id, error)
-        except asyncio.CancelledError as error:  # of the call by `close`, or of the task that waits for it
+        except asyncio.CancelledError as error:  # `close` cancels calls; callers may cancel this task
             task = asyncio.current_task()
             if not self._driver.is_closed or (task is not None and task.cancelling()):
                 raise
             return closed_error(error)
         if received is grpc.aio.EOF:
             return Ended(call_id)
-        # grpc.aio leaves out bytes that are no message.
-        return no_message_error() if received is None else Reply(call_id, received)
+        # grpc.aio returns None for an invalid message.
+        return undecodable_reply_error() if received is None else Reply(call_id, received)
 
     def _end(self, call: grpc.aio.Call) -> None:
         call.cancel()
@@ -139,7 +139,7 @@ class _Running:
         self._driver.calls.discard(call)
 
     def cancel(self) -> None:
-        """End whatever still runs."""
+        """Cancel all running calls."""
         for call in tuple(self._calls):
             self._end(call)
         for task in self._replies:

@@ -1,19 +1,76 @@
-"""How `Client` carries out the steps of the core: with blocking calls over gRPC. See awaited.py."""
+"""Drivers for blocking code. `Driver` makes the calls over gRPC."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Generator
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_client.connection import Connection, grpc_options
-from attnlens_client.core.events import Ended, Event, Failed, Reply, Start
-from attnlens_client.drivers.steps import StepsDriver
+from attnlens_client.core.events import Cancel, Ended, Event, Failed, Item, Reply, Start, Steps
 from attnlens_client.errors import closed_error
+
+_T = TypeVar("_T")
+
+
+class Running(Protocol):
+    """Running calls of one method: several unary calls, or one stream."""
+
+    def start(self, command: Start) -> None:
+        """Start a call."""
+
+    def wait(self, seconds: float | None) -> Event | None:
+        """Return the next event, or None after a timeout in seconds."""
+
+    def cancel(self) -> None:
+        """Cancel all running calls."""
+
+
+class StepsDriver(ABC):
+    """Executes steps in the calling thread. Thread-safe."""
+
+    @abstractmethod
+    def running(self) -> Running:
+        """Return an object that runs the calls of one method."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Cancel all running calls and reject new ones."""
+
+    def result(self, steps: Steps[_T]) -> _T:
+        """Return the only item."""
+        [result] = self.items(steps)
+        return result
+
+    def items(self, steps: Steps[_T]) -> Generator[_T]:
+        """Yield the items as they arrive."""
+        running = self.running()
+        event = None
+        try:
+            while True:
+                try:
+                    command = steps.send(event)
+                except StopIteration:
+                    return
+                event = None
+                if isinstance(command, Item):
+                    yield command.value
+                elif isinstance(command, Start):
+                    running.start(command)
+                elif isinstance(command, Cancel):
+                    running.cancel()
+                    running = self.running()
+                else:
+                    event = running.wait(command.seconds)
+        finally:
+            running.cancel()
+            steps.close()
 
 
 class Driver(StepsDriver):
-    """A channel whose calls block the calling thread. Any number of threads may use it."""
+    """Makes calls over a gRPC channel and blocks the calling thread. Thread-safe."""
 
     def __init__(self, connection: Connection) -> None:
         options, credentials = grpc_options(connection), connection.credentials
@@ -27,26 +84,22 @@ class Driver(StepsDriver):
         self.is_closed = False
 
     def close(self) -> None:
-        """Cancel what is running, and close the channel."""
+        """Cancel all running calls and close the channel."""
         self.is_closed = True
         self.channel.close()
 
-    def running(self) -> "_Running":
-        """Return a place for the calls of one method."""
+    def running(self) -> "_Running":  # noqa: D102 - inherited
         return _Running(self)
 
 
 class _Running:
-    """The calls of one method that are under way: several with one reply each, or one stream."""
-
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._calls: dict[int, Any] = {}
-        self._ended: SimpleQueue[int] = SimpleQueue()  # of those calls, filled by gRPC's threads
+        self._ended: SimpleQueue[int] = SimpleQueue()  # IDs of ended calls, filled by gRPC's threads
         self._stream: tuple[int, Any] | None = None
 
     def start(self, command: Start) -> None:
-        """Start a call."""
         method, call_id = getattr(self._driver.stub, command.method), command.call_id
         options = {"timeout": command.timeout_s, "metadata": self._driver.metadata}
         try:
@@ -55,13 +108,12 @@ class _Running:
             else:
                 call = self._calls[call_id] = method.future(command.request, **options)
                 call.add_done_callback(lambda _: self._ended.put(call_id))
-        except ValueError as error:  # what gRPC says of a closed channel
+        except ValueError as error:  # raised by gRPC if the channel is closed
             if not self._driver.is_closed:
                 raise
             raise closed_error() from error
 
     def wait(self, seconds: float | None) -> Event | None:
-        """Return the next event. None: there was none for so many seconds."""
         if self._stream is not None:
             return self._next_message(*self._stream)
         try:
@@ -89,7 +141,6 @@ class _Running:
         return Failed(call_id, error)
 
     def cancel(self) -> None:
-        """End whatever still runs."""
         for call in self._calls.values():
             call.cancel()
         if self._stream is not None:

@@ -5,7 +5,7 @@ from queue import Empty, SimpleQueue
 from google.protobuf.message_factory import GetMessageClass
 
 from attnlens_client.core.events import Event, Failed, Reply, Start
-from attnlens_client.drivers.steps import StepsDriver
+from attnlens_client.drivers.blocking import StepsDriver
 from attnlens_client.errors import closed_error
 from attnlens_server.grpc_api.methods import DESCRIPTOR
 from attnlens_server.in_process import host

@@ -9,7 +9,7 @@ from typing import TypedDict, Unpack
 
 from attnlens_client.client import BlockingMethods
 from attnlens_client.connection import check_number, check_timeout
-from attnlens_client.core.session import Session
+from attnlens_client.core.calls import Session
 from attnlens_server.config import EngineName, Precision, Provider, ServerConfig
 from attnlens_server.in_process.driver import LocalDriver
 from attnlens_server.in_process.host import Host
@@ -72,7 +72,7 @@ class Local(BlockingMethods):
             max_in_flight=max_in_flight,
             may_retry=True,
             has_answered=True,
-            may_come_back=False,
+            may_restart=False,
         )
         # Cells of notebooks are run again, and nobody closes what the name meant before, with its weights and
         # threads. Of the driver, since a generator that a method has returned needs no more than that.

@@ -74,7 +74,7 @@ def test_gates_as_json_are_those_of_the_server(attend: Run, server: ServerProces
     assert answer["head_load"] == pytest.approx(text.attention[0].selected[0].mean(axis=0).tolist())
     with Client(server.address) as client:
         [plain] = client.encode([SENTENCE], attention=AttentionQuery(layers=[2]))
-    with pytest.raises(ValueError, match="ask for head_gates"):
+    with pytest.raises(ValueError, match="request head_gates"):
         _ = plain.attention[0].selected
 
 
@@ -104,7 +104,7 @@ def test_a_band_is_shown_as_the_weights_that_it_stands_for(attend: Run, tmp_path
 def test_what_a_model_or_layer_does_not_have_is_refused(attend: Run) -> None:
     result = attend("--gates", "--layer", "0")
     assert result.returncode != 0
-    assert "that layer has no such output, these have: 1" in result.stderr
+    assert "a layer without this output: use 1" in result.stderr
     both = attend("--gates", "--composed")
     assert (both.returncode, "--gates excludes" in both.stderr) == (2, True)
 

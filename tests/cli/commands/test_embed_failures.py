@@ -31,7 +31,7 @@ def test_a_line_that_is_too_long_is_named_and_never_sent(
     result = run("embed", source, "--address", server.address)
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert f"{source}, line 2 has " in result.stderr
-    assert "a text may have 1000: send it in pieces (--truncate cuts tokens, not bytes; " in result.stderr
+    assert "but the limit is 1000: split the text (--truncate cuts tokens, not bytes; " in result.stderr
     assert not any(long in str(request) for request in server.requests)
 
 
@@ -140,7 +140,7 @@ def test_more_dimensions_than_the_model_has_fail_before_anything_is_read(
     server: ScriptedServer, run: Run
 ) -> None:
     result = run("embed", "--address", server.address, "--dimensions", "5", stdin=subprocess.PIPE)
-    message = "attnlens embed: invalid value for '--dimensions': is 5: scripted has 4\n"
+    message = "attnlens embed: invalid value for '--dimensions': is 5: use 1 to 4\n"
     assert (result.returncode, result.stderr) == (2, message)
 
 
@@ -148,14 +148,14 @@ def test_more_dimensions_than_the_model_has_fail_before_anything_is_read(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda reply: reply.embeddings.shape.__setitem__(0, 9), "have the shape (9, 4) instead of (3, any)"),
+        (lambda reply: reply.embeddings.shape.__setitem__(0, 9), "shape (9, 4), expected (3, any)"),
         (lambda reply: reply.embeddings.shape.__setitem__(1, -1), "do not fill the shape (3, -1)"),
         (
             lambda reply: setattr(reply.embeddings, "data", reply.embeddings.data[:-4] + b"\0\0\xc0\x7f"),
-            "line 3 has an embedding with a value that is no finite number",
+            "line 3 has an embedding with a value that is not finite",
         ),
-        (lambda reply: setattr(reply, "model", "b"), "is 'b' instead of 'scripted'"),
-        (lambda reply: reply.usages.pop(), "2 instead of 3 usages"),
+        (lambda reply: setattr(reply, "model", "b"), "is 'b', expected 'scripted'"),
+        (lambda reply: reply.usages.pop(), "2 usages for texts[0:3], expected 3"),
     ],
 )
 def test_a_wrong_reply_has_an_exit_code_of_its_own_and_leaves_no_file(

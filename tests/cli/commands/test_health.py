@@ -75,7 +75,7 @@ def test_a_reply_that_is_no_answer_is_one_line(run_here: RunHere, reply: bytes) 
     with answering(reply) as (address, _):
         code, out, err = run_here("health", "--address", address)
     assert (code, out, err.count("\n")) == (76, "", 1)
-    assert "its bytes are no answer about health" in err
+    assert "not a message of grpc.health.v1" in err
 
 
 def test_waiting_asks_again_until_the_server_serves(run_here: RunHere) -> None:

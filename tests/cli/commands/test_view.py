@@ -124,7 +124,7 @@ def test_a_server_that_does_not_explain_gives_a_page_of_attention_that_says_why(
         assert run("view", SENTENCE, "-o", path, "--address", server.address).returncode == 0
     data = data_of(path)
     assert data["texts"][0]["scores"] == []
-    assert "the server does not explain" in data["notes"][0]
+    assert "the server does not support explanations" in data["notes"][0]
 
 
 def test_two_texts_make_one_page(view: Run, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         (["info", "--model", b"\xff"], "info: invalid value for '--model': it is not UTF-8"),
         (
             ["info", "--address", "localhost"],
-            "info: invalid value for '--address': address is 'localhost': give",
+            "info: invalid value for '--address': address is 'localhost': use",
         ),
         (["info", "--address", "localhost:115587"], "info: invalid value for '--address': "),
         (["info", "--tls-server-name", "x"], "info: --tls-server-name needs TLS: give --tls or --tls-ca"),
@@ -111,7 +111,7 @@ def test_a_value_that_the_model_does_not_take_is_reported_with_its_option(
 ) -> None:
     result = run("embed", "--dimensions", "999", "--address", server.address, input="a\n")
     assert result.returncode == 2
-    assert result.stderr == "attnlens embed: invalid value for '--dimensions': is 999: scripted has 4\n"
+    assert result.stderr == "attnlens embed: invalid value for '--dimensions': is 999: use 1 to 4\n"
 
 
 class _NotGrpc(socketserver.StreamRequestHandler):
@@ -160,7 +160,7 @@ def test_a_reply_that_cannot_be_parsed_is_one_line(run: Run, garbled_server: str
     for args in (("info",), ("attend", "abc"), ("embed", __file__)):
         result = run(*args, "--address", garbled_server)
         assert (result.returncode, result.stdout, result.stderr.count("\n")) == (76, "", 1)
-        assert "its bytes are no message" in result.stderr
+        assert "not a message of the expected type" in result.stderr
 
 
 def test_other_commands_check_replies_too(server: ScriptedServer, run: Run, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_other_commands_check_replies_too(server: ScriptedServer, run: Run, tmp_
     picture = tmp_path / "map.png"
     attend = run("attend", "abc", "--address", server.address, "--image", picture)
     assert (attend.returncode, attend.stdout, attend.stderr.count("\n")) == (76, "", 1)
-    assert "0 instead of 1 among the layers" in attend.stderr
+    assert "0 among the layers of attention[0], expected 1" in attend.stderr
     assert not picture.exists()
     server.model.embedding_size = -1
     info = run("info", "--address", server.address)

@@ -19,9 +19,9 @@ from attnlens_client import (
     RateLimitedError,
     UnavailableError,
 )
-from attnlens_client.core import methods, plans
+from attnlens_client.core import calls, plans
+from attnlens_client.core.calls import Attempts, Session
 from attnlens_client.core.events import Cancel, Ended, Event, Failed, Item, Reply, Start, Steps
-from attnlens_client.core.session import Attempts, Session
 
 _T = TypeVar("_T")
 
@@ -75,7 +75,7 @@ class Simulation:
             "may_retry": True,
             **settings,
         }
-        return Session(**settings, clock=lambda: self.now, spread=lambda: 1.0)
+        return Session(**settings, clock=lambda: self.now, jitter=lambda: 1.0)
 
     def items(self, steps: Steps[_T]) -> Iterator[_T]:
         ready: list[Event] = []
@@ -133,7 +133,7 @@ def failing(*errors: Refusal, method: str = "Embed") -> Callable[[Start], list[E
 
 def test_one_short_text_is_one_call() -> None:
     simulation = Simulation(served)
-    [result] = simulation.items(methods.run(simulation.session(), plans.embed(["abc"])))
+    [result] = simulation.items(calls.run(simulation.session(), plans.embed(["abc"])))
     assert result.vectors.tolist() == [[3.0] * 4]
     assert simulation.methods == ["Embed"]
 
@@ -146,7 +146,7 @@ def test_results_come_in_the_order_of_the_texts_whichever_call_ends_first(order:
         range(len(ready)), key=lambda place: ranks.get(ready[place].call_id, 0)
     )
     session = simulation.session(batch_size=1)
-    [result] = simulation.items(methods.run(session, plans.embed(["a", "bb", "ccc"])))
+    [result] = simulation.items(calls.run(session, plans.embed(["a", "bb", "ccc"])))
     assert result.vectors[:, 0].tolist() == [1, 2, 3]
     assert simulation.methods == ["GetModel", *["Embed"] * 3]
     assert simulation.most_running == 3
@@ -155,14 +155,14 @@ def test_results_come_in_the_order_of_the_texts_whichever_call_ends_first(order:
 def test_no_more_calls_run_at_a_time_than_may() -> None:
     simulation = Simulation(served)
     session = simulation.session(batch_size=1, max_in_flight=2)
-    list(simulation.items(methods.run(session, plans.embed(["a"] * 9))))
+    list(simulation.items(calls.run(session, plans.embed(["a"] * 9))))
     assert simulation.methods.count("Embed") == 9
     assert simulation.most_running == 2
 
 
 def test_an_overloaded_server_is_asked_again_after_delays_that_double() -> None:
     simulation = Simulation(failing(*[OVERLOADED] * 8))
-    [result] = simulation.items(methods.run(simulation.session(), plans.embed(["abc"])))
+    [result] = simulation.items(calls.run(simulation.session(), plans.embed(["abc"])))
     assert result.vectors.shape == (1, 4)
     assert simulation.waits == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0])
     timeouts = [entry.timeout_s for entry in simulation.log if isinstance(entry, Start)]
@@ -172,12 +172,12 @@ def test_an_overloaded_server_is_asked_again_after_delays_that_double() -> None:
 def test_a_server_that_says_when_is_not_asked_before() -> None:
     soon = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "soon", "RATE_LIMITED", retry_delay_s=3.0)
     simulation = Simulation(failing(soon, soon, OVERLOADED))
-    list(simulation.items(methods.run(simulation.session(), plans.embed(["abc"]))))
+    list(simulation.items(calls.run(simulation.session(), plans.embed(["abc"]))))
     assert simulation.waits == pytest.approx([3.0, 3.0, 0.8])
     too_late = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "tomorrow", "RATE_LIMITED", retry_delay_s=86_400)
     simulation = Simulation(failing(too_late))
     with pytest.raises(RateLimitedError, match="tomorrow"):
-        list(simulation.items(methods.run(simulation.session(), plans.embed(["abc"]))))
+        list(simulation.items(calls.run(simulation.session(), plans.embed(["abc"]))))
     assert simulation.waits == []
 
 
@@ -193,8 +193,8 @@ def test_a_model_that_is_replaced_between_two_calls_is_not_mixed() -> None:
 
     simulation = Simulation(answer)
     session = simulation.session(batch_size=1)
-    with pytest.raises(BadReplyError, match=r"model version of texts\[1:2\] is '2' instead of '1'"):
-        list(simulation.items(methods.run(session, plans.embed(["a", "b"]))))
+    with pytest.raises(BadReplyError, match=r"model version of texts\[1:2\] is '2', expected '1'"):
+        list(simulation.items(calls.run(session, plans.embed(["a", "b"]))))
     assert session.models == {}
 
 
@@ -209,19 +209,19 @@ def test_a_stream_asks_for_the_same_as_encode() -> None:
 def test_the_deadline_ends_the_retries_with_what_the_server_said() -> None:
     simulation = Simulation(failing(*[OVERLOADED] * 50))
     with pytest.raises(OverloadedError, match="full") as caught:
-        list(simulation.items(methods.run(simulation.session(timeout_s=2.5), plans.embed(["abc"]))))
+        list(simulation.items(calls.run(simulation.session(timeout_s=2.5), plans.embed(["abc"]))))
     assert caught.value.__cause__ is OVERLOADED
     assert simulation.waits == pytest.approx([0.2, 0.4, 0.8])  # the next would end after the deadline
     simulation = Simulation(failing(*[OVERLOADED] * 50))
     with pytest.raises(OverloadedError):
-        list(simulation.items(methods.run(simulation.session(may_retry=False), plans.embed(["abc"]))))
+        list(simulation.items(calls.run(simulation.session(may_retry=False), plans.embed(["abc"]))))
     assert simulation.waits == []
 
 
 def test_without_a_deadline_the_retries_go_on() -> None:
     simulation = Simulation(failing(*[OVERLOADED] * 500))
     session = simulation.session(timeout_s=None)
-    assert len(list(simulation.items(methods.run(session, plans.embed(["abc"]))))) == 1
+    assert len(list(simulation.items(calls.run(session, plans.embed(["abc"]))))) == 1
     assert Attempts(session).timeout_s() is None
 
 
@@ -229,11 +229,11 @@ def test_a_server_that_goes_away_is_awaited_once_it_has_answered() -> None:
     simulation = Simulation(failing(AWAY))
     session = simulation.session()
     with pytest.raises(UnavailableError, match="away"):
-        list(simulation.items(methods.run(session, plans.embed(["abc"]))))
+        list(simulation.items(calls.run(session, plans.embed(["abc"]))))
     assert simulation.waits == []
-    assert len(list(simulation.items(methods.run(session, plans.embed(["abc"]))))) == 1  # it has answered
+    assert len(list(simulation.items(calls.run(session, plans.embed(["abc"]))))) == 1  # it has answered
     simulation.answer = failing(AWAY, AWAY)
-    assert len(list(simulation.items(methods.run(session, plans.embed(["abc"]))))) == 1
+    assert len(list(simulation.items(calls.run(session, plans.embed(["abc"]))))) == 1
     assert simulation.waits == pytest.approx([0.2, 0.4])
 
 
@@ -252,7 +252,7 @@ def test_a_refused_call_is_made_again_while_others_still_run() -> None:
         return [Failed(1, OVERLOADED)] if starts.count(1) == 1 else served(start) + held
 
     simulation = Simulation(answer)
-    steps = methods.run(simulation.session(batch_size=1), plans.embed(["oldest", "b"]))
+    steps = calls.run(simulation.session(batch_size=1), plans.embed(["oldest", "b"]))
     [result] = simulation.items(steps)
     assert result.vectors[:, 0].tolist() == [6, 1]
     assert starts == [0, 1, 1]
@@ -269,7 +269,7 @@ def test_a_failure_that_will_not_pass_is_raised_with_the_callers_number() -> Non
     simulation = Simulation(answer)
     session = simulation.session(batch_size=1)
     with pytest.raises(InvalidRequestError, match=r"^texts\[2\] is bad") as caught:
-        list(simulation.items(methods.run(session, plans.embed(["a", "b", "c"]))))
+        list(simulation.items(calls.run(session, plans.embed(["a", "b", "c"]))))
     assert caught.value.text_index == 2
 
 
@@ -284,16 +284,16 @@ def test_a_refusal_asks_for_limits_that_may_have_changed() -> None:
 
     simulation = Simulation(answer)
     session = simulation.session()
-    list(simulation.items(methods.run(session, plans.embed(["a"] * 4))))
+    list(simulation.items(calls.run(session, plans.embed(["a"] * 4))))
     limits["max_inputs_per_request"] = 2
     simulation.log.clear()
-    [result] = simulation.items(methods.run(session, plans.embed(["a"] * 4)))
+    [result] = simulation.items(calls.run(session, plans.embed(["a"] * 4)))
     assert result.vectors.shape == (4, 4)
     assert simulation.methods == ["Embed", "GetModel", "Embed", "Embed"]
     simulation.log.clear()
     simulation.answer = failing(*[Refusal(grpc.StatusCode.INVALID_ARGUMENT, "bad")] * 9)
     with pytest.raises(InvalidRequestError, match="bad"):  # with limits that are asked for first: once
-        list(simulation.items(methods.run(simulation.session(), plans.embed(["a"] * 4))))
+        list(simulation.items(calls.run(simulation.session(), plans.embed(["a"] * 4))))
     assert simulation.methods == ["GetModel", "Embed"]
 
 
@@ -310,9 +310,9 @@ def test_calls_of_before_are_ended_when_other_limits_are_asked_for() -> None:
 
     simulation = Simulation(answer)
     session = simulation.session(batch_size=2)
-    list(simulation.items(methods.run(session, plans.embed(["a", "b"]))))
+    list(simulation.items(calls.run(session, plans.embed(["a", "b"]))))
     simulation.pick = lambda ready: len(ready) - 1  # the failure first
-    [result] = simulation.items(methods.run(session, plans.embed(["a", "bb", "ccc", "dddd"])))
+    [result] = simulation.items(calls.run(session, plans.embed(["a", "bb", "ccc", "dddd"])))
     assert result.vectors[:, 0].tolist() == [1, 2, 3, 4]
 
 
@@ -320,16 +320,16 @@ def test_a_call_that_takes_too_long_says_whether_a_server_ever_answered() -> Non
     simulation = Simulation(failing(LATE))
     session = simulation.session(timeout_s=0.3)
     with pytest.raises(DeadlineExceededError, match=r"no server answered at there:1 within 0.3 s: start one"):
-        list(simulation.items(methods.run(session, plans.embed(["a"]))))
-    list(simulation.items(methods.run(session, plans.embed(["a"]))))
+        list(simulation.items(calls.run(session, plans.embed(["a"]))))
+    list(simulation.items(calls.run(session, plans.embed(["a"]))))
     simulation.answer = failing(LATE)
-    with pytest.raises(DeadlineExceededError, match=r"a call to there:1 took more than 0.3 s: give a larger"):
-        list(simulation.items(methods.run(session, plans.embed(["a"]))))
+    with pytest.raises(DeadlineExceededError, match=r"a call to there:1 took more than 0.3 s: use a larger"):
+        list(simulation.items(calls.run(session, plans.embed(["a"]))))
 
 
 def test_a_stream_hands_out_each_text_when_it_is_complete() -> None:
     simulation = Simulation(served)
-    steps = methods.encode_stream(simulation.session(batch_size=2), plans.encode(["a", "bb", "ccc"]))
+    steps = calls.encode_stream(simulation.session(batch_size=2), plans.encode(["a", "bb", "ccc"]))
     texts = simulation.items(steps)
     assert next(texts).num_tokens == 1
     assert simulation.methods == ["GetModel", "EncodeStream"]  # the second call starts when it is needed
@@ -339,26 +339,26 @@ def test_a_stream_hands_out_each_text_when_it_is_complete() -> None:
 
 def test_a_stream_is_asked_for_again_only_while_nothing_of_it_has_come() -> None:
     simulation = Simulation(failing(OVERLOADED, OVERLOADED, method="EncodeStream"))
-    texts = list(simulation.items(methods.encode_stream(simulation.session(), plans.encode(["ab"]))))
+    texts = list(simulation.items(calls.encode_stream(simulation.session(), plans.encode(["ab"]))))
     assert [text.num_tokens for text in texts] == [2]
     assert simulation.waits == pytest.approx([0.2, 0.4])
     simulation.answer = lambda start: [served(start)[0], Failed(start.call_id, OVERLOADED)]
     with pytest.raises(OverloadedError):
-        list(simulation.items(methods.encode_stream(simulation.session(), plans.encode(["ab"]))))
+        list(simulation.items(calls.encode_stream(simulation.session(), plans.encode(["ab"]))))
     assert simulation.waits == pytest.approx([0.2, 0.4])
 
 
 def test_a_stream_that_ends_too_soon_is_a_bad_reply() -> None:
     simulation = Simulation(lambda start: [*served(start)[:2], Ended(start.call_id)])
     plan = plans.encode(["ab"], attention=AttentionQuery())
-    with pytest.raises(BadReplyError, match="1 instead of 2 layers"):
-        list(simulation.items(methods.encode_stream_parts(simulation.session(), plan)))
+    with pytest.raises(BadReplyError, match=r"1 .*, expected 2"):
+        list(simulation.items(calls.encode_stream_parts(simulation.session(), plan)))
 
 
 def test_models_are_forgotten_when_another_one_answers() -> None:
     simulation = Simulation(served)
     session = simulation.session()
-    list(simulation.items(methods.run(session, plans.embed(["a", "b"]))))
+    list(simulation.items(calls.run(session, plans.embed(["a", "b"]))))
     assert list(session.models) == [""]
 
     def renamed(start: Start) -> list[Event]:
@@ -368,7 +368,7 @@ def test_models_are_forgotten_when_another_one_answers() -> None:
         return [event]
 
     simulation.answer = renamed
-    list(simulation.items(methods.run(session, plans.embed(["a", "b"]))))
+    list(simulation.items(calls.run(session, plans.embed(["a", "b"]))))
     assert session.models == {}
 
 

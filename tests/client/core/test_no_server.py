@@ -5,8 +5,8 @@ from typing import Any
 import grpc
 import pytest
 
-from attnlens_client.core.session import Session
-from attnlens_client.errors import Trouble, trouble_of
+from attnlens_client.core.calls import Session
+from attnlens_client.errors import ConnectionProblem, connection_problem
 
 AWAY, UNKNOWN_METHOD = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED
 
@@ -31,24 +31,24 @@ class Failure(grpc.RpcError):
 @pytest.mark.parametrize(
     ("details", "answered", "uses_tls", "trouble"),
     [
-        ("x; last error: UNKNOWN: Connection refused", False, False, Trouble.NO_SERVER),
-        ("x; last error: Connection refused", False, True, Trouble.NO_SERVER),
-        ("Socket closed", False, False, Trouble.NO_SERVER_OR_TLS),
-        ("Socket closed", False, True, Trouble.NO_SERVER),
-        ("Ssl handshake failed", False, True, Trouble.OTHER_TLS),
-        ("Trying to connect an http1.x server", False, False, Trouble.OTHER_PROGRAM),
-        ("Method not found!", True, False, Trouble.OTHER_PROGRAM),
+        ("x; last error: UNKNOWN: Connection refused", False, False, ConnectionProblem.NO_SERVER),
+        ("x; last error: Connection refused", False, True, ConnectionProblem.NO_SERVER),
+        ("Socket closed", False, False, ConnectionProblem.NO_SERVER_OR_TLS),
+        ("Socket closed", False, True, ConnectionProblem.NO_SERVER),
+        ("Ssl handshake failed", False, True, ConnectionProblem.TLS_HANDSHAKE),
+        ("Trying to connect an http1.x server", False, False, ConnectionProblem.OTHER_PROGRAM),
+        ("Method not found!", True, False, ConnectionProblem.OTHER_PROGRAM),
     ],
 )
 def test_why_no_server_answers_follows_from_what_grpc_says(
-    details: str, answered: bool, uses_tls: bool, trouble: Trouble
+    details: str, answered: bool, uses_tls: bool, trouble: ConnectionProblem
 ) -> None:
-    found, cause = trouble_of(Failure(AWAY, details), answered=answered, uses_tls=uses_tls)
+    found, cause = connection_problem(Failure(AWAY, details), answered=answered, uses_tls=uses_tls)
     assert (found, cause) == (trouble, details.rpartition("last error: ")[2])
 
 
 def test_without_an_error_of_grpc_there_is_no_cause() -> None:
-    assert trouble_of(None, answered=False, uses_tls=False) == (Trouble.NO_SERVER, "")
+    assert connection_problem(None, answered=False, uses_tls=False) == (ConnectionProblem.NO_SERVER, "")
 
 
 @pytest.mark.parametrize(
@@ -58,36 +58,39 @@ def test_without_an_error_of_grpc_there_is_no_cause() -> None:
             AWAY,
             "a; last error: b",
             False,
-            "no server answers at there:1: start one with `attnlens serve DIR`, or give another address (b)",
+            "no server answers at there:1: start one with `attnlens serve DIR`, or use another address (b)",
         ),
         (
             AWAY,
             "",
             False,
-            "no server answers at there:1: start one with `attnlens serve DIR`, or give another address",
+            "no server answers at there:1: start one with `attnlens serve DIR`, or use another address",
         ),
         (
             AWAY,
             "Socket closed",
             False,
             (
-                "no server answers at there:1: start one with `attnlens serve DIR`, or give another address, "
-                "or credentials for TLS (Socket closed)"
+                "no server answers at there:1: start one with `attnlens serve DIR`, or use another address, "
+                "or use credentials for TLS (Socket closed)"
             ),
         ),
         (
             AWAY,
             "SSL",
             True,
-            "no TLS with there:1: check the credentials, or leave them out for a server without TLS (SSL)",
+            (
+                "the TLS handshake with there:1 failed: check the credentials, or omit them for a server "
+                "without TLS (SSL)"
+            ),
         ),
         (
             UNKNOWN_METHOD,
             "Method not found!",
             False,
             (
-                "the program at there:1 is not an attnlens server: give another address, or credentials "
-                "where the server uses TLS (Method not found!)"
+                "the program at there:1 is not an attnlens server: use another address, or credentials "
+                "if the server uses TLS (Method not found!)"
             ),
         ),
     ],

@@ -12,14 +12,14 @@ from attnlens.v1.manifest_pb2 import Architecture
 from attnlens.v1.model_pb2 import Limits, Model
 from attnlens_client import AttentionQuery, TokenIds
 from attnlens_client.core import plans
-from attnlens_client.core.explanations.plans import explain
 from attnlens_client.core.models import model_info
+from attnlens_client.core.plans import explain
 from attnlens_client.core.splitting import (
     Cost,
-    calls_at_a_time,
     embed_response_bytes,
     encode_computed_tokens,
     encode_response_bytes,
+    max_concurrent_calls,
     split,
 )
 from attnlens_client.errors import InvalidRequestError
@@ -152,7 +152,7 @@ def test_the_bytes_of_a_prompt_count_for_each_text(
     requests = [request for _, request in plans.embed(["abcde"] * 6, **options).requests(model, 100)]
     assert [len(each.inputs) for each in requests] == runs
     with pytest.raises(
-        InvalidRequestError, match=rf"has 16 bytes{' with the prompt' * bool(size)}, a text may have 15"
+        InvalidRequestError, match=rf"has 16 bytes{' with the prompt' * bool(size)}, but the limit is 15"
     ):
         list(plans.embed(["x" * (16 - size)], **options).requests(model, 100))
 
@@ -184,17 +184,17 @@ def test_both_texts_of_a_pair_count_and_ids_have_no_bytes_of_text() -> None:
     model = _model(max_text_bytes=10, max_request_text_bytes=20)
     [(_, request)] = plans.embed([("abcde", "fghij"), ("é", "é"), [1] * 99]).requests(model, 100)
     assert len(request.inputs) == 3
-    with pytest.raises(InvalidRequestError, match=r"texts\[1\] has 11 bytes, a text may have 10"):
+    with pytest.raises(InvalidRequestError, match=r"texts\[1\] has 11 bytes, but the limit is 10"):
         list(plans.tokenize(["a", ("abcde", "fghijk")]).requests(model, 100))
     with pytest.raises(
-        InvalidRequestError, match=r"a text may have 10: truncate cuts tokens, .* --max-text-bytes"
+        InvalidRequestError, match=r"but the limit is 10: truncate needs the whole text.* --max-text-bytes"
     ):
         list(plans.embed(["a" * 11], truncate=True).requests(model, 100))
     assert len(list(plans.embed([TokenIds([1] * 99)], prompt="p" * 10).requests(model, 100))) == 1
 
 
 def test_one_caller_does_not_overfill_the_queue() -> None:
-    assert calls_at_a_time(8, 128, None) == 8
-    assert calls_at_a_time(8, 128, _model(max_concurrent_inputs=2048)) == 8
-    assert calls_at_a_time(8, 128, _model(max_concurrent_inputs=512)) == 4
-    assert calls_at_a_time(8, 128, _model(max_concurrent_inputs=1)) == 1
+    assert max_concurrent_calls(8, 128, None) == 8
+    assert max_concurrent_calls(8, 128, _model(max_concurrent_inputs=2048)) == 8
+    assert max_concurrent_calls(8, 128, _model(max_concurrent_inputs=512)) == 4
+    assert max_concurrent_calls(8, 128, _model(max_concurrent_inputs=1)) == 1

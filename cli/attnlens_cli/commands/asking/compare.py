@@ -111,7 +111,7 @@ def _print(
 
 def _page(client: "Client", first: str, second: str, options: dict[str, Any]) -> "Page":
     """Return the page. It needs scores of tokens, and contributions of heads if the method has them."""
-    from attnlens_client.pages import Reading, result_page
+    from attnlens_client.pages import TextOptions, result_page
 
     has_heads = options["methods"] == "contributions"
     matrix = options["matrix"] or "output"
@@ -120,7 +120,7 @@ def _page(client: "Client", first: str, second: str, options: dict[str, Any]) ->
         matrix = None
     arguments = options | {"level": "tokens", "head_contributions": has_heads, "matrix": matrix}
     comparison: Comparison = client.compare(first, second, **arguments)
-    reading = Reading(
+    reading = TextOptions(
         prompt_names=(options["prompt_name_a"], options["prompt_name_b"]), truncate=options["truncate"]
     )
     return result_page(client, model, [first, second], reading, comparison=comparison, matrix=matrix or "")

@@ -135,14 +135,14 @@ def _fetch(
         [explanation] = client.explain([text], model=server.model, **options)
         if not with_page:
             return explanation, None
-        from attnlens_client.pages import Reading, result_page
+        from attnlens_client.pages import TextOptions, result_page
         from attnlens_viewer.results import describe_target
 
         model = client.get_model(server.model)
         # The page needs scores of tokens, and contributions of heads if the method has them.
         arguments = options | {"level": "tokens", "head_contributions": "contributions" in options["methods"]}
         [by_token] = client.explain([text], model=model.name, **arguments)
-        reading = Reading(
+        reading = TextOptions(
             prompt_names=(options["prompt_name"], None),
             prompts=(options["prompt"], None),
             truncate=options["truncate"],

@@ -11,7 +11,7 @@ from attnlens_cli.frame.server import ServerOptions, connection_options
 from attnlens_cli.printable import printable_json
 
 if TYPE_CHECKING:
-    from attnlens_client.drivers.health import HealthStatus
+    from attnlens_client.health import HealthStatus
 
 _MAX_WAIT_S = 86_400  # a day
 _DESCRIPTIONS = {
@@ -48,7 +48,7 @@ def health(attention: bool, wait_s: float, as_json: bool, server: ServerOptions)
     without running the model, so it is suitable for container probes.
     """
     from attnlens_client.connection import SERVICE
-    from attnlens_client.drivers.health import ATTENTIONS, check_health
+    from attnlens_client.health import ATTENTIONS, check_health
 
     service = ATTENTIONS if attention else SERVICE
     settings = server.client_settings()

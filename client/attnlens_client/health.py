@@ -1,7 +1,7 @@
-"""Asks a server whether it serves, by gRPC's health protocol, with what the base install has.
+"""Health checks by the grpc.health.v1 protocol.
 
-The messages of grpc.health.v1 are those of two wrappers of protobuf, byte by byte: a request is a string with
-the number 1, a response an enumeration with the number 1. So grpcio-health-checking is not needed.
+Its messages have the wire format of protobuf's wrapper types, so grpcio-health-checking is not required:
+requests are a StringValue, responses an Int32Value.
 """
 
 import time
@@ -19,7 +19,7 @@ HealthStatus: TypeAlias = Literal["unknown", "serving", "not_serving", "service_
 
 ATTENTIONS = f"{SERVICE}.attentions"
 _METHOD = "/grpc.health.v1.Health/Check"
-# By their numbers in grpc.health.v1.HealthCheckResponse.
+# By number in grpc.health.v1.HealthCheckResponse.
 _STATUSES: dict[int, HealthStatus] = {0: "unknown", 1: "serving", 2: "not_serving", 3: "service_unknown"}
 _PAUSE_S = 0.2
 _CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1_000))
@@ -34,20 +34,20 @@ def check_health(
     credentials: grpc.ChannelCredentials | None = None,
     channel_options: Sequence[tuple[str, Any]] = (),
 ) -> HealthStatus:
-    """Return what the server at `address` says of `service`.
+    """Return the health of a service.
 
     Args:
-        address: as of `Client`.
-        service: the name of a service: that of attnlens, or `ATTENTIONS`, its graph for attention weights.
-        timeout_s: the deadline of one question.
-        wait_s: ask again until the answer is "serving", for so many seconds at most.
-        credentials: as of `Client`.
-        channel_options: as of `Client`.
+        address: See `Client`.
+        service: Name of the service. `ATTENTIONS` is the health of the attention graph.
+        timeout_s: Timeout of one check in seconds.
+        wait_s: Maximum time in seconds to wait until the status is "serving".
+        credentials: See `Client`.
+        channel_options: See `Client`.
 
     Raises:
-        ValueError: the address has the wrong form.
-        BadReplyError: the reply is no answer.
-        AttnlensError: there is no server, or another program, at the end of `wait_s`.
+        ValueError: The address is invalid.
+        BadReplyError: The reply is invalid.
+        AttnlensError: No attnlens server answered within `wait_s`.
 
     >>> check_health(address)
     'serving'
@@ -63,7 +63,7 @@ def check_health(
         while True:
             left_s = deadline - time.monotonic()
             try:
-                status = _ask(
+                status = _check(
                     channel, service, min(timeout_s, max(_PAUSE_S, left_s)) if wait_s else timeout_s
                 )
             except (DeadlineExceededError, UnavailableError):
@@ -75,11 +75,11 @@ def check_health(
             time.sleep(max(0.0, min(_PAUSE_S, deadline - time.monotonic())))
 
 
-def _ask(channel: grpc.Channel, service: str, timeout_s: float) -> HealthStatus:
-    ask: grpc.UnaryUnaryMultiCallable[StringValue, bytes]
-    ask = channel.unary_unary(_METHOD, request_serializer=StringValue.SerializeToString)
+def _check(channel: grpc.Channel, service: str, timeout_s: float) -> HealthStatus:
+    check: grpc.UnaryUnaryMultiCallable[StringValue, bytes]
+    check = channel.unary_unary(_METHOD, request_serializer=StringValue.SerializeToString)
     try:
-        reply = ask(StringValue(value=service), timeout=timeout_s)
+        reply = check(StringValue(value=service), timeout=timeout_s)
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.NOT_FOUND:
             return "service_unknown"
@@ -87,4 +87,4 @@ def _ask(channel: grpc.Channel, service: str, timeout_s: float) -> HealthStatus:
     try:
         return _STATUSES[Int32Value.FromString(reply).value]
     except (DecodeError, KeyError) as error:
-        raise BadReplyError("the reply is wrong: its bytes are no answer about health") from error
+        raise BadReplyError("invalid reply: not a message of grpc.health.v1") from error

@@ -1,6 +1,6 @@
-"""Replies: from messages to explanations, once they are known to be what was asked for, and to add up.
+"""Conversion of Explain and Compare replies. Sums of scores are checked.
 
-What is wrong is a BadReplyError. T tokens of a text, U tokens or words of it.
+Shapes: T tokens, U tokens or words.
 """
 
 import math
@@ -12,32 +12,32 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1 import explanation_pb2
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_client.core.checks import (
-    Agreed,
+    Consistency,
     check_count,
     check_finite,
     check_presence,
     checked_array,
     checked_usage,
+    invalid_reply,
+    invalid_text,
     precision_of,
-    wrong_reply,
-    wrong_text,
 )
-from attnlens_client.core.enums import name_of
 from attnlens_client.core.replies import Reply, tokens_of
+from attnlens_client.core.requests import name_of
 from attnlens_client.explanations import Comparison, Explanation, TokenScores
 from attnlens_client.results import Array
 
 FLOAT32 = DataType.DATA_TYPE_FLOAT32
-# Those whose scores and baseline add up to the target, and those that may lack a number.
+# Methods whose scores and baseline add up to the target, and methods with undefined scores.
 _COMPLETE = frozenset({"contributions", "output_share"})
 _WITH_GAPS = frozenset({"leave_one_out"})
-# Largest distance of scores and baseline from the target d . p / |p|, as a share of |d|: the limit of an
-# export (GATE_KIND_MAX_INCOMPLETENESS).
+# Maximum difference between the sum of scores and baseline and the target d . p / |p|, relative to |d|. The
+# export has the same limit (GATE_KIND_MAX_INCOMPLETENESS).
 _GRAPH_ERROR = 1e-5
-# Rounding, as a share of the sum of magnitudes. Each part went through all layers in fp32, so its own error
-# is a few units of 6e-8; 5e-7 was measured for MiniLM on whole passages.
+# Rounding error relative to the sum of magnitudes. Each score went through all layers in fp32, with an error
+# of a few units of 6e-8. 5e-7 was measured for MiniLM on whole passages.
 _ROUNDING = 1e-6
-# Of an output or input matrix, whose elements come from many runs.
+# For output and input matrices, whose elements come from many runs.
 _MATRIX_TOLERANCE, _TARGET_TOLERANCE = 1e-4, 1e-3
 
 
@@ -45,13 +45,13 @@ class ExplanationReader:
     """Reads all replies of one `explain` or `compare`.
 
     Args:
-        model: that was asked for; empty: any.
-        inputs: Texts of all calls; of a comparison, both of its texts.
-        methods: that were asked for.
-        has_words: whether scores are about words.
-        has_heads: whether what heads contribute was asked for.
-        may_truncate: whether texts may be cut.
-        direction_length: |d|, or the largest that it can be.
+        model: Requested model name, or "".
+        inputs: Texts of all calls. For a comparison, its two texts.
+        methods: Requested methods.
+        has_words: Whether scores are per word.
+        has_heads: Whether contributions of heads were requested.
+        may_truncate: Whether texts may be truncated.
+        direction_length: Norm of the direction, or its maximum.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ExplanationReader:
         direction_length: float = 1.0,
     ) -> None:
         self._inputs = inputs
-        self._agreed = Agreed(model=model)
+        self._consistency = Consistency(model=model)
         self._methods = tuple(methods)
         self._has_words = has_words
         self._has_heads = has_heads
@@ -74,16 +74,16 @@ class ExplanationReader:
         self._direction_length = direction_length
 
     def texts(self, replies: Iterable[Reply[pb.ExplainResponse]]) -> list[Explanation]:
-        """Join the explanations of several calls.
+        """Concatenate the explanations of all calls.
 
         Raises:
-            BadReplyError: a reply is not what was asked for, or they don't fit together.
+            BadReplyError: A reply is invalid or inconsistent.
         """
         texts: list[Explanation] = []
         for first, count, response in replies:
             where = f"texts[{first}:{first + count}]"
-            self._agreed.check_model(response.model, response.model_version, where)
-            self._agreed.check_computation(response.computation, where)
+            self._consistency.check_model(response.model, response.model_version, where)
+            self._consistency.check_computation(response.computation, where)
             check_count(len(response.results), count, f"results for {where}")
             texts += [
                 self._text(index, result, response) for index, result in enumerate(response.results, first)
@@ -91,36 +91,36 @@ class ExplanationReader:
         return texts
 
     def comparison(self, response: pb.CompareResponse, matrix: int) -> Comparison:
-        """Read the comparison of the only pair: its texts are number 0 and 1 in what is raised.
+        """Return the comparison of the only pair. Errors call its texts `texts[0]` and `texts[1]`.
 
         Raises:
-            BadReplyError: as `texts`.
+            BadReplyError: The reply is invalid.
         """
-        self._agreed.check_model(response.model, response.model_version, "the pair")
+        self._consistency.check_model(response.model, response.model_version, "the pair")
         check_count(len(response.results), 1, "results for the pair")
         [result] = response.results
         a, b = (self._text(index, side, response) for index, side in enumerate((result.a, result.b)))
-        values = (result.similarity, a.target_value, b.target_value)
-        if not (abs(result.similarity) <= 1 + _TARGET_TOLERANCE and np.ptp(values) <= _TARGET_TOLERANCE):
-            raise wrong_reply(
-                f"the similarity is {values[0]}, and the targets of the two texts are {values[1:]}"
+        targets = (result.similarity, a.target_value, b.target_value)
+        if not (abs(result.similarity) <= 1 + _TARGET_TOLERANCE and np.ptp(targets) <= _TARGET_TOLERANCE):
+            raise invalid_reply(
+                f"the similarity is {targets[0]}, but the target values of the two texts are {targets[1:]}"
             )
-        found = self._matrix(result, (a, b), matrix)
-        return Comparison(a, b, result.similarity, found, *_baselines(result, (a, b), matrix, found))
+        values = self._matrix(result, (a, b), matrix)
+        return Comparison(a, b, result.similarity, values, *_baselines(result, (a, b), matrix, values))
 
     def _matrix(
         self, result: pb.Comparison, sides: tuple[Explanation, Explanation], kind: int
     ) -> Array | None:
-        check_presence("a matrix", 0, has=result.HasField("matrix"), wants=bool(kind))
+        check_presence("matrix", 0, is_present=result.HasField("matrix"), is_requested=bool(kind))
         if not kind:
             return None
         rows, columns = (len(side.units) for side in sides)
-        found = checked_array(result.matrix, FLOAT32, (rows, columns), "elements of the matrix")
+        matrix = checked_array(result.matrix, FLOAT32, (rows, columns), "matrix")
         if kind == explanation_pb2.PAIR_MATRIX_OUTPUT:
-            check_finite(found, "a matrix", 0)
-            allowed = _TARGET_TOLERANCE * (1 + float(np.abs(found).sum()))
-            _check_sum(found, result.similarity, allowed, 0, "the matrix")
-        return found
+            check_finite(matrix, "a matrix", 0)
+            tolerance = _TARGET_TOLERANCE * (1 + float(np.abs(matrix).sum()))
+            _check_sum(matrix, result.similarity, tolerance, 0, "the matrix")
+        return matrix
 
     def _text(
         self, index: int, message: pb.Explanation, response: pb.ExplainResponse | pb.CompareResponse
@@ -128,16 +128,16 @@ class ExplanationReader:
         usage = checked_usage(message.usage, index, may_truncate=self._may_truncate)
         tokens = tokens_of(message.tokens, index, self._inputs[index])
         if len(tokens) != usage.num_tokens:
-            raise wrong_text(index, f"has {len(tokens)} instead of {usage.num_tokens} tokens")
+            raise invalid_text(index, f"has {len(tokens)} tokens, expected {usage.num_tokens}")
         words = self._words(index, message.unit_ids, len(tokens))
         if not math.isfinite(message.target_value):
-            raise wrong_text(index, f"has the target {message.target_value}")
+            raise invalid_text(index, f"has the target value {message.target_value}")
         methods = tuple(
             name_of(explanation_pb2.ExplainMethod.DESCRIPTOR, each.method) for each in message.scores
         )
         if methods != self._methods:
-            raise wrong_text(
-                index, f"is explained by {', '.join(methods)} instead of {', '.join(self._methods)}"
+            raise invalid_text(
+                index, f"has the methods {', '.join(methods)}, expected {', '.join(self._methods)}"
             )
         count = max(words) + 1 if words else len(tokens)
         return Explanation(
@@ -157,80 +157,83 @@ class ExplanationReader:
         )
 
     def _words(self, index: int, words: Sequence[int], num_tokens: int) -> tuple[int, ...]:
-        """Read the numbers of words: they begin in order, and none is left out."""
+        """Return the word indices, which must be numbered in order of appearance."""
         if not self._has_words:
-            check_presence("words", index, has=bool(words), wants=False)
+            check_presence("words", index, is_present=bool(words), is_requested=False)
             return ()
         if len(words) != num_tokens:
-            raise wrong_text(index, f"has words for {len(words)} instead of {num_tokens} tokens")
-        most = -1
+            raise invalid_text(index, f"has {len(words)} word indices for {num_tokens} tokens")
+        last = -1
         for word in words:
-            if not 0 <= word <= most + 1:
-                raise wrong_text(index, f"has the word {word} after {most}, out of order")
-            most = max(most, word)
+            if not 0 <= word <= last + 1:
+                raise invalid_text(index, f"has the word index {word} after {last}, out of order")
+            last = max(last, word)
         return tuple(words)
 
     def _scores(
         self, index: int, message: pb.TokenScores, method: str, count: int, target_value: float
     ) -> TokenScores:
-        what = f"{method} of texts[{index}]"
-        values = checked_array(message.values, FLOAT32, (count,), what)
+        values = checked_array(message.values, FLOAT32, (count,), f"{method} of texts[{index}]")
         baseline = message.baseline if message.HasField("baseline") else None
         expected_sum = message.expected_sum if message.HasField("expected_sum") else None
         if method in _WITH_GAPS:
             if np.isinf(values).any():
-                raise wrong_text(index, f"has an infinity in {method}")
+                raise invalid_text(index, f"has an infinity in {method}")
         else:
             check_finite(values, method, index)
         is_complete = method in _COMPLETE
-        check_presence(f"a baseline of {method}", index, has=baseline is not None, wants=is_complete)
+        check_presence(
+            f"baseline of {method}", index, is_present=baseline is not None, is_requested=is_complete
+        )
         parts = np.append(values[np.isfinite(values)].astype(np.float64), baseline or 0.0)
         size = float(np.abs(parts).sum())
         _check_sum(parts, message.sum, _ROUNDING * size, index, method)
         if is_complete and (
             expected_sum is None or abs(expected_sum - target_value) > _ROUNDING * abs(target_value)
         ):
-            raise wrong_text(index, f"has {method} of {expected_sum}, and the target is {target_value}")
+            raise invalid_text(
+                index,
+                f"has {method} with the expected sum {expected_sum}, but the target value {target_value}",
+            )
         if expected_sum is not None:
-            allowed = _GRAPH_ERROR * self._direction_length + _ROUNDING * size
-            _check_sum(parts, expected_sum, allowed, index, method)
-        measured = message.faithfulness if message.HasField("faithfulness") else None
-        if measured is not None and not abs(measured) <= 1:
-            raise wrong_text(index, f"has {method} with the rank correlation {measured}")
-        return TokenScores(method, values, baseline, message.sum, expected_sum, measured)
+            tolerance = _GRAPH_ERROR * self._direction_length + _ROUNDING * size
+            _check_sum(parts, expected_sum, tolerance, index, method)
+        faithfulness = message.faithfulness if message.HasField("faithfulness") else None
+        if faithfulness is not None and not abs(faithfulness) <= 1:
+            raise invalid_text(index, f"has {method} with the rank correlation {faithfulness}")
+        return TokenScores(method, values, baseline, message.sum, expected_sum, faithfulness)
 
     def _heads(self, index: int, message: pb.Explanation) -> Array | None:
         has = message.HasField("head_contributions")
-        check_presence("contributions of heads", index, has=has, wants=self._has_heads)
+        check_presence("contributions of heads", index, is_present=has, is_requested=self._has_heads)
         if not has:
             return None
         heads = checked_array(message.head_contributions, FLOAT32, (None, None), "contributions of heads")
         check_finite(heads, "contributions of heads", index)
-        self._agreed.check("layers and heads", heads.shape, f"texts[{index}]")
+        self._consistency.check("layers and heads", heads.shape, f"texts[{index}]")
         return heads
 
 
 def _baselines(
     result: pb.Comparison, sides: tuple[Explanation, Explanation], kind: int, matrix: Array | None
 ) -> tuple[Array | None, Array | None, float | None]:
-    """Read what an input matrix has beside its elements: all of it adds up to the similarity."""
+    """Return the baselines of an input matrix. Together with its elements, they add up to the similarity."""
     is_input = kind == explanation_pb2.PAIR_MATRIX_INPUT
     for field in ("baseline_row", "baseline_column", "baseline"):
-        check_presence(f"a {field} of the matrix", 0, has=result.HasField(field), wants=is_input)
+        check_presence(f"{field} of the matrix", 0, is_present=result.HasField(field), is_requested=is_input)
     if not is_input or matrix is None:
         return None, None, None
     rows, columns = (len(side.units) for side in sides)
-    row = checked_array(result.baseline_row, FLOAT32, (columns,), "elements of baseline_row")
-    column = checked_array(result.baseline_column, FLOAT32, (rows,), "elements of baseline_column")
+    row = checked_array(result.baseline_row, FLOAT32, (columns,), "baseline_row")
+    column = checked_array(result.baseline_column, FLOAT32, (rows,), "baseline_column")
     parts = np.concatenate([matrix.ravel(), row, column, [result.baseline]], dtype=np.float64)
     check_finite(parts, "a matrix or its baselines", 0)
-    allowed = _MATRIX_TOLERANCE * (1 + float(np.abs(parts).sum()))
-    _check_sum(parts, result.similarity, allowed, 0, "the matrix with its baselines")
+    tolerance = _MATRIX_TOLERANCE * (1 + float(np.abs(parts).sum()))
+    _check_sum(parts, result.similarity, tolerance, 0, "the matrix with its baselines")
     return row, column, result.baseline
 
 
-def _check_sum(parts: Array, expected: float, allowed: float, index: int, what: str) -> None:
-    """Check that numbers add up to `expected`, within `allowed`."""
+def _check_sum(parts: Array, expected: float, tolerance: float, index: int, name: str) -> None:
     total = float(parts.sum(dtype=np.float64))
-    if not abs(total - expected) <= allowed:
-        raise wrong_text(index, f"has {what} that adds up to {total} instead of {expected}")
+    if not abs(total - expected) <= tolerance:
+        raise invalid_text(index, f"has {name} with the sum {total}, expected {expected}")

@@ -1,1 +1,0 @@
-"""`explain` and `compare`: from arguments to requests, and from replies to results that were checked."""
