@@ -57,10 +57,7 @@ def view_page(
         other: Second text, for a comparison.
         rather_than: Third text. The page explains why `text` is closer to `other` than to it.
         matrix: Matrix of token pairs of the two texts.
-        prompt_name: Prompt name of all texts, see `Client.embed`.
-        prompt: Prompt of all texts.
-        truncate: Whether to truncate long texts.
-        model: Model name.
+        prompt_name, prompt, truncate, model: See `Client.embed`. Prompts apply to all texts.
 
     Raises:
         ValueError: `rather_than` is set without `other`, or a text has too many tokens for a page.
@@ -69,31 +66,31 @@ def view_page(
     if rather_than is not None and other is None:
         raise ValueError("rather_than is set without other: set other, the text to contrast it with")
     info = client.get_model(model)
-    text_options = TextOptions(
+    options = TextOptions(
         prompt_names=(prompt_name, prompt_name), prompts=(prompt, prompt), truncate=truncate
     )
     texts = [text] if other is None else [text, other]
     if note := _missing_explanations(info):
-        return result_page(client, info, texts, text_options, notes=[note])
+        return result_page(client, info, texts, options, notes=[note])
     if other is None:
-        [own] = client.explain(texts, head_contributions=True, **_explain_arguments(text_options, info))
-        return result_page(client, info, texts, text_options, explanations=[own])
+        [own] = client.explain(texts, head_contributions=True, **_explain_arguments(options, info))
+        return result_page(client, info, texts, options, explanations=[own])
     notes = []
     if matrix not in info.pair_matrices:
         names = ", ".join(info.pair_matrices) or "none"
         notes.append(f"This model does not support the matrix {matrix}. Supported matrices: {names}.")
-    comparison = _compare(client, info, text, other, text_options, None if notes else matrix)
+    comparison = _compare(client, info, text, other, options, None if notes else matrix)
     contrast = None
     if rather_than is not None:
         towards = {"target_prompt_name": prompt_name, "target_prompt": prompt}
-        options = _explain_arguments(text_options, info) | towards
-        [explanation] = client.explain([text], to=other, rather_than=rather_than, **options)
+        arguments = _explain_arguments(options, info) | towards
+        [explanation] = client.explain([text], to=other, rather_than=rather_than, **arguments)
         contrast = (other, rather_than, explanation)
     return result_page(
         client,
         info,
         texts,
-        text_options,
+        options,
         comparison=comparison,
         matrix=matrix,
         contrast=contrast,
@@ -101,12 +98,12 @@ def view_page(
     )
 
 
-def _explain_arguments(text_options: TextOptions, model: ModelInfo) -> dict[str, Any]:
+def _explain_arguments(options: TextOptions, model: ModelInfo) -> dict[str, Any]:
     """Return arguments of `Client.explain` for the first text."""
     return {
-        "prompt_name": text_options.prompt_names[0],
-        "prompt": text_options.prompts[0],
-        "truncate": text_options.truncate,
+        "prompt_name": options.prompt_names[0],
+        "prompt": options.prompts[0],
+        "truncate": options.truncate,
         "model": model.name,
     }
 
@@ -116,7 +113,7 @@ def _compare(
     model: ModelInfo,
     text: str,
     other: str,
-    text_options: TextOptions,
+    options: TextOptions,
     matrix: PairMatrixName | None,
 ) -> Comparison:
     return client.compare(
@@ -124,11 +121,11 @@ def _compare(
         other,
         matrix=matrix,
         head_contributions=True,
-        prompt_name_a=text_options.prompt_names[0],
-        prompt_a=text_options.prompts[0],
-        prompt_name_b=text_options.prompt_names[1],
-        prompt_b=text_options.prompts[1],
-        truncate=text_options.truncate,
+        prompt_name_a=options.prompt_names[0],
+        prompt_a=options.prompts[0],
+        prompt_name_b=options.prompt_names[1],
+        prompt_b=options.prompts[1],
+        truncate=options.truncate,
         model=model.name,
     )
 
@@ -137,7 +134,7 @@ def result_page(
     client: BlockingMethods,
     model: ModelInfo,
     texts: Sequence[str],
-    text_options: TextOptions,
+    options: TextOptions,
     *,
     explanations: Sequence[Explanation] = (),
     comparison: Comparison | None = None,
@@ -152,8 +149,8 @@ def result_page(
         client: Client.
         model: Description of the model.
         texts: One or two texts.
-        text_options: Prompts and truncation, as in the given explanations.
-        explanations: Explanation of each text per token. Empty for none, or for those of `comparison`.
+        options: Prompts and truncation, as in the given explanations.
+        explanations: Explanation of each text per token, unless `comparison` is given.
         comparison: Comparison of the two texts.
         matrix: Matrix of `comparison`.
         contrast: Texts `to` and `rather_than`, and the explanation of the first text towards them.
@@ -168,20 +165,15 @@ def result_page(
     for each in (*explained, *([contrast[2]] if contrast else ())):
         if each.unit_ids:
             raise ValueError("scores are per word: request level='tokens', the page adds them up")
-    encoded = [_encode(client, model, text, text_options, place) for place, text in enumerate(texts)]
+    encoded = [_encode(client, model, text, options, place) for place, text in enumerate(texts)]
     target = target if comparison is None else OTHER_TEXT
+    results = []
+    for place, (text, each) in enumerate(zip(texts, encoded, strict=True)):
+        explanation = explained[place] if explained else None
+        results.append(_text_result(text, each, explanation, target, _prompt(model, options, place)))
     return build_page(
         model.name,
-        [
-            _text_result(
-                text,
-                each,
-                explained[place] if explained else None,
-                target,
-                _prompt(model, text_options, place),
-            )
-            for place, (text, each) in enumerate(zip(texts, encoded, strict=True))
-        ],
+        results,
         matrix=None
         if comparison is None or comparison.matrix is None
         else PairResult(
@@ -200,16 +192,16 @@ def result_page(
 
 
 def _encode(
-    client: BlockingMethods, model: ModelInfo, text: str, text_options: TextOptions, place: int
+    client: BlockingMethods, model: ModelInfo, text: str, options: TextOptions, place: int
 ) -> EncodedText:
     """Return the text with the attention weights of all layers and heads."""
     [encoded] = client.encode_stream(
         [text],
         attention=AttentionQuery(view="dense"),
         last_hidden_state=False,
-        prompt_name=text_options.prompt_names[place],
-        prompt=text_options.prompts[place],
-        truncate=text_options.truncate,
+        prompt_name=options.prompt_names[place],
+        prompt=options.prompts[place],
+        truncate=options.truncate,
         model=model.name,
     )
     return encoded
@@ -230,12 +222,12 @@ def _text_result(
     )
 
 
-def _prompt(model: ModelInfo, text_options: TextOptions, place: int) -> str:
+def _prompt(model: ModelInfo, options: TextOptions, place: int) -> str:
     """Return the prompt of a text."""
-    prompt = text_options.prompts[place]
+    prompt = options.prompts[place]
     if prompt is not None:
         return prompt
-    return model.prompts.get(text_options.prompt_names[place] or model.default_prompt_name, "")
+    return model.prompts.get(options.prompt_names[place] or model.default_prompt_name, "")
 
 
 def _missing_explanations(model: ModelInfo) -> str:
