@@ -1,4 +1,5 @@
 """Viewer pages from results of the client. Not imported by `import attnlens_client`."""
+# ruff: noqa: D417 - several arguments share a description
 
 from collections.abc import Sequence
 from dataclasses import dataclass
