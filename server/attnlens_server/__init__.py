@@ -1,7 +1,7 @@
-"""The server: a bundle directory in, gRPC out. Knows ONNX Runtime and tokenizers; never torch.
+"""The attnlens server, which serves a bundle over gRPC. It never imports PyTorch.
 
-The way of a request: `grpc_api` makes a job of a message, `serving` checks it, `text` makes ids of its texts,
-the `engine` runs them, and `grpc_api` makes the reply. `server` is the life of the process.
+`grpc_api` converts messages, `serving` validates and executes requests, `text` tokenizes, `engine` runs the
+graphs, and `server` manages the process.
 """
 
 import os
@@ -12,15 +12,15 @@ from attnlens_server.config import ServerConfig
 if TYPE_CHECKING:
     from attnlens_server.in_process import Local, local
 
-# The official builds of ONNX Runtime 1.31 report sessions and the machine to their publisher, and keep a
-# database of it in the user's cache directory, unless they are told not to before they are imported.
+# Official builds of ONNX Runtime 1.31 send telemetry about sessions and the machine, and store it in the
+# user's cache directory, unless it is disabled before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = ["Local", "ServerConfig", "local"]
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever is asked for
-    # Not imported at once: a server does without the client.
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any attribute
+    # Imported lazily, since the server does not need the client.
     if name in {"Local", "local"}:
         from attnlens_server import in_process  # noqa: PLC0415 - see above
 

@@ -1,4 +1,4 @@
-"""The configuration of a server: built once at the edge, validated here, passed down."""
+"""Server configuration and its validation."""
 
 import re
 from dataclasses import dataclass, fields
@@ -10,98 +10,99 @@ from attnlens_server.listening.address import Address, TcpAddress, parse_address
 
 Provider = Literal["auto", "cpu", "cuda"]
 EngineName = Literal["onnxruntime", "openvino"]
-"""The package that runs the graphs."""
+"""Package that runs the graphs."""
 GraphPrecision = Literal["fp32", "fp16", "int8"]
-"""What a graph of a bundle is in."""
+"""Precision of a graph in a bundle."""
 Precision = Literal["fp32", "fp16", "int8", "bf16"]
-"""What embeddings are computed in. bf16 is a way to compute the graph in fp32."""
+"""Precision of embeddings. bf16 is a way to execute the fp32 graph."""
 
 
 def graph_precision(precision: Precision) -> GraphPrecision:
-    """Return what the graph is in that embeddings in `precision` are computed with."""
+    """Return the precision of the graph that computes embeddings in `precision`."""
     return "fp32" if precision == "bf16" else precision
 
 
 MIB = 1 << 20
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 50051
 DEFAULT_DEVICE = "CPU"
-REQUEST_OVERHEAD_BYTES = 1024  # of a text in a message, and of a request; a prompt of some length fits
+REQUEST_OVERHEAD_BYTES = 1024  # per text and per request, including a prompt of moderate length
 
 
 _ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
 
-# What the value of a field must be by its type. Integral and Real: numbers of numpy are numbers, too.
+# Allowed values by the type of a field. Integral and Real include NumPy scalars.
 _KINDS: dict[type, tuple[type, str]] = {
     bool: (bool, "True or False"),
-    int: (Integral, "a whole number"),
+    int: (Integral, "an integer"),
     float: (Real, "a number"),
     str: (str, "a str"),
 }
 
 
 class ConfigError(ValueError):
-    """An option has a value that it can't have. The message names the option, the value and the limit."""
+    """An option has an invalid value. The message states the option, the value and the limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Everything that can be set about a server. The defaults suit a laptop.
+    """Server configuration. The defaults suit a laptop.
 
     Attributes:
-        bundle: the bundle directory.
-        address: where to listen, as clients type it: HOST:PORT, `unix:PATH` or `unix-abstract:NAME`. None:
-            `host` and `port` say it.
-        host: the address to listen on.
-        port: the port to listen on; 0 picks a free one.
-        socket_mode: the permissions of the file of `unix:PATH`, in octal digits. Whoever may write connects.
-        engine: what runs the graphs: `onnxruntime`, or `openvino` on Intel's and AMD's processors.
-        provider: of ONNX Runtime: `cpu`, `cuda`, or `auto`: CUDA where it works, else CPU.
-        device: of OpenVINO: `CPU`, or a GPU of Intel's such as `GPU` or `GPU.1`, which is not tested.
-        precision: `fp16` or `int8` computes embeddings with the bundle's graph in it, `bf16` those of the
-            fp32 graph with OpenVINO, on a processor that has bf16; attention stays fp32.
-        device_id: which GPU, for CUDA.
-        threads: threads that compute; 0 means one a physical core that this process may use.
-        lanes: batches that run side by side, the threads divided among them; a batch that is alone gets all
-            threads, for which the weights are in memory twice, unless this is 1. 0 means one a thread on a
-            CPU, and 1 on CUDA. On a CPU at most one a thread.
-        max_batch_tokens: tokens of one batch, padding included; a longer text runs by itself. 0 means 256 on
-            a CPU, 512 on a CPU with OpenVINO, and 8192 on a GPU.
-        max_attention_bytes: attention weights (fp32, all layers) of all batches that run; each lane has its
-            part of it, and a text that is larger than that runs by itself.
-        explain: serve Explain and Compare. The graph of contributions is opened by the first request that
-            needs it, once for each number of threads; until then it takes no memory.
-        max_computed_tokens: Maximum compute cost of one request beyond running each text once: the tokens of
-            all further runs, which leave-one-out and the matrices of pairs need, those of an input matrix
-            twice, and reductions of attention, converted to tokens.
-        max_concurrent_inputs: texts that wait or run at a time, over all requests, those for attention and
-            those for embeddings each by themselves; beyond, requests are refused.
-        max_inputs_per_request: texts in one request; where `max_concurrent_inputs` is less, that counts,
-            except for streams.
-        max_text_bytes: bytes of UTF-8 in one text.
-        max_request_text_bytes: bytes of UTF-8 in all texts of one request; where `max_response_bytes` is
-            less, that counts.
-        max_response_bytes: size of one reply message.
-        max_memory_bytes: memory of all calls: what they brought, replies that are being made, and those that
-            are not read yet, which are in memory twice; where five times `max_response_bytes` is more, that
-            counts.
-        max_calls: calls at a time, those that wait for a slow consumer included; of those that still wait for
-            the bytes of their request, twice as many.
-        accept_compression: accept compressed requests. A small one may become a large one in memory before
-            its size is checked.
-        max_tokens: tokens of one text, at most the model's position embeddings; None: the bundle's.
-        worker_threads: threads that tokenize and build replies.
-        stall_timeout_s: how long a client may take to read a message; then its call is ended.
-        start_timeout_s: how long opening and trying one session of a graph may take.
-        drain_timeout_s: how long running requests may take after SIGTERM.
-        tls_cert: PEM certificate chain; with `tls_key`, the server speaks TLS.
-        tls_key: PEM private key.
-        tls_client_ca: PEM roots; with it, clients must show a certificate (mutual TLS).
-        viewer_port: the port of the viewer over HTTP, with the same TLS; 0 picks a free one. None: no viewer.
-        viewer_host: the address that it listens on.
+        bundle: Bundle directory.
+        address: Address to listen on: HOST:PORT, `unix:PATH` or `unix-abstract:NAME`. None uses `host` and
+            `port`.
+        host: Host to listen on.
+        port: Port to listen on. 0 selects a free one.
+        socket_mode: Permissions of the file of `unix:PATH` in octal. Users with write permission can connect.
+        engine: `onnxruntime`, or `openvino` on processors by Intel and AMD.
+        provider: Execution provider of ONNX Runtime: `cpu`, `cuda`, or `auto` for CUDA if it works, else CPU.
+        device: Device of OpenVINO: `CPU`, or an Intel GPU such as `GPU` or `GPU.1`, which is untested.
+        precision: Precision of embeddings. `fp16` and `int8` use the bundle's graph in that precision. `bf16`
+            runs the fp32 graph with OpenVINO on processors with bf16. Attention is always fp32.
+        device_id: GPU index for CUDA.
+        threads: Number of compute threads. 0 means one per physical core that this process may use.
+        lanes: Number of concurrent batches, which share the threads. Except for 1, a batch that runs alone
+            uses all threads, which needs a second copy of the weights. 0 means one per thread on a CPU, and 1
+            on CUDA. On a CPU, at most one per thread.
+        max_batch_tokens: Number of tokens per batch, including padding. Longer texts run alone. 0 means 256
+            on a CPU, 512 on a CPU with OpenVINO, and 8192 on a GPU.
+        max_attention_bytes: Size of the attention weights (fp32, all layers) of all running batches. Lanes
+            share it equally. Texts that exceed a lane's share run alone.
+        explain: Whether to serve Explain and Compare. The contributions graph is loaded by the first request
+            that needs it, once for each number of threads.
+        max_computed_tokens: Computation of one request beyond one run per text, in tokens: all further runs
+            for leave-one-out and pair matrices (those of an input matrix count twice), and reductions of
+            attention.
+        max_concurrent_inputs: Number of waiting and running texts of all requests, separately for attention
+            and embeddings. Further requests are rejected.
+        max_inputs_per_request: Number of texts per request. Except for streams, also limited by
+            `max_concurrent_inputs`.
+        max_text_bytes: Size of a text in UTF-8.
+        max_request_text_bytes: Size of all texts of a request in UTF-8. Also limited by `max_response_bytes`.
+        max_response_bytes: Size of a response message.
+        max_memory_bytes: Memory of all calls: requests, responses in progress, and unread responses, which
+            are in memory twice. At least five times `max_response_bytes`.
+        max_calls: Number of concurrent calls, including those of slow consumers. Twice as many may be sending
+            their requests.
+        accept_compression: Whether to accept compressed requests. Small compressed requests may use much
+            memory before their size is checked.
+        max_tokens: Number of tokens per text, at most the number of position embeddings. None uses the
+            bundle's limit.
+        worker_threads: Number of threads for tokenization and responses.
+        stall_timeout_s: Time in seconds that a client may take to read a message before its call is ended.
+        start_timeout_s: Maximum time in seconds to load and test one graph.
+        drain_timeout_s: Maximum time in seconds for running requests after SIGTERM.
+        tls_cert: Certificate chain in PEM format. With `tls_key`, it enables TLS.
+        tls_key: Private key in PEM format.
+        tls_client_ca: Root certificates in PEM format. If set, clients must present a certificate (mutual
+            TLS).
+        viewer_port: Port of the viewer over HTTP, with the same TLS settings. 0 selects a free port. None
+            disables the viewer.
+        viewer_host: Host that the viewer listens on.
         viewer_origin: The viewer's public address, such as https://lens.example.org, if browsers reach it by
             a DNS name or through a reverse proxy. If None, only IP addresses, localhost and `viewer_host`
             are accepted.
-        log_requests: write a line to the log for each request, at level info. Texts are never in it.
+        log_requests: Whether to log each request at level info. Texts are never logged.
     """
 
     bundle: Path
@@ -142,7 +143,7 @@ class ServerConfig:
     log_requests: bool = False
 
     def __post_init__(self) -> None:
-        """Check every field. Raises ConfigError for the first that is wrong."""
+        """Validate all fields. Raises ConfigError for the first invalid one."""
         self._check_kinds()
         if self.provider not in get_args(Provider):
             raise ConfigError(f"provider is {self.provider!r}: use one of {', '.join(get_args(Provider))}")
@@ -176,70 +177,70 @@ class ServerConfig:
             self._check_range("viewer_port", 0, 65535)
         if self.viewer_origin is not None and not _ORIGIN.fullmatch(self.viewer_origin):
             raise ConfigError(
-                f"viewer_origin is {self.viewer_origin!r}: give scheme and host as browsers show them, "
+                f"viewer_origin is {self.viewer_origin!r}: use scheme and host as shown by browsers, "
                 "such as https://lens.example.org or http://lens.example.org:8080, without a path"
             )
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ConfigError("tls_cert and tls_key belong together: give both or neither")
+            raise ConfigError("only one of tls_cert and tls_key is set: set both or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ConfigError("tls_client_ca needs tls_cert and tls_key")
+            raise ConfigError("tls_client_ca is set without tls_cert and tls_key: set them, too")
 
     @property
     def listens_at(self) -> Address:
-        """Where the server listens."""
+        """Address to listen on."""
         return parse_address(self.address) if self.address is not None else TcpAddress(self.host, self.port)
 
     @property
     def inputs_limit(self) -> int:
-        """The most texts that one request may have."""
+        """Maximum number of texts per request."""
         return min(self.max_inputs_per_request, self.max_concurrent_inputs)
 
     @property
     def request_text_limit(self) -> int:
-        """The most bytes of text that one request may have."""
+        """Maximum size of all texts of a request in bytes."""
         return min(self.max_request_text_bytes, self.max_response_bytes)
 
     @property
     def request_limit(self) -> int:
-        """The largest request message: all its text or ids, and what stands around each."""
+        """Maximum size of a request message in bytes, including overhead."""
         return self.request_text_limit + REQUEST_OVERHEAD_BYTES * (self.inputs_limit + 1)
 
     def _check_kinds(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             allowed = get_args(field.type) or (field.type,)
-            kind, told = next((_KINDS[kind] for kind in allowed if kind in _KINDS), (object, ""))
+            kind, noun = next((_KINDS[kind] for kind in allowed if kind in _KINDS), (object, ""))
             if value is None and type(None) in allowed:
                 continue
             if not isinstance(value, kind) or (kind in (Integral, Real) and isinstance(value, bool)):
                 or_none = " or None" if type(None) in allowed else ""
-                raise ConfigError(f"{field.name} is {value!r}: give {told}{or_none}")
+                raise ConfigError(f"{field.name} is {value!r}: use {noun}{or_none}")
 
     def _check_engine(self) -> None:
-        """Make sure that what was asked for is what this engine has."""
+        """Check that the engine supports the other options."""
         if self.engine == "onnxruntime":
             if self.precision == "bf16":
                 raise ConfigError(
-                    "precision is bf16, which ONNX Runtime does not have on a CPU: use --engine openvino, "
+                    "precision is bf16, which ONNX Runtime does not support on CPUs: use --engine openvino, "
                     "or --precision fp32"
                 )
             if self.device != DEFAULT_DEVICE:
                 raise ConfigError(
-                    f"device is {self.device!r}, and it is for --engine openvino: with ONNX Runtime, use "
-                    "--provider and --device-id"
+                    f"device is {self.device!r}, but only --engine openvino supports it: with ONNX Runtime, "
+                    "use --provider and --device-id"
                 )
             return
         if self.precision == "fp16":
             raise ConfigError(
-                "precision is fp16, which is for CUDA: with --engine openvino, use bf16, int8 or fp32"
+                "precision is fp16, which requires CUDA: with --engine openvino, use bf16, int8 or fp32"
             )
         if self.provider == "cuda":
             raise ConfigError(
-                "provider is cuda, which OpenVINO does not have: use --engine onnxruntime, or leave it out"
+                "provider is cuda, which OpenVINO does not support: use --engine onnxruntime, or omit it"
             )
         if self.device_id:
             raise ConfigError(
-                f"device_id is {self.device_id}, and it is for CUDA: with --engine openvino, use --device"
+                f"device_id is {self.device_id}, which requires CUDA: with --engine openvino, use --device"
             )
         if not re.fullmatch(r"CPU|GPU(\.[0-9]{1,3})?", self.device):
             raise ConfigError(f"device is {self.device!r}: use CPU, GPU, or GPU.1 for the second GPU")
@@ -249,17 +250,16 @@ class ServerConfig:
             address = self.listens_at
         except ValueError as error:
             raise ConfigError(f"address {error}") from error
-        # Host and port mean nothing to a socket; an environment such as that of the image may have them.
+        # Sockets ignore host and port, which the environment of the image may set.
         has_both = self.address is not None and (self.host, self.port) != (DEFAULT_HOST, DEFAULT_PORT)
         if has_both and isinstance(address, TcpAddress):
             raise ConfigError(
-                f"address is {self.address!r}, and there is host or port as well: give address alone, or the "
-                "other two"
+                f"address is {self.address!r}, but host or port is also set: use only one of them"
             )
         if not re.fullmatch("[0-7]{3}", self.socket_mode):
-            raise ConfigError(f"socket_mode is {self.socket_mode!r}: give three octal digits, such as 660")
+            raise ConfigError(f"socket_mode is {self.socket_mode!r}: use three octal digits, such as 660")
 
     def _check_range(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
         if not low <= value <= high:
-            raise ConfigError(f"{name} is {value}: it must be from {low} to {high}")
+            raise ConfigError(f"{name} is {value}: use {low} to {high}")

@@ -1,53 +1,50 @@
-"""What can go wrong with a request, and how it is told.
+"""Errors of requests with their gRPC status and reason, and errors at startup.
 
-    RequestError
-    |- InvalidFieldsError      INVALID_ARGUMENT     INVALID_FIELD
-    |- InputTooLongError       INVALID_ARGUMENT     INPUT_TOO_LONG
-    |- ResponseTooLargeError   INVALID_ARGUMENT     RESPONSE_TOO_LARGE
-    |- RequestTooLargeError    INVALID_ARGUMENT     REQUEST_TOO_LARGE
-    |- TooExpensiveError       INVALID_ARGUMENT     REQUEST_TOO_EXPENSIVE
-    |- MalformedRequestError   INVALID_ARGUMENT     MALFORMED_REQUEST
-    |- ModelNotFoundError      NOT_FOUND            MODEL_NOT_FOUND
-    |- OverloadedError         RESOURCE_EXHAUSTED   OVERLOADED
-    |- GraphUnavailableError   FAILED_PRECONDITION  GRAPH_UNAVAILABLE
-    |- NotSupportedError       FAILED_PRECONDITION  NOT_SUPPORTED
-    |- NotReadyError           UNAVAILABLE          NOT_READY
-    |- ShuttingDownError       UNAVAILABLE          SHUTTING_DOWN
-    |- DeadlineError           DEADLINE_EXCEEDED    DEADLINE_EXCEEDED
-    |- SlowConsumerError       ABORTED              SLOW_CONSUMER
-    `- InternalError           INTERNAL             INTERNAL
+RequestError
+|- InvalidFieldsError      INVALID_ARGUMENT     INVALID_FIELD
+|- InputTooLongError       INVALID_ARGUMENT     INPUT_TOO_LONG
+|- ResponseTooLargeError   INVALID_ARGUMENT     RESPONSE_TOO_LARGE
+|- RequestTooLargeError    INVALID_ARGUMENT     REQUEST_TOO_LARGE
+|- TooExpensiveError       INVALID_ARGUMENT     REQUEST_TOO_EXPENSIVE
+|- MalformedRequestError   INVALID_ARGUMENT     MALFORMED_REQUEST
+|- ModelNotFoundError      NOT_FOUND            MODEL_NOT_FOUND
+|- OverloadedError         RESOURCE_EXHAUSTED   OVERLOADED
+|- GraphUnavailableError   FAILED_PRECONDITION  GRAPH_UNAVAILABLE
+|- NotSupportedError       FAILED_PRECONDITION  NOT_SUPPORTED
+|- NotReadyError           UNAVAILABLE          NOT_READY
+|- ShuttingDownError       UNAVAILABLE          SHUTTING_DOWN
+|- DeadlineError           DEADLINE_EXCEEDED    DEADLINE_EXCEEDED
+|- SlowConsumerError       ABORTED              SLOW_CONSUMER
+`- InternalError           INTERNAL             INTERNAL
 
-    StartupError               the process can't serve: printed, exit code 1
-    `- UnusableGraphError      a graph that no other try will make usable
-
-Each class knows its status, by the names that gRPC uses, and its reason. How a protocol tells them is the
-protocol's matter.
+StartupError               printed, exit code 1
+`- UnusableGraphError      a graph is permanently unusable
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# What no protocol tells more of: gRPC's trailers have little room.
+# Limited by the size of gRPC trailers.
 MAX_VIOLATIONS = 20
 MAX_MESSAGE_BYTES = 768
 
 
 class StartupError(Exception):
-    """The server can't start: the message says why and what to do."""
+    """The server cannot start. The message states the reason and the remedy."""
 
 
 class UnusableGraphError(StartupError):
-    """A graph was altered, or is not what its manifest says: to try again brings nothing."""
+    """A graph was altered or does not match its manifest, so retrying will not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
-    """A field of a request and what is wrong with it.
+    """An invalid field of a request.
 
     Attributes:
-        field: a path like `inputs[3].text`.
-        description: a sentence that follows the path.
-        input_index: the number of the input that the path leads into; None: it leads into none.
+        field: Path of the field, such as `inputs[3].text`.
+        description: Problem, limit and remedy, worded to follow the path.
+        input_index: Index of the input, or None if the field is not part of one.
     """
 
     field: str
@@ -56,7 +53,7 @@ class FieldViolation:
 
 
 class RequestError(Exception):
-    """A request that is refused or failed. Subclasses fix the status and the reason."""
+    """Base class of request errors. Subclasses define `status`, a gRPC status name, and `reason`."""
 
     status = "UNKNOWN"
     reason = "ERROR_REASON_UNSPECIFIED"
@@ -77,21 +74,21 @@ class RequestError(Exception):
 
 
 class InvalidFieldsError(RequestError):
-    """One or more fields have values that they can't have."""
+    """One or more fields are invalid."""
 
     status = "INVALID_ARGUMENT"
     reason = "INVALID_FIELD"
 
     def __init__(self, violations: list[FieldViolation]) -> None:
-        told = tuple(violations[:MAX_VIOLATIONS])
-        message = "; ".join(f"{violation.field} {violation.description}" for violation in told[:3])
-        if len(violations) > 3:  # noqa: PLR2004 - the rest stands in the details
+        included = tuple(violations[:MAX_VIOLATIONS])
+        message = "; ".join(f"{violation.field} {violation.description}" for violation in included[:3])
+        if len(violations) > 3:  # noqa: PLR2004 - the details contain the rest
             message += f"; and {len(violations) - 3} more"
-        super().__init__(message, violations=told)
+        super().__init__(message, violations=included)
 
 
 class InputTooLongError(RequestError):
-    """A text has more tokens than the model takes, and the request does not allow truncation."""
+    """A text has too many tokens for the model, and the request does not allow truncation."""
 
     status = "INVALID_ARGUMENT"
     reason = "INPUT_TOO_LONG"
@@ -106,7 +103,7 @@ class InputTooLongError(RequestError):
         input_index: int | None = None,
     ) -> None:
         tokens = f"{num_tokens} tokens with the prompt" if has_prompt else f"{num_tokens} tokens"
-        description = f"has {tokens}, the model takes {max_tokens}: shorten it, or set truncate"
+        description = f"has {tokens}, but the limit is {max_tokens}: shorten it, or set truncate"
         super().__init__(
             f"{field} {description}",
             metadata={"num_tokens": str(num_tokens), "max_tokens": str(max_tokens)},
@@ -115,39 +112,39 @@ class InputTooLongError(RequestError):
 
 
 class ResponseTooLargeError(RequestError):
-    """The reply would not fit into a message."""
+    """The response exceeds the maximum message size."""
 
     status = "INVALID_ARGUMENT"
     reason = "RESPONSE_TOO_LARGE"
 
-    def __init__(self, what: str, size_bytes: int, max_response_bytes: int, remedy: str) -> None:
+    def __init__(self, name: str, size_bytes: int, max_response_bytes: int, remedy: str) -> None:
         super().__init__(
-            f"{what} would be {size_bytes} bytes, a message may have {max_response_bytes}: {remedy}",
+            f"{name} would have {size_bytes} bytes, but the limit is {max_response_bytes}: {remedy}",
             metadata={"size_bytes": str(size_bytes), "max_response_bytes": str(max_response_bytes)},
         )
 
 
 class RequestTooLargeError(RequestError):
-    """A call needs more than all calls together may have: it can never be served."""
+    """A call exceeds a limit of all calls together, so it can never be served."""
 
     status = "INVALID_ARGUMENT"
     reason = "REQUEST_TOO_LARGE"
 
 
 class TooExpensiveError(RequestError):
-    """The estimated compute cost of a request is over the limit."""
+    """The estimated computation of a request exceeds the limit."""
 
     status = "INVALID_ARGUMENT"
     reason = "REQUEST_TOO_EXPENSIVE"
 
     def __init__(self, costs: Mapping[str, int], max_computed_tokens: int, remedy: str) -> None:
-        """Blame the field with the highest cost; `costs` has the computed tokens of at least one field."""
+        """Name the field with the highest cost. `costs` has the computed tokens of one or more fields."""
         total = sum(costs.values())
         field = max(costs, key=costs.__getitem__)
         needed = f"{total}" if len(costs) == 1 else f"{costs[field]} of {total}"
         description = (
-            f"needs {needed} computed tokens, a request may need {max_computed_tokens}: send fewer or "
-            f"shorter texts, {remedy}, or start the server with a larger --max-computed-tokens"
+            f"needs {needed} computed tokens, but the limit is {max_computed_tokens}: send fewer or shorter "
+            f"texts, {remedy}, or start the server with a larger --max-computed-tokens"
         )
         super().__init__(
             f"{field} {description}",
@@ -157,15 +154,15 @@ class TooExpensiveError(RequestError):
 
 
 class MalformedRequestError(RequestError):
-    """The bytes of a request are not a message of its type."""
+    """The request is not a valid message."""
 
     status = "INVALID_ARGUMENT"
     reason = "MALFORMED_REQUEST"
 
     def __init__(self, size_bytes: int, message_type: str) -> None:
         super().__init__(
-            f"the {size_bytes} bytes of the request are not a message of type {message_type}: send one, made "
-            "from the server's .proto file and not compressed"
+            f"the request of {size_bytes} bytes is not a valid {message_type}: use the server's .proto "
+            "files, without compression"
         )
 
 
@@ -185,33 +182,33 @@ class ModelNotFoundError(RequestError):
     def __init__(self, model: str, available: str, version: str = "", available_version: str = "") -> None:
         shown = shortened(model, 83)
         metadata = {"model": shown, "available": available}
-        message = f"no model {shown!r} here: ask for {available!r}, or leave the name empty"
+        message = f"the model {shown!r} is not loaded: use {available!r}, or leave the name empty"
         if model == available:
             shown_version = shortened(version, 83)
             metadata |= {"model_version": shown_version, "available_version": available_version}
             message = (
-                f"model {shown!r} has no version {shown_version!r} here: request the loaded version, "
-                f"{available_version!r}, or leave model_version empty"
+                f"version {shown_version!r} of the model {shown!r} is not loaded: use {available_version!r}, "
+                "or leave model_version empty"
             )
         super().__init__(message, metadata=metadata)
 
 
 class OverloadedError(RequestError):
-    """As many texts wait, as much memory is taken, or as many calls run as may."""
+    """The limit of waiting texts, memory or calls is reached."""
 
     status = "RESOURCE_EXHAUSTED"
     reason = "OVERLOADED"
 
 
 class GraphUnavailableError(RequestError):
-    """A graph of the bundle can't be used: for good, or with `retry_after_s` until it is tried again."""
+    """A graph of the bundle is unusable, permanently or, with `retry_after_s`, until the next attempt."""
 
     status = "FAILED_PRECONDITION"
     reason = "GRAPH_UNAVAILABLE"
 
 
 class NotSupportedError(RequestError):
-    """The bundle lacks what a method needs, or the server was started without it."""
+    """The bundle does not support the request, or the feature is disabled."""
 
     status = "FAILED_PRECONDITION"
     reason = "NOT_SUPPORTED"
@@ -225,7 +222,7 @@ class NotReadyError(RequestError):
 
 
 class ShuttingDownError(RequestError):
-    """The server takes no new requests."""
+    """The server is shutting down."""
 
     status = "UNAVAILABLE"
     reason = "SHUTTING_DOWN"
@@ -239,21 +236,28 @@ class DeadlineError(RequestError):
 
 
 class SlowConsumerError(RequestError):
-    """The client does not read what it asked for."""
+    """The client does not read its response."""
 
     status = "ABORTED"
     reason = "SLOW_CONSUMER"
 
 
 class InternalError(RequestError):
-    """A fault of ours. The client gets an id, the log gets the rest."""
+    """Unexpected error. The client receives an ID, and the log the details."""
 
     status = "INTERNAL"
     reason = "INTERNAL"
 
+    def __init__(self, error_id: str) -> None:
+        self.error_id = error_id
+        super().__init__(
+            f"internal server error: see error id {error_id} in the server's log",
+            metadata={"error_id": error_id},
+        )
+
 
 def shortened(text: str, max_bytes: int) -> str:
-    """Cut a text that is longer than `max_bytes` of UTF-8; three dots show it."""
+    """Shorten a text to `max_bytes` of UTF-8, ending in "..."."""
     encoded = text.encode()
     if len(encoded) <= max_bytes:
         return text

@@ -1,9 +1,9 @@
-"""A bundle that is opened, and all that answers calls for it, whatever carries them."""
+"""A model with everything that serves it, independent of the transport."""
 
 import logging
 
 from attnlens_server.bundle import Model, open_bundle
-from attnlens_server.bundle.engine_checks import heed_engine_check
+from attnlens_server.bundle.engine_checks import require_engine_check
 from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine import Engine
 from attnlens_server.errors import StartupError
@@ -18,24 +18,24 @@ logger = logging.getLogger(__name__)
 
 
 class ServedModel:
-    """The parts of a server behind its protocol. Nothing runs yet: `engine.start` comes next.
+    """A verified bundle with its engine and services. Call `engine.start` before use.
 
     Attributes:
-        bundle: what was opened.
-        model: what it says of its model.
-        max_tokens: the longest input, special tokens included.
-        engine: runs the graphs.
-        service: answers jobs.
-        calls: the life of calls.
-        methods: answer messages.
+        bundle: Verified bundle.
+        model: Model of the bundle.
+        max_tokens: Maximum input length in tokens, including special tokens.
+        engine: Runs the graphs.
+        service: Answers typed requests.
+        calls: Runs gRPC calls.
+        methods: gRPC methods.
     """
 
     def __init__(self, config: ServerConfig) -> None:
         """Open and verify the bundle.
 
         Raises:
-            StartupError: the bundle is refused, or the engine, or the engine for this bundle.
-            ConfigError: an option does not fit it.
+            StartupError: The bundle is invalid, or the engine is unavailable or failed its check.
+            ConfigError: An option does not fit the bundle.
         """
         self.bundle = open_bundle(config.bundle, config.precision)
         self.model = self.bundle.model
@@ -47,7 +47,7 @@ class ServedModel:
         self.engine = Engine(self.bundle, config)
         runtime = self.engine.runtime
         engine_check = (
-            heed_engine_check(
+            require_engine_check(
                 self.bundle,
                 runtime.name,
                 runtime.device,
@@ -64,7 +64,7 @@ class ServedModel:
                 text_encoder.check_ids(self.model.vocab_size)
                 _check_default_prompt(text_encoder, self.model, config)
             except UntokenizableError as error:
-                raise StartupError(f"{path} can't be used, a short text {error}") from error
+                raise StartupError(f"{path} is unusable: a short text {error}") from error
         self.service = ModelService(
             self.bundle,
             config,
@@ -99,13 +99,13 @@ def _check_default_prompt(text_encoder: TextEncoder, model: Model, config: Serve
     remedy = "export the bundle again with a shorter prompt"
     if num_bytes >= limit:
         raise StartupError(
-            f"the default prompt has {num_bytes} bytes, and a text with its prompt may have {limit}: start "
-            f"the server with a larger --max-text-bytes, or {remedy}"
+            f"the default prompt has {num_bytes} bytes, but the limit of a text with its prompt is {limit}: "
+            f"start the server with a larger --max-text-bytes, or {remedy}"
         )
     num_tokens = text_encoder.encode([(prompt,)], truncate=False)[0].num_tokens
     if prompt and num_tokens >= text_encoder.max_tokens:
         raise StartupError(
-            f"the default prompt has {num_tokens} tokens, and the model takes {text_encoder.max_tokens}: "
+            f"the default prompt has {num_tokens} tokens, but the limit is {text_encoder.max_tokens}: "
             f"{remedy}"
         )
 
@@ -116,6 +116,6 @@ def _max_tokens(model: Model, config: ServerConfig) -> int:
     limit = model.max_positions
     if config.max_tokens > limit:
         raise ConfigError(
-            f"max_tokens is {config.max_tokens}: it must be from 1 to {limit}, the positions of the model"
+            f"max_tokens is {config.max_tokens}: use 1 to {limit}, the number of positions of the model"
         )
     return config.max_tokens

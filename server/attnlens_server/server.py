@@ -1,4 +1,4 @@
-"""The life of a server process: open the bundle, listen, warm up, serve, drain."""
+"""Server process: open the bundle, listen, warm up, serve, drain."""
 
 import asyncio
 import functools
@@ -22,8 +22,8 @@ from attnlens_server.grpc_api.calls import remember_creators
 from attnlens_server.grpc_api.health import HealthService
 from attnlens_server.grpc_api.methods import SERVICE_NAME, add_service
 from attnlens_server.grpc_api.reflection import add_reflection
-from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, why_not
-from attnlens_server.listening.tls import tls_context, validity_trouble
+from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, find_bind_problem
+from attnlens_server.listening.tls import tls_context, validity_problem
 from attnlens_server.served_model import ServedModel
 from attnlens_server.serving.request_log import is_enabled
 from attnlens_server.serving.service import State
@@ -33,30 +33,30 @@ from attnlens_server.web.pages import Pages
 logger = logging.getLogger(__name__)
 
 ATTENTIONS_NAME = f"{SERVICE_NAME}.attentions"
-"""What health calls the part of the service that needs the attention graph."""
-# Signals that drain the server: all that would otherwise end the process and can be caught in Python.
+"""Health service name of the methods that need the attention graph."""
+# Signals that drain the server: all catchable signals that would otherwise end the process.
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
 
 MAX_STREAMS = 256
-"""Calls of one connection at a time. Clients hold further ones back."""
+"""Maximum number of concurrent calls per connection. Clients queue further calls."""
 _RELEASE_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """What to tell when the first request may come.
+    """Description of a server that is ready for requests.
 
     Attributes:
-        address: what a client types.
-        model: its name.
-        execution_provider: where ONNX Runtime computes, or `OpenVINO` and its device.
-        precision: of embeddings.
-        max_tokens: those that a text may have.
-        threads: that compute.
-        lanes: batches that run side by side.
-        max_batch_tokens: tokens of one batch, padding included.
-        warm_up_s: seconds that opening and trying the graphs took.
-        viewer_url: where the viewer is; empty: there is none.
+        address: Address for clients.
+        model: Model name.
+        execution_provider: Execution provider of ONNX Runtime, or `OpenVINO` with its device.
+        precision: Precision of embeddings.
+        max_tokens: Maximum number of tokens per text.
+        threads: Number of compute threads.
+        lanes: Number of concurrent batches.
+        max_batch_tokens: Maximum number of tokens per batch, including padding.
+        warm_up_s: Time to load and test the graphs in seconds.
+        viewer_url: URL of the viewer. Empty if it is disabled.
     """
 
     address: str
@@ -75,11 +75,11 @@ class Server:
     """A gRPC server for one bundle."""
 
     def __init__(self, config: ServerConfig) -> None:
-        """Open and verify the bundle; nothing listens yet.
+        """Open and verify the bundle, without listening.
 
         Raises:
-            StartupError: the bundle is refused.
-            ConfigError: an option does not fit it.
+            StartupError: The bundle is invalid.
+            ConfigError: An option does not fit the bundle.
         """
         self._config = config
         served = self._served = ServedModel(config)
@@ -87,7 +87,7 @@ class Server:
         self._engine, self._service, self._calls = served.engine, served.service, served.calls
         if config.log_requests and not is_enabled():
             logger.warning(
-                "--log-requests writes at level info, which is hidden: use --log-level info or debug"
+                "--log-requests logs at level info, which is disabled: use --log-level info or debug"
             )
         self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME])
         self._releasing: asyncio.Task[None] | None = None
@@ -99,7 +99,7 @@ class Server:
         """Serve until one of STOP_SIGNALS is received, then drain.
 
         Raises:
-            StartupError: the address can't be bound, or the session can't be opened as asked.
+            StartupError: The address cannot be bound, or a graph cannot be loaded.
         """
         with _stop_signals() as stop:
             grpc_server, address = await self._listen()
@@ -129,7 +129,7 @@ class Server:
         )
 
     async def _warm_up_unless(self, stop: asyncio.Event) -> float:
-        """Warm up, and give it up once the process is told to stop."""
+        """Warm up until `stop` is set. Return the duration in seconds, or 0 if it was stopped."""
         warming_up = asyncio.ensure_future(self._warm_up())
         stopping = asyncio.ensure_future(stop.wait())
         await asyncio.wait((warming_up, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -146,7 +146,8 @@ class Server:
         remember_creators(asyncio.get_running_loop())
         grpc_server = grpc.aio.server(
             options=_channel_options(self._config),
-            # Calls whose requests have not come in full count here alone; others are refused with a reason.
+            # Only this limit includes calls that are still sending their requests. `Calls` rejects others
+            # with a reason.
             maximum_concurrent_rpcs=2 * self._config.max_calls,
         )
         add_service(grpc_server, self._served.methods, self._calls, self._config.max_inputs_per_request)
@@ -160,7 +161,7 @@ class Server:
         return grpc_server, address
 
     def _release_dropped_call(self, address: str) -> None:
-        """Call this server, so that grpc.aio releases the last call before, whose stream is then reset."""
+        """Call this server, so that grpc.aio releases the previous call and resets its stream."""
 
         async def check_health() -> None:
             options = [("grpc.enable_http_proxy", 0)]
@@ -173,18 +174,18 @@ class Server:
             self._releasing = asyncio.get_running_loop().create_task(check_health())
 
     def _bind(self, grpc_server: grpc.aio.Server) -> str:
-        """Bind the address that the configuration has; return it as a client types it."""
+        """Bind the configured address and return the address for clients."""
         config, address = self._config, self._config.listens_at
         credentials = _credentials(config)
         if not isinstance(address, UnixAddress):
             port = _add_port(grpc_server, str(address), credentials)
             if port is None:
-                raise StartupError(f"can't listen on {address}: {why_not(address)}")
+                raise StartupError(f"cannot listen on {address}: {find_bind_problem(address)}")
             return str(TcpAddress(address.host, port) if isinstance(address, TcpAddress) else address)
         self._socket_file = UnixSocket(address, int(config.socket_mode, 8))
         self._socket_file.prepare()
         if _add_port(grpc_server, str(self._socket_file.bound), credentials) is None:
-            raise StartupError(f"can't listen on {address}: the file system of its directory has no sockets")
+            raise StartupError(f"cannot listen on {address}: its file system does not support sockets")
         self._socket_file.publish()
         return str(address)
 
@@ -199,27 +200,28 @@ class Server:
         loop = asyncio.get_running_loop()
         seconds = await loop.run_in_executor(None, self._engine.start, self._max_tokens)
 
-        def tell_health(is_serving: bool) -> None:
-            told = self._health.set_serving(ATTENTIONS_NAME, is_serving=is_serving)
-            asyncio.run_coroutine_threadsafe(told, loop)
+        def update_health(is_serving: bool) -> None:
+            update = self._health.set_serving(ATTENTIONS_NAME, is_serving=is_serving)
+            asyncio.run_coroutine_threadsafe(update, loop)
 
-        self._engine.watch(functools.partial(loop.call_soon_threadsafe, self._fail), tell_health)
+        self._engine.watch(functools.partial(loop.call_soon_threadsafe, self._fail), update_health)
         if self._bundle.precision == "fp16" and self._engine.runtime.is_on_cpu:
             logger.warning(
-                "precision fp16 on the CPU: ONNX Runtime computes it in fp32 with casts between, less exact "
-                "than the fp32 graph; it is for a GPU, use --precision fp32 here"
+                "precision is fp16 on a CPU, where ONNX Runtime computes in fp32 with additional casts, which is "
+                "less exact than the fp32 graph: use --precision fp32"
             )
         return seconds
 
     def _fail(self) -> None:
-        """Say NOT_SERVING for good: the engine runs nothing any more."""
+        """Set all health services to NOT_SERVING permanently, because the engine has failed."""
         self._service.state = State.FAILED
         self._failing = asyncio.ensure_future(self._health.shut_down())
 
     async def _set_serving(self) -> None:
         if self._service.state is not State.STARTING:
-            return  # a lane has died during the warm-up
-        # What the start has made stays: without it a full collection takes some milliseconds, not a hundred.
+            return  # a lane has failed during the warm-up
+        # Exclude permanent objects from garbage collection, which shortens a full collection from 100 ms to a
+        # few.
         gc.collect()
         gc.freeze()
         self._service.state = State.SERVING
@@ -230,8 +232,8 @@ class Server:
         self._service.state = State.DRAINING
         await self._health.shut_down()
         logger.info("draining, at most %g s", self._config.drain_timeout_s)
-        # From here on new calls are refused. Streams that never end by themselves, like reflection's, must
-        # not hold up the end: once our own calls are over, the rest is cut off.
+        # New calls are rejected from here on. Endless streams, such as those of reflection, are cut off once
+        # all calls of the encoder service have ended.
         stopping = asyncio.ensure_future(grpc_server.stop(self._config.drain_timeout_s))
         if self._socket_file is not None:
             self._socket_file.remove()
@@ -248,43 +250,43 @@ class Server:
 
 
 def serve(config: ServerConfig, on_ready: Callable[[Ready], None]) -> None:
-    """Serve a bundle until the process is told to stop.
+    """Serve a bundle until a stop signal is received.
 
     Raises:
-        StartupError: the server can't serve what was asked for.
-        ConfigError: an option does not fit the bundle.
+        StartupError: The server cannot start with this configuration.
+        ConfigError: An option does not fit the bundle.
     """
-    _let_batches_finish()
+    _use_batch_scheduling()
     server = Server(config)
     asyncio.run(server.run(on_ready))
 
 
-def _let_batches_finish() -> None:
-    """Where no core is free, don't stop a batch in the middle for each event. Call before any thread starts.
+def _use_batch_scheduling() -> None:
+    """Set SCHED_BATCH, so that events preempt running batches less often. Call before any thread starts.
 
-    Each stop costs the caches that the batch has filled (docs/performance.md). Who has set a policy keeps it.
+    Preemption evicts the caches that a batch has filled (docs/performance.md). An existing policy is kept.
     """
     if sys.platform != "linux":
         return
-    with suppress(OSError):  # a sandbox or a C library may not have it; it is no more than a hint
+    with suppress(OSError):  # unsupported by some sandboxes and C libraries
         if os.sched_getscheduler(0) == os.SCHED_OTHER:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
-    # Compressed requests are refused before they are inflated: gRPC compares the size only afterwards.
-    identity_alone = [("grpc.compression_enabled_algorithms_bitset", 1)]
+    # Reject compressed requests before they are decompressed: gRPC checks the size only afterwards.
+    no_compression = [("grpc.compression_enabled_algorithms_bitset", 1)]
     return [
-        *([] if config.accept_compression else identity_alone),
+        *([] if config.accept_compression else no_compression),
         ("grpc.max_receive_message_length", config.request_limit),
-        ("grpc.max_send_message_length", -1),  # replies are measured before they are computed
-        ("grpc.so_reuseport", 0),  # an address in use is an error, not a lottery
-        ("grpc.keepalive_time_ms", 30_000),  # a peer that is gone is noticed, and what it held is freed
+        ("grpc.max_send_message_length", -1),  # response sizes are checked before the computation
+        ("grpc.so_reuseport", 0),  # an address in use is an error
+        ("grpc.keepalive_time_ms", 30_000),  # detects dead peers and frees their resources
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        # A stream that a client has reset counts until Python has released it. With a limit the C core
-        # refuses further ones of that connection; without one, thousands of them wait for the event loop.
+        # A stream that a client has reset counts until Python has released it. With this limit the C core
+        # rejects further streams of the connection. Without it, thousands of them wait for the event loop.
         ("grpc.max_concurrent_streams", MAX_STREAMS),
     ]
 
@@ -292,7 +294,7 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
 def _add_port(
     grpc_server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None
 ) -> int | None:
-    """Bind; return the port, which is 1 for sockets that have none. None: the system refuses it."""
+    """Bind an address. Return the port, 1 for sockets without a port, or None on failure."""
     try:
         if credentials is None:
             return grpc_server.add_insecure_port(address)
@@ -307,8 +309,8 @@ def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
         return None
     roots = config.tls_client_ca.read_bytes() if config.tls_client_ca else None
     chain = (config.tls_key.read_bytes(), config.tls_cert.read_bytes())
-    if trouble := validity_trouble(context, config.tls_cert):
-        logger.warning("clients will refuse %s: %s", config.tls_cert, trouble)
+    if problem := validity_problem(context, config.tls_cert):
+        logger.warning("clients will reject %s: %s", config.tls_cert, problem)
     return grpc.ssl_server_credentials(
         [chain], root_certificates=roots, require_client_auth=roots is not None
     )
@@ -321,27 +323,27 @@ def _tls_context(config: ServerConfig) -> ssl.SSLContext | None:
 
 
 def _announce(on_ready: Callable[[Ready], None], ready: Ready) -> None:
-    """Tell that requests may come. That nobody listens is no reason not to serve."""
+    """Call `on_ready`. An output error does not stop the server."""
     try:
         on_ready(ready)
     except (OSError, ValueError) as error:  # ValueError: the file is closed
-        logger.warning("the ready line can't be written: %s", error)
+        logger.warning("cannot write the ready line: %s", error)
 
 
 @contextmanager
 def _stop_signals() -> Iterator[asyncio.Event]:
-    """Yield an event that STOP_SIGNALS set. SIGHUP stays ignored where nohup started the process."""
+    """Yield an event that STOP_SIGNALS set. SIGHUP remains ignored under nohup."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    heeded = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]
+    handled = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-        heeded.remove(signal.SIGHUP)
-    for number in heeded:
+        handled.remove(signal.SIGHUP)
+    for number in handled:
         loop.add_signal_handler(number, stop.set)
     try:
         yield stop
     finally:
-        for number in heeded:
+        for number in handled:
             loop.remove_signal_handler(number)
 
 

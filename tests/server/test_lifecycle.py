@@ -23,7 +23,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from attnlens.tensors import from_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
-from attnlens_server.server import _let_batches_finish, _stop_signals
+from attnlens_server.server import _stop_signals, _use_batch_scheduling
 from failures import read_failure
 from served import ServerProcess
 
@@ -95,7 +95,7 @@ def test_a_system_without_scheduling_policies_is_served_all_the_same(monkeypatch
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(os, "sched_getscheduler", missing)
-    _let_batches_finish()
+    _use_batch_scheduling()
     assert asked == [0]
 
 

@@ -1,7 +1,6 @@
-"""Bundles: opening a directory, verifying its files, and what the other rooms need to know of its model.
+"""Bundles: `open` opens and verifies one, `check` validates its manifest, and `files` detects altered files.
 
-`open` opens and `files` watches them, `check` judges the manifest, and `model` is what is left of it for the
-rooms that know no protobuf.
+`model` describes the model for modules that do not use protobuf.
 """
 
 from attnlens_server.bundle.model import (

@@ -1,7 +1,4 @@
-"""What a manifest may say: sizes that an encoder can have, and graphs that agree with them.
-
-D hidden size, L layers, H heads.
-"""
+"""Validation of manifests: sizes, names, and the inputs and outputs of graphs."""
 
 from pathlib import Path
 
@@ -12,11 +9,11 @@ from attnlens_server.bundle.manifest import CONTRIBUTIONS, PURPOSES, has_contrib
 from attnlens_server.bundle.model import Output, OutputRole
 from attnlens_server.errors import StartupError
 
-INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")  # the last one may be absent
+INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")  # the last one is optional
 REMEDY = "export the bundle again"
 
-# What the graph of contributions has beside the inputs above, and what it returns, with the axes. B texts,
-# T tokens, E components of an embedding, L layers, H heads. The exporter's graph/names.py says the same.
+# Further inputs and the outputs of the contributions graph with their axes: B texts, T tokens, E components
+# of an embedding, L layers, H heads. Equal to those in the exporter's graph/names.py.
 CONTRIBUTION_INPUTS = {
     "pooling_weights": "BT",
     "takes_maximum": "B",
@@ -32,8 +29,8 @@ CONTRIBUTION_OUTPUTS = {
     "head_contributions": "BLH",
 }
 
-# Far beyond any encoder; a number beyond them would be taken for memory or time at once.
-_MOST = {
+# Far beyond any encoder. Larger values would exhaust memory or time.
+_MAX_SIZES = {
     "hidden_size": 1 << 17,
     "num_layers": 1 << 12,
     "num_heads": 1 << 12,
@@ -44,12 +41,11 @@ _MAX_TEXT_BYTES = {"model_name": 256, "source": 4096, "source_revision": 4096, "
 
 
 def check_manifest(directory: Path, manifest: Manifest) -> None:
-    """Check what can be told without opening a graph.
+    """Validate a manifest without opening its graphs. Unknown graphs and outputs are ignored.
 
     Raises:
-        StartupError: a number is out of range, a name is too long, graphs are missing or there twice, the
-            pooling is unknown, or a graph has other inputs or outputs than an encoder of these sizes. Graphs
-            and outputs that this version does not know are left out.
+        StartupError: A size is out of range, a name is too long, a graph is missing or repeated, the pooling
+            is unknown, or the inputs or outputs of a graph do not fit the sizes.
     """
     path = directory / MANIFEST_NAME
     _check_sizes(path, manifest)
@@ -74,7 +70,7 @@ def check_manifest(directory: Path, manifest: Manifest) -> None:
 
 def _check_sizes(path: Path, manifest: Manifest) -> None:
     sizes = manifest.architecture
-    ranges = [(f"architecture.{name}", getattr(sizes, name), 1, most) for name, most in _MOST.items()]
+    ranges = [(f"architecture.{name}", getattr(sizes, name), 1, most) for name, most in _MAX_SIZES.items()]
     ranges += [
         ("architecture.type_vocab_size", sizes.type_vocab_size, 0, 1 << 24),
         ("architecture.pad_token_id", sizes.pad_token_id, 0, sizes.vocab_size - 1),
@@ -83,25 +79,27 @@ def _check_sizes(path: Path, manifest: Manifest) -> None:
     ]
     for name, value, low, high in ranges:
         if not low <= value <= high:
-            raise StartupError(f"{path}: {name} is {value}: it must be from {low} to {high}, {REMEDY}")
+            raise StartupError(f"{path}: {name} is {value}, which is not from {low} to {high}: {REMEDY}")
 
 
 def _check_texts(path: Path, manifest: Manifest) -> None:
-    """Check the length of texts that are in every response, in GetModel and in the log."""
+    """Check the length of texts that occur in responses and in the log."""
     for name, limit in _MAX_TEXT_BYTES.items():
         size = len(getattr(manifest, name).encode())
         if size > limit:
-            raise StartupError(f"{path}: {name} has {size} bytes, the limit is {limit}: {REMEDY}")
+            raise StartupError(f"{path}: {name} has {size} bytes, but the limit is {limit}: {REMEDY}")
 
 
 def _check_defaults(path: Path, manifest: Manifest) -> None:
     pooling = manifest.pooling.pooling
     if pooling == Pooling.POOLING_UNSPECIFIED or pooling not in Pooling.values():
         raise StartupError(
-            f"{path} states no pooling that this version knows: install the version of attnlens that wrote it"
+            f"{path}: the pooling is missing or unknown: use the version of attnlens that exported the bundle"
         )
     if manifest.default_prompt_name and manifest.default_prompt_name not in manifest.prompts:
-        raise StartupError(f"{path} has no prompt {manifest.default_prompt_name!r}, its default: {REMEDY}")
+        raise StartupError(
+            f"{path}: there is no prompt {manifest.default_prompt_name!r}, the default: {REMEDY}"
+        )
 
 
 def _check_graph(path: Path, graph: Graph, sizes: Architecture) -> None:
@@ -116,13 +114,13 @@ def _check_graph(path: Path, graph: Graph, sizes: Architecture) -> None:
     if (OutputRole.LAST_HIDDEN_STATE, None) not in meanings:
         raise StartupError(f"{path}: {graph.path} has no output with the token vectors: {REMEDY}")
     if graph.purpose == PURPOSES["attention"] and all(layer is None for _, layer in meanings):
-        raise StartupError(f"{path}: {graph.path} has no output of a layer that is known here: {REMEDY}")
+        raise StartupError(f"{path}: {graph.path} has no known output of a layer: {REMEDY}")
     if len({*meanings}) < len(meanings) or len({*names}) < len(names):
-        raise StartupError(f"{path}: {graph.path} has two outputs of the same name or meaning: {REMEDY}")
+        raise StartupError(f"{path}: {graph.path} has two outputs with the same name or meaning: {REMEDY}")
 
 
 def _check_contributions(path: Path, graph: Graph, manifest: Manifest) -> None:
-    """Check that the graph of contributions has the inputs and outputs that it is fed with and asked for."""
+    """Check the inputs and outputs of the contributions graph."""
     lengths = {
         "E": str(max_dimensions(manifest)),
         "L": str(manifest.architecture.num_layers),
@@ -143,14 +141,13 @@ def _check_contributions(path: Path, graph: Graph, manifest: Manifest) -> None:
             )
     if not fits:
         raise StartupError(
-            f"{path}: {graph.path} is not a graph of contributions with the inputs "
-            f"{', '.join(CONTRIBUTION_INPUTS)} and the outputs {', '.join(CONTRIBUTION_OUTPUTS)} of an "
-            f"encoder of these sizes: {REMEDY}"
+            f"{path}: {graph.path} is not a contributions graph with the inputs "
+            f"{', '.join(CONTRIBUTION_INPUTS)} and the outputs {', '.join(CONTRIBUTION_OUTPUTS)} for these sizes: {REMEDY}"
         )
 
 
 def _check_output(path: Path, graph: str, output: Output, stated: GraphOutput, sizes: Architecture) -> None:
-    """Check the numbers that are stated of an output, and that its axes agree with them."""
+    """Check layer, heads, axes and data type of an output."""
     is_hidden_state = output.role is OutputRole.LAST_HIDDEN_STATE
     fits = (
         (output.layer is None and not output.num_heads)
@@ -170,7 +167,7 @@ def _check_output(path: Path, graph: str, output: Output, stated: GraphOutput, s
     if not fits or stated.value.data_type != DataType.DATA_TYPE_FLOAT32:
         layer = "no layer" if output.layer is None else f"layer {output.layer}"
         raise StartupError(
-            f"{path}: {output.name} of {graph} is {DataType.Name(stated.value.data_type)} {list(axes)}, of "
-            f"{layer} with {output.num_heads} heads, which an output of {sizes.num_layers} layers, at most "
-            f"{sizes.num_heads} heads and a width of {sizes.hidden_size} in fp32 is not: {REMEDY}"
+            f"{path}: {output.name} of {graph} is {DataType.Name(stated.value.data_type)} {list(axes)} of "
+            f"{layer} with {output.num_heads} heads, which does not fit {sizes.num_layers} layers, at most "
+            f"{sizes.num_heads} heads, a hidden size of {sizes.hidden_size} and fp32: {REMEDY}"
         )

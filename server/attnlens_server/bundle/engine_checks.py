@@ -1,4 +1,4 @@
-"""What was measured of a bundle in another engine than ONNX Runtime on a CPU, and what follows from it."""
+"""Checks of a bundle in engines other than ONNX Runtime on CPUs."""
 
 import logging
 import shlex
@@ -15,49 +15,49 @@ logger = logging.getLogger(__name__)
 def find_engine_check(
     manifest: Manifest, engine: str, precision: Precision, device: str
 ) -> EngineCheck | None:
-    """Return what was measured of an engine on a device last."""
+    """Return the last check of an engine on a device, or None."""
     key = engine, PRECISIONS[precision], device
-    found = [
+    checks = [
         check for check in manifest.engine_checks if (check.engine, check.precision, check.device) == key
     ]
-    return found[-1] if found else None
+    return checks[-1] if checks else None
 
 
-def heed_engine_check(
+def require_engine_check(
     bundle: Bundle, engine: str, device: str, *, version: str, processor: str
 ) -> EngineCheck | None:
-    """Return what was measured; say in the log where it was not, or not on this machine.
+    """Return the check of an engine. Log if there is none, or if it is from another version or processor.
 
     Args:
-        bundle: which was opened for a precision.
-        engine: the package that is to run it.
-        device: where.
-        version: of the package.
-        processor: the device's own name.
+        bundle: Bundle, opened in a precision.
+        engine: Package name of the engine.
+        device: Device.
+        version: Package version of the engine.
+        processor: Name of the processor.
 
     Raises:
-        StartupError: a gate did not hold.
+        StartupError: The check failed.
     """
     check = find_engine_check(bundle.manifest, engine, bundle.precision, device)
     command = f"attnlens check {shlex.quote(str(bundle.directory))} --engine {engine}"
-    what = f"{engine} in {bundle.precision} on {device}"
+    name = f"{engine} in {bundle.precision} on {device}"
     if check is None:
         logger.warning(
-            "%s was not compared with PyTorch for this bundle: `%s` does it, and writes it into the bundle",
-            what,
+            "%s was not compared with PyTorch for this bundle: run `%s`, which records the result in it",
+            name,
             command,
         )
         return None
     if not check.passed:
         raise StartupError(
-            f"{bundle.directory}: {what} did not pass its check, see "
-            f"{bundle.directory / 'parity' / 'report.md'}: use another --precision or --engine onnxruntime; "
-            f"with another version of {engine} or on another processor, measure again: `{command}`"
+            f"{bundle.directory}: {name} failed its check, see {bundle.directory / 'parity' / 'report.md'}: "
+            f"use another --precision, or --engine onnxruntime. For another version of {engine} or another "
+            f"processor, measure again with `{command}`"
         )
     if (check.version, check.processor) != (version, processor):
         logger.info(
-            "%s was checked with version %s on %s, and runs now in version %s on %s: `%s` measures it here",
-            what,
+            "%s was checked in version %s on %s, but runs in version %s on %s: run `%s` to check it here",
+            name,
             check.version,
             check.processor,
             version,

@@ -1,4 +1,4 @@
-"""The files of a graph: which they are, and whether they are still what was verified."""
+"""Files of a graph and detection of changes to them."""
 
 import mmap
 from collections.abc import Collection, Iterator, Mapping
@@ -8,7 +8,7 @@ from attnlens.bundle import FileState, read_state
 from attnlens.wire import LENGTH_DELIMITED, Field, read_fields
 from attnlens_server.errors import StartupError, UnusableGraphError
 
-# The messages of onnx.proto that lead to a tensor, and in them the fields that do.
+# Fields of onnx.proto that can contain tensors, by message.
 _MODEL = {7: "graph", 20: "training", 25: "function"}
 _GRAPH = {1: "node", 5: "tensor", 15: "sparse"}
 _NODE = {5: "attribute"}
@@ -23,17 +23,17 @@ _MESSAGES: dict[str, dict[int, str]] = {
     "sparse": {1: "tensor", 2: "tensor"},
     "tensor": {13: "entry"},
 }
-_KEY, _VALUE = 1, 2  # of an entry of TensorProto.external_data
+_KEY, _VALUE = 1, 2  # fields of an entry of TensorProto.external_data
 _LOCATION, _OFFSET, _LENGTH = b"location", b"offset", b"length"
 
 
 def external_locations(graph: Path) -> dict[str, int]:
-    """Return the files that an ONNX file says its weights are in, as it names them, and how far each is read.
+    """Return the external weight files of an ONNX file with the end of the last tensor in each, in bytes.
 
-    The server has no parser of ONNX, and needs none for this.
+    Reads the wire format directly, since the server does not depend on onnx.
 
     Raises:
-        StartupError: the file is not an ONNX model.
+        StartupError: The file is not an ONNX model.
     """
     ends: dict[str, int] = {}
     try:
@@ -46,7 +46,7 @@ def external_locations(graph: Path) -> dict[str, int]:
 
 
 def _locations(data: mmap.mmap) -> Iterator[tuple[str, int]]:
-    """Yield the file of each tensor that has one, and where the tensor ends in it."""
+    """Yield the file and the end of each external tensor."""
     waiting = [("model", 0, len(data))]
     while waiting:
         kind, position, end = waiting.pop()
@@ -67,7 +67,7 @@ def _locations(data: mmap.mmap) -> Iterator[tuple[str, int]]:
 
 
 def _entry(data: mmap.mmap, position: int, end: int) -> tuple[bytes, bytes]:
-    """Return key and value; as everywhere in the format, what comes last counts."""
+    """Return key and value of an entry. The last occurrence of a field wins, as in protobuf."""
     texts: dict[int, Field] = {field.number: field for field in read_fields(data, position, end)}
     key, value = (texts.get(number) for number in (_KEY, _VALUE))
     return (
@@ -77,42 +77,42 @@ def _entry(data: mmap.mmap, position: int, end: int) -> tuple[bytes, bytes]:
 
 
 def graph_files(directory: Path, graph: str, listed: Collection[str]) -> frozenset[str]:
-    """Return every file of the graph, itself included, by the paths in the manifest.
+    """Return the paths of all files of a graph, including the graph itself.
 
     Raises:
-        StartupError: it has weights in a file that the manifest has no hash of, or beyond the end of a file.
+        StartupError: A weight file is not listed in the manifest, or is too short.
     """
     locations = external_locations(directory / graph)
     paths = {location: str(PurePosixPath(graph).parent / location) for location in locations}
     for location in sorted(set(paths.values()) - set(listed)):
         raise StartupError(
-            f"{directory / graph} has weights in {location!r}, of which the manifest has no hash: "
-            "export the bundle again"
+            f"{directory / graph} has weights in {location!r}, which is not listed in the manifest: export "
+            "the bundle again"
         )
     for location, end in locations.items():
         size = read_state(directory / paths[location]).size_bytes
         if end > size:
             raise StartupError(
-                f"{directory / graph} has weights up to byte {end} of {paths[location]!r}, which has {size}: "
-                "export the bundle again"
+                f"{directory / graph} has weights up to byte {end} of {paths[location]!r}, which has {size} "
+                "bytes: export the bundle again"
             )
     return frozenset({graph, *paths.values()})
 
 
 class MappedFiles:
-    """Files that ONNX Runtime has mapped into memory: what is written to them reaches the results."""
+    """Files that ONNX Runtime has mapped into memory. Writes to them would change results."""
 
     def __init__(self, states: Mapping[Path, FileState]) -> None:
-        """Remember the state of each file, by its path, from before it was verified."""
+        """Store the state of each file, read before its hash was verified."""
         self._states = states
 
     def check(self) -> None:
-        """Compare each file's length and time with those that it had.
+        """Compare the size and modification time of each file with its stored state.
 
-        A file that was removed or replaced is no matter: what is mapped is the old one, as long as it is.
+        Removed and replaced files are ignored, since the mapped file is unchanged.
 
         Raises:
-            UnusableGraphError: one was written to.
+            UnusableGraphError: A file was altered.
         """
         for path, before in self._states.items():
             try:
@@ -122,6 +122,6 @@ class MappedFiles:
             is_same_file = (now.device, now.inode) == (before.device, before.inode)
             if is_same_file and (now.size_bytes, now.modified_ns) != (before.size_bytes, before.modified_ns):
                 raise UnusableGraphError(
-                    f"{path} was altered while it was in use: restore the bundle and restart the server; to "
-                    "replace a bundle, write the new one elsewhere and rename it"
+                    f"{path} was altered while in use: restore the bundle and restart the server. To replace "
+                    "a bundle, write the new one to another path and rename it"
                 )

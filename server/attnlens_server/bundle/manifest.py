@@ -1,4 +1,4 @@
-"""From a manifest that was checked to what the server knows of its model."""
+"""Conversion of a validated manifest to the model description."""
 
 from attnlens.bundle import embedding_size, find_graph, max_dimensions
 from attnlens.costs import flops_per_token
@@ -35,10 +35,10 @@ _LAYOUTS = frozenset(map(int, Layout)) - {int(Layout.PER_TEXT)}
 
 
 def read_model(manifest: pb.Manifest, version: str, precision: Precision) -> Model:
-    """Return the model, its embeddings computed in `precision`; attention is always computed in fp32.
+    """Return the model description with the embeddings graph for `precision`.
 
     Raises:
-        BundleError: there is no such graph, or there are several.
+        BundleError: The graph is missing or repeated.
     """
     sizes, pooling = manifest.architecture, manifest.pooling
     graphs: dict[Kind, Graph] = {
@@ -78,10 +78,10 @@ def read_model(manifest: pb.Manifest, version: str, precision: Precision) -> Mod
 
 
 def read_graph(graph: pb.Graph, hidden_size: int) -> Graph:
-    """Return a graph as the server knows it.
+    """Return the description of a graph.
 
     Raises:
-        BundleError: the pattern of an output can't be.
+        BundleError: The pattern of an output is invalid.
     """
     known = [output for output in graph.outputs if is_known(output)]
     return Graph(
@@ -93,7 +93,7 @@ def read_graph(graph: pb.Graph, hidden_size: int) -> Graph:
 
 
 def has_contributions(manifest: pb.Manifest) -> bool:
-    """Whether there is a graph of contributions."""
+    """Return whether there is a contributions graph."""
     return any(
         (graph.purpose, graph.precision) == (CONTRIBUTIONS, PRECISIONS["fp32"]) for graph in manifest.graphs
     )
@@ -110,7 +110,7 @@ def _read_contributions(manifest: pb.Manifest) -> ContributionsGraph | None:
 
 
 def is_known(output: pb.GraphOutput) -> bool:
-    """Whether this version knows what an output means and how it is laid out."""
+    """Return whether this version knows the role and the layout of an output."""
     return int(output.role) in _ROLES and int(output.layout) in _LAYOUTS
 
 

@@ -1,6 +1,6 @@
-"""What the server knows of a model: plain Python, made from the manifest by `manifest`.
+"""Model description without protobuf types.
 
-Letters: B texts, T tokens of a text, D hidden size, H heads.
+Shapes: B texts, T tokens, D hidden size, H heads.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from attnlens.patterns import Band, BlockTable
 from attnlens.pooling import Pooling
 
 Kind = Literal["embeddings", "attention", "contributions"]
-"""What a graph is there for: token vectors, these and what the attention of each layer gives, or what each
-token contributes to an embedding. A bundle may lack the last one."""
+"""Purpose of a graph: token vectors, token vectors and attention of all layers, or contributions of tokens to
+an embedding. The contributions graph is optional."""
 
 
 class OutputRole(IntEnum):
-    """What an output means. The numbers are those of `attnlens.v1.OutputRole`, which says more."""
+    """Role of an output, with the numbers of `attnlens.v1.OutputRole`, which documents them."""
 
     LAST_HIDDEN_STATE = 1
     ATTENTION_WEIGHTS = 2
@@ -26,7 +26,7 @@ class OutputRole(IntEnum):
 
 
 class Layout(IntEnum):
-    """How an output is laid out. The numbers are those of `attnlens.v1.OutputLayout`."""
+    """Layout of an output, with the numbers of `attnlens.v1.OutputLayout`."""
 
     PER_TOKEN = 1
     """(B, T, D), or (B, T, H)."""
@@ -37,11 +37,11 @@ class Layout(IntEnum):
     BLOCKS = 4
     """(B, H, T, S * b + 2b), see `attnlens.patterns.Blocks`."""
     PER_TEXT = 5
-    """(B, ...), only in the graph of contributions."""
+    """(B, ...), only in the contributions graph."""
 
 
 class RowSum(IntEnum):
-    """What the rows of an output sum to. The numbers are those of `attnlens.v1.RowSum`."""
+    """Sum of each row of an output, with the numbers of `attnlens.v1.RowSum`."""
 
     UNSPECIFIED = 0
     ONE = 1
@@ -54,14 +54,14 @@ class Output:
     """An output of a graph.
 
     Attributes:
-        name: the graph's name for it.
-        role: what it means.
-        layout: where its axes are.
-        layer: the layer that it belongs to, from 0; None: it belongs to none.
-        num_heads: H; 0 where it has none.
-        width: D; 0 where it has heads.
-        row_sum: what its rows sum to.
-        pattern: between which tokens a band or blocks have weights; None for other layouts.
+        name: Name in the graph.
+        role: Role.
+        layout: Layout.
+        layer: Layer, or None.
+        num_heads: Number of heads H, or 0.
+        width: Hidden size D, or 0 for outputs with heads.
+        row_sum: Sum of each row.
+        pattern: Attention pattern of a band or blocks, else None.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Output:
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """Its shape; None is an axis that varies."""
+        """Shape, with None for dynamic axes."""
         if self.layout is Layout.DENSE:
             return (None, self.num_heads, None, None)
         if self.pattern is not None:
@@ -83,7 +83,7 @@ class Output:
         return (None, None, self.num_heads or self.width)
 
     def num_values(self, num_tokens: int, num_heads: int) -> int:
-        """Return how many numbers a text has in it, of some of the heads."""
+        """Return the number of values of a text for some of the heads."""
         if self.layout is Layout.DENSE:
             return num_heads * num_tokens**2
         return num_heads * num_tokens * (self.pattern.width if self.pattern else 1)
@@ -91,13 +91,13 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """An ONNX file of the bundle.
+    """A graph of the bundle.
 
     Attributes:
-        path: relative to the bundle.
-        inputs: their names, in order.
-        outputs: in order.
-        unknown_outputs: the names of those whose role or layout this version does not know.
+        path: Path of the ONNX file, relative to the bundle.
+        inputs: Names of the inputs.
+        outputs: Known outputs.
+        unknown_outputs: Names of outputs whose role or layout this version does not know.
     """
 
     path: str
@@ -108,13 +108,13 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class ContributionsGraph:
-    """The ONNX file that says what each token contributes to an embedding. Its names are those of `check`.
+    """The contributions graph. `check` defines its inputs and outputs.
 
     Attributes:
-        path: relative to the bundle.
-        inputs: their names, in order.
-        embedding_size: E, of a direction and of the embedding.
-        heads: L and H, of the gates of heads.
+        path: Path of the ONNX file, relative to the bundle.
+        inputs: Names of the inputs.
+        embedding_size: Number of components of directions and embeddings.
+        heads: Number of layers and of heads per layer.
     """
 
     path: str
@@ -124,7 +124,7 @@ class ContributionsGraph:
 
 
 class ModelOutputs:
-    """Which output of which graph has what a request may ask for."""
+    """Outputs of the graphs by role and layer."""
 
     def __init__(self, embeddings: Graph, attention: Graph) -> None:
         self._hidden_states: dict[Kind, Output] = {
@@ -138,21 +138,21 @@ class ModelOutputs:
 
     @property
     def roles(self) -> tuple[OutputRole, ...]:
-        """What a layer may be asked for."""
+        """Roles of the outputs of layers."""
         return tuple(self._layers)
 
     def hidden_state(self, kind: Kind) -> Output:
-        """Return the token vectors of the last layer in the graph of a kind."""
+        """Return the output with the token vectors of a graph."""
         return self._hidden_states[kind]
 
     def layers(self, role: OutputRole) -> Mapping[int, Output]:
-        """Return the outputs of a role by their layer, in the graph with attention; empty: there are none."""
+        """Return the outputs of a role by layer. Empty if there are none."""
         return self._layers.get(role, {})
 
 
 @dataclass(frozen=True, slots=True)
 class Faithfulness:
-    """The mean of Spearman's rank correlation of scores with leave-one-out, over a number of texts."""
+    """Spearman's rank correlation of a method's scores with leave-one-out, mean over texts."""
 
     rank_correlation: float
     num_texts: int
@@ -164,31 +164,31 @@ def _hidden_state(graph: Graph) -> Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The model of a bundle.
+    """Model of a bundle.
 
     Attributes:
-        name: what requests may call it.
-        version: the SHA-256 of its manifest, in lower-case hexadecimal.
-        max_tokens: the longest input, special tokens included, where the server's configuration says nothing.
-        max_positions: the longest input that the encoder has positions for.
-        hidden_size: D.
-        num_layers: L.
+        name: Model name.
+        version: SHA-256 of the manifest in lower-case hexadecimal.
+        max_tokens: Maximum input length in tokens, including special tokens, unless configured otherwise.
+        max_positions: Maximum input length of the encoder.
+        hidden_size: Hidden size D.
+        num_layers: Number of layers.
         token_flops: Floating-point operations of the linear layers for one token.
-        vocab_size: ids are 0 to vocab_size - 1.
-        type_vocab_size: types of tokens are 0 to type_vocab_size - 1; 0: the graphs take none.
-        pad_token_id: fills a batch up.
-        takes_pairs: an input may be a pair of texts.
-        pooling: how token vectors become one, where a request does not say.
-        normalize: embeddings are scaled to length 1, where a request does not say.
-        exclude_prompt: the tokens of a prompt don't count in the pooling.
-        max_dimensions: components that an embedding has at most.
-        embedding_size: those that it has where a request does not say.
-        prompts: by name.
-        default_prompt_name: of the prompt where a request says nothing; empty: there is none.
-        graphs: by what they are there for.
-        outputs: what these graphs return.
-        contributions: the graph of contributions; None: the bundle has none.
-        faithfulness: how well methods of explaining rank tokens, by the method's number; empty: not measured.
+        vocab_size: Size of the vocabulary.
+        type_vocab_size: Number of token types. 0 if the graphs have no token types.
+        pad_token_id: Token id for padding.
+        takes_pairs: Whether an input may be a pair of texts.
+        pooling: Default pooling.
+        normalize: Whether embeddings are normalized by default.
+        exclude_prompt: Whether pooling excludes the tokens of prompts.
+        max_dimensions: Maximum number of components of an embedding.
+        embedding_size: Default number of components of an embedding.
+        prompts: Texts of prompts by name.
+        default_prompt_name: Name of the default prompt, or "".
+        graphs: Graphs by kind.
+        outputs: Outputs of these graphs.
+        contributions: Contributions graph, or None.
+        faithfulness: Faithfulness by number of the explanation method. Empty if not measured.
     """
 
     name: str
@@ -216,12 +216,12 @@ class Model:
 
     @property
     def pair_bytes(self) -> int:
-        """What the dense attention of all layers takes for a pair of tokens, in fp32."""
+        """Size of the dense attention of all layers per pair of tokens in fp32."""
         dense = [output for output in self.graphs["attention"].outputs if output.layout is Layout.DENSE]
         return 4 * sum(output.num_heads for output in dense)
 
     @property
     def row_bytes(self) -> int:
-        """What the bands and blocks of all layers take for a token, in fp32."""
+        """Size of the bands and blocks of all layers per token in fp32."""
         patterns = [output for output in self.graphs["attention"].outputs if output.pattern]
         return 4 * sum(output.num_values(1, output.num_heads) for output in patterns)

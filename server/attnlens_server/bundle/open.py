@@ -1,4 +1,4 @@
-"""Opening a bundle for serving: nothing is loaded that was altered or whose parity failed."""
+"""Opening of bundles. Altered bundles, and bundles that failed parity, are rejected."""
 
 import dataclasses
 import hashlib
@@ -36,12 +36,12 @@ class Bundle:
     """A verified bundle directory.
 
     Attributes:
-        directory: where it is.
-        manifest: what it says of itself.
-        model: what the other rooms need of it.
-        dense: the layers that pooled vectors go through.
-        precision: what embeddings are computed in; attention is always computed in fp32.
-        states: of each listed file by its path, from just before its hash was compared.
+        directory: Path of the bundle.
+        manifest: Manifest.
+        model: Model description.
+        dense: Dense layers after the pooling.
+        precision: Precision of embeddings. Attention is always fp32.
+        states: State of each listed file by path, read before its hash was verified.
     """
 
     directory: Path
@@ -56,10 +56,10 @@ class Bundle:
         return self.directory / self.graph(kind).path
 
     def graph(self, kind: Kind) -> Graph | ContributionsGraph:
-        """Return a graph by what it is there for.
+        """Return the graph of a kind.
 
         Raises:
-            KeyError: the bundle has none.
+            KeyError: The bundle has no such graph.
         """
         if kind == "contributions" and self.model.contributions is not None:
             return self.model.contributions
@@ -67,19 +67,19 @@ class Bundle:
 
     @property
     def tokenizer_path(self) -> Path | None:
-        """Return `tokenizer.json`, or None where the bundle has none."""
+        """Path of `tokenizer.json`, or None if the bundle has none."""
         return self.directory / TOKENIZER_NAME if TOKENIZER_NAME in self.states else None
 
     def verify_graph(self, graph: Graph | ContributionsGraph) -> MappedFiles:
-        """Make sure that a graph and the files with its weights are what they were at the start.
+        """Check that the files of a graph have not changed since the bundle was opened.
 
-        A file that nobody has touched since is not read again.
+        Only files whose state has changed are hashed again.
 
         Returns:
-            The files that ONNX Runtime will map, to be asked for as long as the graph is open.
+            The files that ONNX Runtime will map, to be checked while the graph is in use.
 
         Raises:
-            UnusableGraphError: a file is missing or was altered since.
+            UnusableGraphError: A file is missing or was altered.
         """
         try:
             paths = graph_files(self.directory, graph.path, self.states)
@@ -91,22 +91,22 @@ class Bundle:
         except (BundleError, StartupError) as error:
             raise UnusableGraphError(str(error)) from error
         except OSError as error:
-            raise UnusableGraphError(f"{error.filename} can't be read: {error.strerror}") from error
+            raise UnusableGraphError(f"cannot read {error.filename}: {error.strerror}") from error
         return MappedFiles(
             {self.directory / path: state for path, state in states.items() if path != graph.path}
         )
 
 
 def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
-    """Read the manifest of `directory` and verify every file.
+    """Read the manifest of a bundle and verify all files.
 
     Raises:
-        StartupError: there is no bundle, or none with a graph in `precision`, a file is missing or altered,
-            or would be used without a hash, the manifest contradicts itself, or the parity check failed.
+        StartupError: There is no bundle, it has no graph in `precision`, a file is missing, altered or has no
+            hash, the manifest is invalid, or the bundle failed parity.
     """
     try:
         manifest = read_manifest(directory)
-        # Before the files are verified: where another bundle has taken the place of this one, they differ.
+        # Before the files are verified, so that a bundle that replaces this one in the meantime is detected.
         version = hashlib.sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()
         check_manifest(directory, manifest)
         states = verify_files(directory, manifest)
@@ -119,13 +119,13 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
         )
     if not manifest.parity.passed:
         raise StartupError(
-            f"{directory / 'manifest.json'}: the graphs are not the same model as the checkpoint "
-            f"(parity failed, see {directory / 'parity' / 'report.md'}); export the bundle again"
+            f"{directory / 'manifest.json'}: the graphs differ from the checkpoint (parity failed, see "
+            f"{directory / 'parity' / 'report.md'}): export the bundle again"
         )
     if TOKENIZER_NAME not in states and (directory / TOKENIZER_NAME).exists():
         raise StartupError(
-            f"{directory / TOKENIZER_NAME} is not in the manifest, so nobody knows if it is the model's: "
-            "remove it, or export the bundle again with --tokenizer"
+            f"{directory / TOKENIZER_NAME} is not in the manifest, so it may belong to another model: remove "
+            "it, or export the bundle again with --tokenizer"
         )
     try:
         dense = open_dense(directory, manifest)
@@ -134,8 +134,8 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
     model = read_model(manifest, version, precision)
     if model.contributions is not None and _races(directory / model.contributions.path):
         logger.warning(
-            "%s: %s is not used. An earlier version wrote it with an operator (ScatterND) whose results vary "
-            "from run to run with several threads. Export the bundle again to explain embeddings by "
+            "%s: %s is not used, because an earlier version exported it with an operator (ScatterND) whose "
+            "results vary between runs with several threads. Export the bundle again to explain embeddings by "
             "contributions",
             directory,
             model.contributions.path,
@@ -158,18 +158,18 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
 
 
 def _races(graph: Path) -> bool:
-    """Return whether a graph of contributions adds with ScatterND, of which ONNX Runtime loses updates.
+    """Return whether a contributions graph uses ScatterND, whose updates ONNX Runtime loses.
 
-    Its weights are in another file, so the name of the operator is looked for without parsing.
+    The graph file has no weights, so a search for the operator's name is enough.
     """
     return b"ScatterND" in graph.read_bytes()
 
 
 def _hint(directory: Path) -> str:
-    """Return what to do with a directory that is a checkpoint; "" for any other."""
+    """Return how to export the directory if it is a checkpoint, else ""."""
     if (directory / MANIFEST_NAME).exists() or not (directory / CONFIG_NAME).is_file():
         return ""
     return (
-        f"; it has a {CONFIG_NAME}, as a checkpoint has: make a bundle of it first, with "
+        f"; it has a {CONFIG_NAME} and looks like a checkpoint: export it first with "
         f"`attnlens export {shlex.quote(str(directory))} --output DIR`"
     )

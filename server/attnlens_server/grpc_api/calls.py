@@ -382,7 +382,6 @@ def _status(error: BaseException, method: str) -> CallStatus:
     """Return the status of a failed call. Unexpected errors are logged, and the client gets only their ID."""
     if isinstance(error, errors.RequestError):
         return call_status(error)
-    error_id = secrets.token_hex(6)
-    logger.error("%s failed, error id %s", method, error_id, exc_info=error)
-    message = f"internal server error: see error id {error_id} in the server's log"
-    return call_status(errors.InternalError(message, metadata={"error_id": error_id}))
+    internal = errors.InternalError(secrets.token_hex(6))
+    logger.error("%s failed, error id %s", method, internal.error_id, exc_info=error)
+    return call_status(internal)

@@ -1,6 +1,6 @@
-"""A model in the caller's own process: the methods and results of the client, without a server.
+"""A model in the caller's process, with the methods and results of the client.
 
-method ─▶ steps of the client's core ─▶ driver ─▶ host's thread: the handlers of `grpc_api` ─▶ engine
+method -> steps of the client's core -> driver -> handlers of `grpc_api` in the host's thread -> engine
 """
 
 from attnlens_server.in_process.local_model import Local, local

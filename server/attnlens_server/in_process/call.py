@@ -1,6 +1,6 @@
-"""One call in the process: what a handler of `grpc_api` sees as a call of gRPC, and its events.
+"""In-process calls, which handlers of `grpc_api` see as gRPC calls.
 
-A call runs on the host's event loop. Events go to the thread that waits for them by a queue.
+A call runs on the host's event loop. A queue passes its events to the waiting thread.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from attnlens_server.grpc_api.calls import Context
 
-_MESSAGES_AHEAD = 1  # of a stream, that nobody has taken yet
+_MAX_UNREAD_MESSAGES = 1  # per stream
 
 
 class CallError(grpc.RpcError):
-    """How a call has ended that has no reply: what the client's core reads of gRPC's own."""
+    """Status of a failed call, with the methods of grpc.Call that the client uses."""
 
     def __init__(
         self, code: grpc.StatusCode, message: str = "", trailers: Sequence[tuple[str, str | bytes]] = ()
@@ -31,27 +31,25 @@ class CallError(grpc.RpcError):
         self._code, self._message, self._trailers = code, message, trailers
 
     def code(self) -> grpc.StatusCode:
-        """Return the status."""
+        """Return the status code."""
         return self._code
 
     def details(self) -> str:
         """Return the message."""
         return self._message
 
-    def trailing_metadata(self) -> Any:  # noqa: ANN401 - gRPC's own type
+    def trailing_metadata(self) -> Any:  # noqa: ANN401 - as in gRPC
         """Return the trailers."""
         return self._trailers
 
 
 class LocalCall:
-    """A call that is to run, or runs.
-
-    It is the context that its handler gets, as far as handlers use one.
+    """An in-process call. It is also the context of its handler.
 
     Args:
-        command: which method, with what.
-        handle: what answers it.
-        events: where its events go; replies as bytes.
+        command: Command of the client's core.
+        handle: Handler of the method.
+        events: Queue for events. Replies are serialized.
     """
 
     def __init__(self, command: Start, handle: Handler, events: "SimpleQueue[Event]") -> None:
@@ -61,10 +59,10 @@ class LocalCall:
         self._deadline = None if command.timeout_s is None else time.monotonic() + command.timeout_s
         self._handle = handle
         self._events = events
-        self._room = asyncio.Semaphore(_MESSAGES_AHEAD)
+        self._room = asyncio.Semaphore(_MAX_UNREAD_MESSAGES)
 
     async def run(self) -> None:
-        """Answer the call. Its last event says how it has ended."""
+        """Run the call. Its last event is its result."""
         event: Event
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -80,21 +78,21 @@ class LocalCall:
             event = Ended(self._id) if reply is None else Reply(self._id, reply)
         self._events.put(event)
 
-    def give_room(self) -> None:
-        """Let the stream go on: one of its messages was taken."""
+    def acknowledge(self) -> None:
+        """Allow the stream to send its next message."""
         self._room.release()
 
-    # --- what a handler uses of its context -------------------------------------------------------
+    # --- Context of the handler -------------------------------------------------------------------
 
     def time_remaining(self) -> float | None:
-        """Return the seconds to the deadline; None: there is none."""
+        """Return the remaining time in seconds, or None if there is no deadline."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     async def send_initial_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> None:
-        """Do nothing: there is no connection."""
+        """Do nothing, since there is no connection."""
 
     async def write(self, message: bytes) -> None:
-        """Send a message of a stream, as soon as the one before was taken."""
+        """Send a message of a stream once the previous one was received."""
         await self._room.acquire()
         self._events.put(Reply(self._id, message))
 

@@ -1,4 +1,4 @@
-"""How `Local` carries out the steps of the client's core: as calls of the host, whose replies it awaits."""
+"""Driver that executes the steps of the client's core as in-process calls."""
 
 from queue import Empty, SimpleQueue
 
@@ -14,22 +14,22 @@ _REPLIES = {method.name: GetMessageClass(method.output_type) for method in DESCR
 
 
 class LocalDriver(StepsDriver):
-    """Runs methods on a host, for any number of threads."""
+    """Runs steps on a host. Thread-safe."""
 
     def __init__(self, model_host: host.Host) -> None:
         self._host = model_host
 
     def running(self) -> "_Running":
-        """Return a place for the calls of one method."""
+        """Return an object that runs the calls of one method."""
         return _Running(self._host)
 
     def close(self) -> None:
-        """Cancel what is running, and free the model."""
+        """Cancel all running calls and free the model."""
         self._host.close()
 
 
 class _Running:
-    """The calls of one method that are under way."""
+    """Running calls of one method."""
 
     def __init__(self, model_host: host.Host) -> None:
         self._host = model_host
@@ -41,14 +41,14 @@ class _Running:
         self._calls[command.call_id] = command, self._host.start(command, self._events)
 
     def wait(self, seconds: float | None) -> Event | None:
-        """Return the next event. None: there was none for so many seconds."""
+        """Return the next event, or None after a timeout in seconds."""
         try:
             event = self._events.get(timeout=seconds)
         except Empty:
             return None
         command, call = self._calls[event.call_id]
         if isinstance(event, Reply) and command.method == "EncodeStream":
-            call.give_room()
+            call.acknowledge()
         else:
             del self._calls[event.call_id]
         if isinstance(event, Failed) and self._host.is_closed:
@@ -58,6 +58,6 @@ class _Running:
         return event
 
     def cancel(self) -> None:
-        """End whatever still runs."""
+        """Cancel all running calls."""
         for _, call in self._calls.values():
             call.cancel()

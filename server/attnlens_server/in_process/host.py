@@ -1,4 +1,4 @@
-"""The model and the thread that serves it: an event loop of its own, whatever loop the caller runs."""
+"""Host of an in-process model, with a thread and an event loop of its own."""
 
 import asyncio
 import logging
@@ -24,23 +24,23 @@ _MAX_CANCELS = 30
 
 
 class Host:
-    """Runs calls on a model of its own until it is closed."""
+    """Opens a model and runs calls until it is closed."""
 
     def __init__(self, config: ServerConfig) -> None:
-        """Open the bundle and try it.
+        """Open the bundle and load its graphs.
 
         Raises:
-            StartupError: the bundle is refused, or a session can't be opened as asked.
-            ConfigError: a setting does not fit it.
+            StartupError: The bundle is invalid, or a graph cannot be loaded.
+            ConfigError: An option does not fit the bundle.
         """
         self._process_id = os.getpid()
         served = ServedModel(config)
         self._service, self._engine = served.service, served.engine
         self._handlers = handlers(served.methods, served.calls, config.max_inputs_per_request)
-        self._tasks: set[asyncio.Task[None]] = set()  # the loop's thread alone uses it
-        # Protects: what is handed to the loop is handed to it before `close` tells it to end.
+        self._tasks: set[asyncio.Task[None]] = set()  # used only by the loop's thread
+        # Ensures that no call is passed to the loop after `close` has stopped it.
         self._starting = threading.Lock()
-        # Held while the model is freed: a second `close` returns when that is done.
+        # Held while the model is freed, so that a second `close` waits for the first.
         self._closing = threading.Lock()
         self._is_closed = False
         self._engine.start(served.max_tokens)
@@ -52,20 +52,20 @@ class Host:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing new may start."""
+        """Whether new calls are rejected."""
         return self._is_closed
 
     def start(self, command: Start, events: SimpleQueue[Event]) -> "StartedCall":
-        """Start a call, whose events go to `events`.
+        """Start a call, whose events are put into `events`.
 
         Raises:
-            AttnlensError: this is closed.
-            RuntimeError: this process is a fork of the one that has opened it.
+            AttnlensError: The host is closed.
+            RuntimeError: The host was created before this process was forked.
         """
         if os.getpid() != self._process_id:
             raise RuntimeError(
-                f"the model was opened by process {self._process_id}, and its threads are not in this one, "
-                f"{os.getpid()}: call attnlens_server.local in each process, after the fork"
+                f"the model was opened by process {self._process_id}, but this is its fork {os.getpid()}: "
+                "call attnlens_server.local in each process after the fork"
             )
         with self._starting:
             if self._is_closed:
@@ -76,26 +76,26 @@ class Host:
         return running
 
     def close(self) -> None:
-        """End all calls, which fail, and free the model. A batch that runs is waited for."""
-        if os.getpid() != self._process_id:  # a fork: the threads to wait for are not here
+        """Cancel all calls, wait for running batches, and free the model."""
+        if os.getpid() != self._process_id:  # a fork does not have the threads
             return
         with self._starting:
             self._is_closed = True
         with self._closing:
             if self._loop.is_closed():
                 return
-            if self._thread.is_alive():  # else a close before this one was interrupted
+            if self._thread.is_alive():  # not alive if a previous `close` was interrupted
                 asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()
                 self._engine.close()
                 self._service.workers.close()
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._thread.join()
             self._loop.close()
-            del self._engine, self._service, self._handlers  # and with them sessions and weights
+            del self._engine, self._service, self._handlers  # frees sessions and weights
 
-    def let_go(self) -> None:
-        """Close without waiting: for the garbage collector, which runs in any thread, those of this too."""
-        with suppress(RuntimeError):  # no thread starts any more when the interpreter ends
+    def close_in_background(self) -> None:
+        """Close without waiting, for the garbage collector, which may run in any thread."""
+        with suppress(RuntimeError):  # threads cannot start during interpreter shutdown
             threading.Thread(target=self.close, name="attnlens-local-close").start()
 
     def _begin(self, running: "StartedCall") -> None:
@@ -124,18 +124,18 @@ class StartedCall:
         self.task: asyncio.Task[None] | None = None  # the loop's thread sets it
         self._loop = loop
 
-    def give_room(self) -> None:
-        """Let a stream go on: one of its messages was taken."""
-        self._tell(self.call.give_room)
+    def acknowledge(self) -> None:
+        """Allow a stream to send its next message."""
+        self._call_in_loop(self.call.acknowledge)
 
     def cancel(self) -> None:
-        """End the call."""
-        self._tell(self._cancel)
+        """Cancel the call."""
+        self._call_in_loop(self._cancel)
 
     def _cancel(self) -> None:
         if self.task is not None:
             self.task.cancel()
 
-    def _tell(self, function: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and the call has ended
+    def _call_in_loop(self, function: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function)

@@ -1,4 +1,4 @@
-"""`local`: a bundle to ask in this process, as a server is asked by a client."""
+"""`local`: a bundle in this process with the methods of a client."""
 
 import difflib
 import inspect
@@ -14,11 +14,11 @@ from attnlens_server.config import EngineName, Precision, Provider, ServerConfig
 from attnlens_server.in_process.driver import LocalDriver
 from attnlens_server.in_process.host import Host
 
-_NO_STALL_TIMEOUT_S = 86_400.0  # who takes a stream slowly holds up nobody but himself
+_NO_STALL_TIMEOUT_S = 86_400.0  # slow consumers of streams delay nobody else
 
 
 class LocalSettings(TypedDict, total=False):
-    """What can be set about a local model: the fields of `ServerConfig` with these names."""
+    """Options of a local model, which are fields of `ServerConfig`."""
 
     engine: EngineName
     provider: Provider
@@ -44,10 +44,10 @@ class LocalSettings(TypedDict, total=False):
 
 
 class Local(BlockingMethods):
-    """A model in this process. Its methods are those of `BlockingMethods`, as those of a client are.
+    """A model in this process with the methods of `BlockingMethods`. Thread-safe.
 
-    Any number of threads may use it. Its own threads do not survive a fork: open one in each process.
-    `close()`, or the end of a `with` block, frees it.
+    Its threads do not survive a fork, so open a model in each process. `close()`, or the end of a `with`
+    block, frees it.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Local(BlockingMethods):
         batch_size: int = 128,
         max_in_flight: int = 4,
     ) -> None:
-        """Open the bundle. See `local`, which most callers want."""
+        """Open the bundle. Most callers use `local` instead."""
         check_number("batch_size", batch_size)
         check_number("max_in_flight", max_in_flight)
         check_timeout(timeout_s)
@@ -74,9 +74,9 @@ class Local(BlockingMethods):
             has_answered=True,
             may_restart=False,
         )
-        # Cells of notebooks are run again, and nobody closes what the name meant before, with its weights and
-        # threads. Of the driver, since a generator that a method has returned needs no more than that.
-        weakref.finalize(self._driver, host.let_go).atexit = False
+        # Free models that are never closed, such as those of notebook cells that run again. The finalizer
+        # belongs to the driver, which generators returned by methods also reference.
+        weakref.finalize(self._driver, host.close_in_background).atexit = False
 
     def __repr__(self) -> str:
         models = dict.fromkeys(f"model={model.name!r}" for model in self._session.models.values())
@@ -91,23 +91,22 @@ def local(
     max_in_flight: int = 4,
     **settings: Unpack[LocalSettings],
 ) -> Local:
-    """Open a bundle in this process: no port, no server, the methods and the results of the client.
+    """Open a bundle in this process, with the methods and results of a client and without a server.
 
-    For notebooks and batch jobs. Results, limits and errors are those of a server with the same settings.
-    It works inside a running event loop, where a method blocks the loop as any function does: in a
-    coroutine, `await asyncio.to_thread(model.embed, texts)`.
+    For notebooks and batch jobs. Results, limits and errors equal those of a server with the same options.
+    Methods block a running event loop. In a coroutine, use `await asyncio.to_thread(model.embed, texts)`.
 
     Args:
-        bundle: the bundle directory.
-        timeout_s: how long a call may take. None: no limit.
-        batch_size: the most texts of one call; more become several calls.
-        max_in_flight: the most calls that one method keeps running at a time.
-        settings: fields of `ServerConfig`, such as `threads`, `engine`, `precision`, `max_tokens`.
+        bundle: Bundle directory.
+        timeout_s: Timeout of a call in seconds. None means no timeout.
+        batch_size: Maximum number of texts per call. More texts are split into several calls.
+        max_in_flight: Maximum number of concurrent calls of one method.
+        settings: Fields of `ServerConfig`, such as `threads`, `engine`, `precision` and `max_tokens`.
 
     Raises:
-        TypeError: there is no such setting.
-        ConfigError: a setting has a value that it can't have, or that does not fit the bundle.
-        StartupError: the bundle is refused, or can't be run as asked.
+        TypeError: An option is unknown.
+        ConfigError: An option is invalid or does not fit the bundle.
+        StartupError: The bundle is invalid, or a graph cannot be loaded.
 
     >>> with attnlens_server.local(bundle, threads=1) as model:
     ...     model.embed(["The cat sat.", "It rained."]).shape
@@ -122,10 +121,10 @@ def local(
 
 def _unknown(name: str) -> str:
     if name in ServerConfig.__dataclass_fields__:
-        return f"{name} is a setting of a server alone: local() listens to nobody, leave it out"
+        return f"{name} is an option of servers, which local() does not support: omit it"
     own = [parameter for parameter in inspect.signature(local).parameters if parameter != "settings"]
     known = [*own, *LocalSettings.__annotations__]
     nearest = difflib.get_close_matches(name, known, n=1)
-    return f"local() has no setting {name!r}: " + (
+    return f"local() has no option {name!r}: " + (
         f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(known[1:])}"
     )

@@ -61,7 +61,7 @@ def _check_part(path: Path, part: str) -> None:
         raise StartupError(f"{path} has no {part} in PEM: give a file that has a line -----BEGIN {part}-----")
 
 
-def validity_trouble(server_context: ssl.SSLContext, certificate: Path) -> str | None:
+def validity_problem(server_context: ssl.SSLContext, certificate: Path) -> str | None:
     """Return why a certificate is not valid now, or None if it is, from an in-memory handshake."""
     client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client_context.check_hostname = False

@@ -1,4 +1,4 @@
-"""The viewer over HTTP: `http_server` speaks it, `site` knows the paths, `pages` asks the model's service."""
+"""The viewer over HTTP: `http_server` parses requests, `site` routes them, and `pages` creates pages."""
 
 from attnlens_server.web.site import Viewer, start_viewer
 

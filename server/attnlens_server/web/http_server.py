@@ -1,10 +1,8 @@
-"""A small HTTP/1.1 server for one page: one request a connection, everything bounded.
+"""A small HTTP/1.1 server for one page, with one request per connection.
 
-h11 parses, because what is lenient in a parser becomes a hole: it refuses what RFC 9112 calls malformed. Here
-are the limits: how long a request may take to come, its head, its number of headers and its body, how many
-connections there are, how long a reply may take to be read.
-
-Everything here runs on the event loop.
+h11 parses requests and rejects what RFC 9112 calls malformed. This module limits the time of a request, the
+size of its head and body, the number of headers and connections, and the time to read a response. Everything
+runs on the event loop.
 """
 
 import asyncio
@@ -18,7 +16,7 @@ from dataclasses import dataclass, field
 
 import h11
 
-from attnlens_server.errors import SlowConsumerError
+from attnlens_server.errors import InternalError, SlowConsumerError
 from attnlens_server.serving.request_log import RequestRecord, validate_request_id
 from attnlens_server.serving.results import CallMetrics
 
@@ -30,10 +28,10 @@ MAX_BODY_BYTES = 256 << 10
 MAX_CONNECTIONS = 64
 REQUEST_TIMEOUT_S = 10.0
 _READ_BYTES = 16 << 10
-_LINGER_S = 1.0  # how long a refused client may go on sending, so that it sees why
+_LINGER_S = 1.0  # time to read the rest of a rejected request, so that the client receives the response
 _LINGER_BYTES = 1 << 20
 _PROBE_INTERVAL_S = 0.25
-_MAX_PATH = 64  # characters of it in the log
+_MAX_PATH = 64  # characters in the log
 _METHODS = ("GET", "POST")
 
 
@@ -58,68 +56,67 @@ class HttpError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A request that has come in full. Names of headers are in lower case; each is there once."""
+    """A complete request. Names of headers are in lower case and unique."""
 
     method: str
     target: str
     headers: Mapping[str, str]
     body: bytes
     metrics: CallMetrics = field(default_factory=CallMetrics)
-    """What answering has used, for the log."""
+    """Resource use, for the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """What goes back; every reply also ends the connection."""
+    """A response. The connection is closed after it."""
 
     status: int
     content_type: str
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
-    over: Callable[[], None] | None = None
-    """Called when the client has it, or never will."""
+    on_close: Callable[[], None] | None = None
+    """Called after the response was sent or abandoned."""
 
 
 Answer = Callable[[HttpRequest], Awaitable[HttpReply]]
 
 
 class HttpServer:
-    """Listens, and answers each connection's only request."""
+    """HTTP server.
+
+    Args:
+        answer: Returns the response to a request, or raises HttpError.
+        error_reply: Returns the response for an error.
+        check: Validates headers of all requests, or raises HttpError.
+        stall_timeout_s: Time in seconds that a client may take to read a response.
+        log_requests: Whether to log each request.
+    """
 
     def __init__(
         self,
         answer: Answer,
-        refuse: Callable[[HttpError], HttpReply],
+        error_reply: Callable[[HttpError], HttpReply],
         check: Callable[[Mapping[str, str]], None],
         *,
         stall_timeout_s: float,
         log_requests: bool = False,
     ) -> None:
-        """Make a server.
-
-        Args:
-            answer: makes the reply. Raises HttpError to refuse.
-            refuse: makes the reply that tells an error.
-            check: raises HttpError for headers that are refused whatever the path.
-            stall_timeout_s: how long a client may take to read a reply.
-            log_requests: write a line to the log for each request.
-        """
         self._log_requests = log_requests
         self._answer = answer
-        self._refuse = refuse
+        self._error_reply = error_reply
         self._check = check
         self._stall_timeout_s = stall_timeout_s
         self._connections: set[asyncio.Task[None]] = set()
-        # The connections that are waiting for a client, oldest first: closed first when there are too many.
+        # Connections that wait for their client, oldest first. They are closed first if there are too many.
         self._idle: dict[asyncio.Task[None], None] = {}
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
 
     async def start(self, host: str, port: int, context: ssl.SSLContext | None) -> int:
-        """Listen; return the port.
+        """Listen and return the port.
 
         Raises:
-            OSError: the address can't be bound.
+            OSError: The address cannot be bound.
         """
         # TLS starts in `_connected`, so that a connection counts against the limit during its handshake.
         self._tls = context
@@ -129,7 +126,7 @@ class HttpServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self, timeout_s: float) -> None:
-        """Take no new connections, let those that run end, and cut off the rest."""
+        """Reject new connections, wait for running ones, and abort the rest."""
         if self._server is not None:
             self._server.close()
         if self._connections:
@@ -144,7 +141,7 @@ class HttpServer:
             writer.transport.abort()
             return
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - streams run this in a task of its own
+        assert task is not None  # noqa: S101 - asyncio runs this in its own task
         self._connections.add(task)
         self._idle[task] = None
         record = RequestRecord("", _peer(writer))
@@ -156,7 +153,7 @@ class HttpServer:
             record.end(SlowConsumerError.status, SlowConsumerError.reason)
         except (OSError, ssl.SSLError):
             record.disconnect()
-        except asyncio.CancelledError:  # stopped or evicted; Python 3.11 logs a cancelled task as a fault
+        except asyncio.CancelledError:  # stopped or evicted; Python 3.11 logs cancelled tasks as errors
             record.disconnect()
         finally:
             self._connections.discard(task)
@@ -182,61 +179,62 @@ class HttpServer:
         task: asyncio.Task[None],
     ) -> None:
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
-        came_whole = False
+        is_complete = False
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 request = await self._request(connection, reader, writer)
             if request is None:
                 return
-            came_whole = True
+            is_complete = True
             self._idle.pop(task, None)
-            _note(request, record)
-            reply = await _unless_gone(self._answer(request), connection, reader, writer)
+            _fill_record(request, record)
+            reply = await _answer_unless_disconnected(self._answer(request), connection, reader, writer)
             if reply is None:
                 record.disconnect()
                 return
         except TimeoutError:
             seconds = f"{REQUEST_TIMEOUT_S:g} s"
-            late = HttpError(408, "REQUEST_TIMEOUT", f"the request took longer than {seconds}")
-            reply = self._refused(late, record)
+            timeout = HttpError(
+                408, "REQUEST_TIMEOUT", f"the request took longer than {seconds}: send it faster"
+            )
+            reply = self._reject(timeout, record)
         except HttpError as error:
-            reply = self._refused(error, record)
+            reply = self._reject(error, record)
         except h11.RemoteProtocolError as error:
             malformed = HttpError(error.error_status_hint, "MALFORMED_REQUEST", str(error))
-            reply = self._refused(malformed, record)
+            reply = self._reject(malformed, record)
         except Exception as error:
-            error_id = secrets.token_hex(6)
-            logger.exception("the viewer failed, error id %s", error_id, exc_info=error)
-            message = f"the server failed; its log has more under error id {error_id}"
-            reply = self._refused(HttpError(500, "INTERNAL", message), record)
+            internal = InternalError(secrets.token_hex(6))
+            logger.exception("the viewer failed, error id %s", internal.error_id, exc_info=error)
+            reply = self._reject(HttpError(500, internal.reason, internal.message), record)
         record.reply_bytes = len(reply.body)
         try:
             async with asyncio.timeout(self._stall_timeout_s):
                 await _send(connection, writer, reply)
                 record.end(str(reply.status), "")
                 self._idle[task] = None
-                if not came_whole:
+                if not is_complete:
                     await _linger(reader)
                 # Over TLS, `drain` does not wait for the socket. Aborting here would drop unsent bytes.
                 writer.close()
                 await writer.wait_closed()
         finally:
-            if reply.over is not None:
-                reply.over()
+            if reply.on_close is not None:
+                reply.on_close()
 
-    def _refused(self, error: HttpError, record: RequestRecord) -> HttpReply:
-        """Return the reply that tells an error, and note it."""
-        record.method = record.method or "-"  # the request has not come in full
+    def _reject(self, error: HttpError, record: RequestRecord) -> HttpReply:
+        """Return the response for an error and record it."""
+        record.method = record.method or "-"  # incomplete request
         record.end(str(error.status), error.reason)
-        return self._refuse(error)
+        return self._error_reply(error)
 
     async def _request(
         self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> HttpRequest | None:
-        """Read a request. None: the client has sent none.
+        """Read a request. Return None if the client has sent none.
 
         Raises:
-            HttpError, h11.RemoteProtocolError: it is refused.
+            HttpError, h11.RemoteProtocolError: The request is rejected.
         """
         head: h11.Request | None = None
         headers: dict[str, str] = {}
@@ -261,16 +259,16 @@ class HttpServer:
                 return None
 
     def _checked_headers(self, request: h11.Request) -> dict[str, str]:
-        """Return the headers of a request whose body may come."""
+        """Return the headers of an acceptable request."""
         if request.http_version not in (b"1.0", b"1.1"):
             raise HttpError(505, "WRONG_HTTP_VERSION", "use HTTP/1.1")
         if len(request.headers) > MAX_HEADERS:
-            raise HttpError(431, "TOO_MANY_HEADERS", f"a request may have {MAX_HEADERS} headers")
+            raise HttpError(431, "TOO_MANY_HEADERS", f"the limit is {MAX_HEADERS} headers: send fewer")
         headers: dict[str, str] = {}
         for raw_name, raw_value in request.headers:
             name = raw_name.decode()
             if name in headers:
-                raise HttpError(400, "REPEATED_HEADER", f"the header {name} is there twice")
+                raise HttpError(400, "REPEATED_HEADER", f"the header {name} is repeated: send it once")
             headers[name] = raw_value.decode("latin-1")
         self._check(headers)
         if request.method.decode() not in _METHODS:
@@ -286,8 +284,8 @@ def _peer(writer: asyncio.StreamWriter) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _note(request: HttpRequest, record: RequestRecord) -> None:
-    """Note what has come. What stands behind `?` may be a text."""
+def _fill_record(request: HttpRequest, record: RequestRecord) -> None:
+    """Record a request without its query string, which may contain a text."""
     record.method = f"{request.method} {request.target.partition('?')[0][:_MAX_PATH]}"
     record.request_id = validate_request_id(request.headers.get("x-request-id"))
     record.request_bytes = len(request.body)
@@ -296,19 +294,21 @@ def _note(request: HttpRequest, record: RequestRecord) -> None:
 
 
 def _too_large() -> HttpError:
-    return HttpError(413, "BODY_TOO_LARGE", f"a body may have {MAX_BODY_BYTES} bytes: shorten the texts")
+    return HttpError(
+        413, "BODY_TOO_LARGE", f"the limit of a body is {MAX_BODY_BYTES} bytes: shorten the texts"
+    )
 
 
-async def _unless_gone(
+async def _answer_unless_disconnected(
     answer: Awaitable[HttpReply],
     connection: h11.Connection,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> HttpReply | None:
-    """Return the reply, or None if the client disconnects first, which cancels `answer`.
+    """Return the response, or None if the client disconnects first, which cancels `answer`.
 
-    The end of the input does not tell a closed connection from one that is only half closed. Interim
-    responses do: a closed peer answers them with a reset, any other client ignores them (RFC 9110, 15.2).
+    The end of the input does not distinguish a closed connection from a half-closed one. Interim responses
+    do: a closed peer answers them with a reset, and other clients ignore them (RFC 9110, 15.2).
     """
     answering = asyncio.ensure_future(answer)
     leaving = asyncio.ensure_future(reader.read(1))
@@ -341,13 +341,13 @@ async def _send(connection: h11.Connection, writer: asyncio.StreamWriter, reply:
     writer.write(reply.body)
     if writer.can_write_eof():
         writer.write_eof()
-    # `drain` returns below the high-water mark; with a mark of 0 it returns when all is handed to the system.
+    # `drain` returns below the high-water mark. A mark of 0 waits until everything is passed to the system.
     writer.transport.set_write_buffer_limits(0)
     await writer.drain()
 
 
 async def _linger(reader: asyncio.StreamReader) -> None:
-    """Read on for a moment: a connection that is closed with bytes unread is reset, and the reply lost."""
+    """Read the rest of the request for a moment. Closing with unread bytes would reset the connection."""
     left = _LINGER_BYTES
     with suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_S):

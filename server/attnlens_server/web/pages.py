@@ -1,7 +1,4 @@
-"""From the texts of a form to a page: the same jobs as gRPC's, with the same checks and the same limits.
-
-Letters: T tokens, L layers, H heads.
-"""
+"""Viewer pages for the texts of a form, with the same requests, validation and limits as gRPC."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,15 +41,15 @@ from attnlens_viewer.results import (
 
 _ATTENTION = (AttentionQuery(view=AttentionView.DENSE, reduction=AttentionReduction(form=SqrtUint8())),)
 _SOURCES = {TokenSource.PROMPT: "prompt", TokenSource.TEXT: "text", TokenSource.SPECIAL: "special"}
-_WHY_NONE = (
-    "This page shows attention alone: the bundle has no graph of contributions, or the server was started "
-    "with --no-explain."
+_ONLY_ATTENTION = (
+    "This page shows only attention: the bundle has no contributions graph, or the server was started with "
+    "--no-explain."
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a form asks for."""
+class Form:
+    """Texts of a form."""
 
     text: str
     other: str | None = None
@@ -61,7 +58,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A token as the page takes it."""
+    """A token of the page."""
 
     text: str
     source: str
@@ -73,7 +70,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """Scores as the page takes them."""
+    """Scores of the page."""
 
     method: str
     values: npt.NDArray[np.float32]
@@ -84,7 +81,7 @@ class _Scores:
 
 
 class Pages:
-    """Makes pages of one model."""
+    """Creates pages of one model."""
 
     def __init__(self, service: ModelService, model: Model) -> None:
         self._service = service
@@ -100,48 +97,48 @@ class Pages:
             can_explain=self._can_explain,
         )
 
-    async def page(self, asked: Asked, budget: Budget) -> Page:
-        """Return the page of one text or two.
+    async def page(self, form: Form, budget: Budget) -> Page:
+        """Return the page of one or two texts.
 
         Raises:
-            RequestError: what `errors` lists.
-            ValueError: a text has too many tokens for a page.
+            RequestError: See `attnlens_server.errors`.
+            ValueError: A text has too many tokens for a page.
         """
         service = self._service
-        texts = [text for text in (asked.text, asked.other) if text is not None]
+        texts = [text for text in (form.text, form.other) if text is not None]
         inputs = [Input(text=text) for text in texts]
         encoded = (await service.encode(EncodeRequest(inputs=inputs, attention=_ATTENTION), budget)).texts
         explained: Sequence[Explanation] = ()
         compared: Comparison | None = None
         contrast: ContrastResult | None = None
-        if self._can_explain and asked.other is None:
-            job = ExplainRequest(inputs=inputs, head_contributions=True)
-            explained = (await service.explain(job, budget)).texts
+        if self._can_explain and form.other is None:
+            request = ExplainRequest(inputs=inputs, head_contributions=True)
+            explained = (await service.explain(request, budget)).texts
         elif self._can_explain:
-            compared = await self._compared(inputs, budget)
+            compared = await self._compare(inputs, budget)
             explained = (compared.a, compared.b)
-            contrast = await self._contrast(asked, inputs, budget)
-        return await service.workers.run(self._made, texts, encoded, explained, compared, contrast)
+            contrast = await self._contrast(form, inputs, budget)
+        return await service.workers.run(self._build, texts, encoded, explained, compared, contrast)
 
-    async def _compared(self, inputs: Sequence[Input], budget: Budget) -> Comparison:
-        job = CompareRequest(
+    async def _compare(self, inputs: Sequence[Input], budget: Budget) -> Comparison:
+        request = CompareRequest(
             inputs=inputs[:1],
             second_inputs=inputs[1:],
             matrix=PairMatrix.OUTPUT if self._has_matrix else None,
             head_contributions=True,
         )
-        [pair] = (await self._service.compare(job, budget)).pairs
+        [pair] = (await self._service.compare(request, budget)).pairs
         return pair
 
-    async def _contrast(self, asked: Asked, inputs: Sequence[Input], budget: Budget) -> ContrastResult | None:
-        if asked.other is None or asked.rather_than is None:
+    async def _contrast(self, form: Form, inputs: Sequence[Input], budget: Budget) -> ContrastResult | None:
+        if form.other is None or form.rather_than is None:
             return None
-        towards = ExplanationTarget(contrast=(inputs[1], Input(text=asked.rather_than)))
-        job = ExplainRequest(inputs=inputs[:1], target=towards)
-        [text] = (await self._service.explain(job, budget)).texts
-        return ContrastResult(asked.other, asked.rather_than, _scores(text.scores[0]))
+        target = ExplanationTarget(contrast=(inputs[1], Input(text=form.rather_than)))
+        request = ExplainRequest(inputs=inputs[:1], target=target)
+        [text] = (await self._service.explain(request, budget)).texts
+        return ContrastResult(form.other, form.rather_than, _scores(text.scores[0]))
 
-    def _made(
+    def _build(
         self,
         texts: Sequence[str],
         encoded: Sequence[EncodedText],
@@ -150,22 +147,22 @@ class Pages:
         contrast: ContrastResult | None,
     ) -> Page:
         target = OWN_EMBEDDING if compared is None else OTHER_TEXT
-        found: Sequence[Explanation | None] = explained or [None] * len(texts)
+        explanations: Sequence[Explanation | None] = explained or [None] * len(texts)
         return build_page(
             self.model.name,
             [
-                _read(text, self._prompt, each, said, target)
-                for text, each, said in zip(texts, encoded, found, strict=True)
+                _text_result(text, self._prompt, each, explanation, target)
+                for text, each, explanation in zip(texts, encoded, explanations, strict=True)
             ],
             matrix=None
             if compared is None or compared.matrix is None
             else PairResult("output", compared.matrix.values, compared.similarity),
             contrast=contrast,
-            notes=() if self._can_explain else (_WHY_NONE,),
+            notes=() if self._can_explain else (_ONLY_ATTENTION,),
         )
 
 
-def _read(
+def _text_result(
     text: str, prompt: str, encoded: EncodedText, explained: Explanation | None, target: str
 ) -> TextResult:
     return TextResult(
@@ -180,7 +177,7 @@ def _read(
 
 
 def _maps(encoded: EncodedText) -> list[npt.NDArray[Any]]:
-    """Return the maps of each layer, (H, T, T), as square roots in 8 bits."""
+    """Return the attention maps (H, T, T) of each layer as square roots in uint8."""
     [attention] = encoded.attention
     parts = attention.parts if isinstance(attention, ReducedAttention) else ()
     return [part.data for part in parts if isinstance(part.data, np.ndarray)]

@@ -1,4 +1,4 @@
-"""The paths of the viewer, and which requests it accepts.
+"""Paths of the viewer and protection against requests from other sites.
 
 Requests that a page of another site could make a browser send are rejected: a Host that is an unknown name
 (DNS rebinding), an unknown Origin, and a body that is not JSON (browsers send JSON to other sites only after
@@ -17,16 +17,16 @@ from urllib.parse import urlsplit
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import InputTooLongError, RequestError, StartupError
 from attnlens_server.listening import TcpAddress
-from attnlens_server.listening.troubles import told
+from attnlens_server.listening.bind_problems import bind_problem
 from attnlens_server.serving.admission import Budget, Reservation
 from attnlens_server.serving.execution import Workers
 from attnlens_server.serving.results import CallMetrics
 from attnlens_server.serving.service import ModelService
 from attnlens_server.web.http_server import HttpError, HttpReply, HttpRequest, HttpServer
-from attnlens_server.web.pages import Asked, Pages
+from attnlens_server.web.pages import Form, Pages
 from attnlens_viewer.live import POLICY, live_files, live_reply
 
-MAX_PAGES = 2  # that are made at a time: the engine is there for gRPC first
+MAX_PAGES = 2  # concurrently, since gRPC has priority
 PAGE_TIMEOUT_S = 60.0
 _JSON = "application/json"
 _FIELDS = {"text": "the text", "other": "the second text", "rather_than": "the third text"}
@@ -60,7 +60,7 @@ _STATUSES = {
 
 
 class Viewer:
-    """Answers requests for one model."""
+    """Viewer of one model."""
 
     def __init__(self, service: ModelService, pages: Pages, config: ServerConfig) -> None:
         self._service = service
@@ -71,32 +71,32 @@ class Viewer:
         self._names = {"localhost", self._host, urlsplit(self._public_origin or "").hostname}
         self._max_bytes = config.max_response_bytes
         self._files = live_files(pages.model)
-        self._worker = Workers(1)  # packs pages, so that those of gRPC stay free
+        self._worker = Workers(1)  # serializes pages, separately from the workers of gRPC
         self._num_pages = 0
         self._server = HttpServer(
             self.answer,
-            refusal,
+            error_reply,
             self.check_host,
             stall_timeout_s=config.stall_timeout_s,
             log_requests=config.log_requests,
         )
 
     async def listen(self, port: int, context: ssl.SSLContext | None) -> str:
-        """Listen, and return the address of the page.
+        """Listen and return the URL of the page.
 
         Raises:
-            StartupError: it can't.
+            StartupError: The address cannot be bound.
         """
         address = TcpAddress(self._host, port)
         try:
             bound = await self._server.start(self._host, port, context)
         except OSError as error:
-            why = told(error, address, "viewer-port")
-            raise StartupError(f"the viewer can't listen on {address}: {why}") from error
+            reason = bind_problem(error, address, "viewer-port")
+            raise StartupError(f"the viewer cannot listen on {address}: {reason}") from error
         return f"{self._scheme}://{TcpAddress(self._host, bound)}/"
 
     async def stop(self, timeout_s: float) -> None:
-        """Take no requests any more, and end those that run."""
+        """Reject new requests and end running ones."""
         await self._server.stop(timeout_s)
         self._worker.close()
 
@@ -122,10 +122,10 @@ class Viewer:
             ) from None
 
     async def answer(self, request: HttpRequest) -> HttpReply:
-        """Return the reply.
+        """Return the response to a request.
 
         Raises:
-            HttpError: the request is refused.
+            HttpError: The request is rejected.
         """
         path = request.target
         if request.method == "GET":
@@ -135,28 +135,28 @@ class Viewer:
                 file = self._files[path]
                 return HttpReply(200, file.content_type, file.content, _HEADERS)
         if path != "/page" and (path not in self._files or request.method == "GET"):
-            raise HttpError(404, "NO_SUCH_PATH", "there is nothing here: the page is at /")
+            raise HttpError(404, "NO_SUCH_PATH", "unknown path: the page is at /")
         allowed = "POST" if path == "/page" else "GET"
         if request.method != allowed:
             raise HttpError(405, "METHOD_NOT_ALLOWED", f"use {allowed}", {"Allow": allowed})
         self._check_origin(request.headers)
-        asked = _asked(request.body)
+        form = _parse_form(request.body)
         if self._num_pages >= MAX_PAGES:
-            message = f"{MAX_PAGES} other pages are being made, no more may: try again soon"
+            message = f"{MAX_PAGES} other pages are in progress, which is the limit: try again soon"
             raise HttpError(429, "OVERLOADED", message, {"Retry-After": "1"})
         self._num_pages += 1
         try:
-            return await self._page(asked, request.metrics)
+            return await self._page(form, request.metrics)
         finally:
             self._num_pages -= 1
 
-    async def _page(self, asked: Asked, metrics: CallMetrics) -> HttpReply:
+    async def _page(self, form: Form, metrics: CallMetrics) -> HttpReply:
         memory = Reservation(self._service.admission)
-        metrics.num_inputs = sum(text is not None for text in (asked.text, asked.other, asked.rather_than))
+        metrics.num_inputs = sum(text is not None for text in (form.text, form.other, form.rather_than))
         try:
             self._service.check_serving()
             budget = Budget(memory, time.monotonic() + PAGE_TIMEOUT_S, metrics)
-            page = await self._pages.page(asked, budget)
+            page = await self._pages.page(form, budget)
             body = await self._worker.run(live_reply, page, self._max_bytes)
             memory.grow(len(body))
         except BaseException as error:
@@ -190,17 +190,17 @@ class Viewer:
 async def start_viewer(
     service: ModelService, pages: Pages, config: ServerConfig, context: ssl.SSLContext | None
 ) -> tuple[Viewer, str]:
-    """Listen as the configuration says; return the viewer and the address of the page.
+    """Start the viewer and return it with the URL of the page.
 
     Raises:
-        StartupError: it can't.
+        StartupError: The address cannot be bound.
     """
     viewer = Viewer(service, pages, config)
     return viewer, await viewer.listen(config.viewer_port or 0, context)
 
 
-def refusal(error: HttpError) -> HttpReply:
-    """Return the reply that tells an error."""
+def error_reply(error: HttpError) -> HttpReply:
+    """Return the response for an error."""
     field = {} if error.field is None else {"field": error.field}
     body = json.dumps({"error": str(error), "reason": error.reason, **field}).encode()
     return HttpReply(error.status, _JSON, body, {**_HEADERS, **error.headers})
@@ -214,7 +214,7 @@ def _http_error(error: RequestError) -> HttpError:
 
 
 def _form_error(error: RequestError) -> tuple[str | None, str]:
-    """Return the form field of an error, or None, and a message that names it as the form does."""
+    """Return the form field of an error, or None, and a message with the label of the field."""
     for violation in error.violations:
         field = _FORM_FIELDS.get(violation.field.removesuffix(".text"))
         if field is None:
@@ -222,34 +222,34 @@ def _form_error(error: RequestError) -> tuple[str | None, str]:
         description = violation.description
         if isinstance(error, InputTooLongError):  # the form has no `truncate`
             num_tokens, max_tokens = error.metadata["num_tokens"], error.metadata["max_tokens"]
-            description = f"has {num_tokens} tokens, the model takes {max_tokens}: shorten it"
+            description = f"has {num_tokens} tokens, but the limit is {max_tokens}: shorten it"
         elif violation.field == "contrast":
             description = "has the same embedding as the second text: enter another text"
         return field, f"{_FIELDS[field]} {description}"
     return None, error.message
 
 
-def _asked(body: bytes) -> Asked:
-    """Return what a body asks for.
+def _parse_form(body: bytes) -> Form:
+    """Parse the JSON body of a form.
 
     Raises:
-        HttpError: it is not what the form sends.
+        HttpError: The body is invalid.
     """
     try:
-        given: Any = json.loads(body.decode())
-        fields = {name: value for name, value in given.items() if value not in (None, "")}
+        content: Any = json.loads(body.decode())
+        fields = {name: value for name, value in content.items() if value not in (None, "")}
         for value in fields.values():
-            value.encode()  # a half of a surrogate pair is no text
+            value.encode()  # raises an error for lone surrogates
     except (ValueError, RecursionError, AttributeError) as error:
-        raise _invalid("the body is not a JSON object of texts") from error
+        raise _invalid("the body is not a JSON object of texts: send one") from error
     unknown = next((name for name in fields if name not in _FIELDS), None)
     if unknown is not None:
-        raise _invalid(f"no field {unknown[:40]!r} is known: use {', '.join(_FIELDS)}")
+        raise _invalid(f"unknown field {unknown[:40]!r}: use {', '.join(_FIELDS)}")
     if "text" not in fields:
         raise _invalid("the text is empty: enter a text", "text")
     if "rather_than" in fields and "other" not in fields:
         raise _invalid("the second text is empty: enter the text to compare with the third one", "other")
-    return Asked(**fields)
+    return Form(**fields)
 
 
 def _invalid(message: str, field: str | None = None) -> HttpError:

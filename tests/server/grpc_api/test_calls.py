@@ -132,7 +132,7 @@ async def test_a_cancellation_is_not_lost_when_it_arrives_as_a_message_is_taken(
     while events.empty():
         await asyncio.sleep(0)
     await asyncio.sleep(0)  # the second message waits for its reader
-    call.give_room()
+    call.acknowledge()
     task.cancel()
     done, _ = await asyncio.wait([task], timeout=60)
     assert done, "the call goes on"

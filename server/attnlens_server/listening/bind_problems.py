@@ -10,7 +10,7 @@ PRIVILEGED_PORTS = 1024
 _IN_USE = "another program listens there. Stop it, or choose another"
 
 
-def why_not(address: TcpAddress | AbstractAddress, option: str = "port") -> str:
+def find_bind_problem(address: TcpAddress | AbstractAddress, option: str = "port") -> str:
     """Bind an address again and return why the system rejects it, with a remedy.
 
     Args:
@@ -23,17 +23,17 @@ def why_not(address: TcpAddress | AbstractAddress, option: str = "port") -> str:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(name)
     except OSError as error:
-        return told(error, address, option)
-    return "the system has refused it once and would take it now: try again"
+        return bind_problem(error, address, option)
+    return "the address is available now: try again"
 
 
-def told(error: OSError, address: TcpAddress | AbstractAddress, option: str = "port") -> str:
+def bind_problem(error: OSError, address: TcpAddress | AbstractAddress, option: str = "port") -> str:
     """Return a user-facing message for an error of `bind`."""
     if isinstance(address, AbstractAddress):
         in_use = error.errno == errno.EADDRINUSE
         return f"{_IN_USE} name" if in_use else error.strerror or str(error)
     if isinstance(error, socket.gaierror):
-        return f"{address.host!r} is no address here ({error})"
+        return f"{address.host!r} is not an address of this machine ({error})"
     reasons = {
         errno.EADDRINUSE: f"{_IN_USE} --{option}, or 0 for a free one",
         errno.EADDRNOTAVAIL: (
@@ -52,5 +52,7 @@ def told(error: OSError, address: TcpAddress | AbstractAddress, option: str = "p
 def _names(address: TcpAddress | AbstractAddress) -> list[tuple[int, Any]]:
     if isinstance(address, AbstractAddress):
         return [(socket.AF_UNIX, b"\0" + address.name)]
-    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return [(family, name) for family, _, _, _, name in found]
+    addresses = socket.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    return [(family, name) for family, _, _, _, name in addresses]
