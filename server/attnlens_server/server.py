@@ -207,8 +207,8 @@ class Server:
         self._engine.watch(functools.partial(loop.call_soon_threadsafe, self._fail), update_health)
         if self._bundle.precision == "fp16" and self._engine.runtime.is_on_cpu:
             logger.warning(
-                "precision is fp16 on a CPU, where ONNX Runtime computes in fp32 with additional casts, which is "
-                "less exact than the fp32 graph: use --precision fp32"
+                "precision is fp16 on a CPU, where ONNX Runtime computes in fp32 with additional casts, "
+                "which is less exact than the fp32 graph: use --precision fp32"
             )
         return seconds
 

@@ -142,7 +142,8 @@ def _check_contributions(path: Path, graph: Graph, manifest: Manifest) -> None:
     if not fits:
         raise StartupError(
             f"{path}: {graph.path} is not a contributions graph with the inputs "
-            f"{', '.join(CONTRIBUTION_INPUTS)} and the outputs {', '.join(CONTRIBUTION_OUTPUTS)} for these sizes: {REMEDY}"
+            f"{', '.join(CONTRIBUTION_INPUTS)} and the outputs {', '.join(CONTRIBUTION_OUTPUTS)} for "
+            f"these sizes: {REMEDY}"
         )
 
 

@@ -134,9 +134,9 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
     model = read_model(manifest, version, precision)
     if model.contributions is not None and _races(directory / model.contributions.path):
         logger.warning(
-            "%s: %s is not used, because an earlier version exported it with an operator (ScatterND) whose "
-            "results vary between runs with several threads. Export the bundle again to explain embeddings by "
-            "contributions",
+            "%s: %s is not used, because an earlier version exported it with an operator (ScatterND) "
+            "whose results vary between runs with several threads. Export the bundle again to explain embeddings "
+            "by contributions",
             directory,
             model.contributions.path,
         )

@@ -34,7 +34,7 @@ def size_on_the_wire(error: errors.RequestError) -> int:
         errors.InvalidFieldsError([FieldViolation(f"inputs[{i}]", "is empty " * 20) for i in range(500)]),
         errors.ModelNotFoundError(ODD, "all-MiniLM-L6-v2"),
         errors.OverloadedError(ODD, retry_after_s=1),
-        errors.InternalError(ODD, metadata={"error_id": "0" * 12}),
+        errors.InternalError("0" * 12),
         errors.InputTooLongError("inputs[0]", 10**9, 256, has_prompt=True),
     ],
     ids=lambda error: type(error).__name__,
