@@ -55,7 +55,7 @@ def read_manifest(directory: Path, name: str = MANIFEST_NAME) -> Manifest:
             raise BundleError(f"{path} is not a manifest: it is larger than {MAX_MANIFEST_BYTES} bytes")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise BundleError(f"{directory} is not a bundle: {name} can't be read ({error.strerror})") from error
+        raise BundleError(f"{directory} is not a bundle: {name} cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise BundleError(f"{path} is not UTF-8: {error}") from error
     try:

@@ -112,7 +112,7 @@ def _open_layer(path: Path, dense: Dense) -> DenseLayer:
         weights: dict[str, npt.NDArray[np.float32]] = safetensors.numpy.load_file(path)
     except (SafetensorError, OSError, KeyError, TypeError, AttributeError) as error:
         # KeyError, TypeError and AttributeError: element type that NumPy does not support.
-        raise BundleError(f"{path} can't be read: {error}: export the bundle again") from error
+        raise BundleError(f"{path} cannot be read: {error}: export the bundle again") from error
     actual_shapes = {name: array.shape for name, array in weights.items()}
     if actual_shapes != shapes or any(array.dtype != np.float32 for array in weights.values()):
         actual = {name: f"{array.dtype} {array.shape}" for name, array in weights.items()}

@@ -147,7 +147,7 @@ def leave_one_out_effects(
     Args:
         direction: d, (E,).
         embedding: p / |p|, (E,).
-        masked_embeddings: p' / |p'| without each token, (T, E). NaN for tokens that can't be left out.
+        masked_embeddings: p' / |p'| without each token, (T, E). NaN for tokens that cannot be left out.
     """
     return np.asarray((embedding - masked_embeddings) @ direction)
 

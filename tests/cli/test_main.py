@@ -69,7 +69,7 @@ def test_without_a_command_there_is_help(run: Run) -> None:
         ),
         (
             ["info", "--tls-key", __file__],
-            "attnlens info: --tls-cert and --tls-key belong together: give both or neither",
+            "attnlens info: only one of --tls-cert and --tls-key is set: set both or neither",
         ),
         (["--log-level", "loud", "info"], "attnlens: invalid value for '--log-level': 'loud' is not one of"),
     ],

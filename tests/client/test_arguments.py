@@ -36,7 +36,7 @@ class DataFrame:
 
 
 class NAType:
-    """What counts of pandas.NA: it is equal to nothing, and can't be asked whether it is true."""
+    """What counts of pandas.NA: it is equal to nothing, and cannot be asked whether it is true."""
 
     def __eq__(self, other: object) -> Any:
         return self

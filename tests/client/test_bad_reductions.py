@@ -188,7 +188,7 @@ def test_a_reduction_is_not_believed(reduction: AttentionReduction, change: Chan
     [
         ({"level": "sentences"}, r"reduction.level is 'sentences': choose one of tokens, words"),
         ({"rollout_residual": 0.5}, "reduction.rollout_residual is only used for a rollout"),
-        ({"form": TopK(0)}, "reduction.top_k.k is 0: it must be from 1 to 2147483647"),
+        ({"form": TopK(0)}, "reduction.top_k.k is 0: use 1 to 2147483647"),
         ({"form": Threshold(float("nan"))}, "reduction.threshold.threshold is nan: it must be greater"),
         ({"rows": [0, 0]}, "reduction.rows contains a row twice"),
         ({"rows": [2**40]}, "reduction.rows contains an index beyond 2147483647"),

@@ -34,7 +34,7 @@ from scripted import ScriptedServer, fails, refuse, vectors, violation
 
 Call = Callable[..., Any]
 Status = grpc.StatusCode
-TOO_LONG = "has 300 tokens, the model takes 256: shorten it, or set truncate"
+TOO_LONG = "has 300 tokens, but the limit is 256: shorten it, or set truncate"
 
 KINDS: dict[str, tuple[grpc.StatusCode, type[AttnlensError]]] = {
     "INVALID_FIELD": (Status.INVALID_ARGUMENT, InvalidRequestError),

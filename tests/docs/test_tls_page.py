@@ -81,14 +81,14 @@ def test_what_the_page_says_works_and_errors_are_those_that_it_lists(
         assert_told(follower, "attnlens info", "Socket closed")
         assert_told(follower, "attnlens info --tls", "CERTIFICATE_VERIFY_FAILED")
         assert_told(follower, "attnlens info --tls-ca next.pem", "CERTIFICATE_VERIFY_FAILED")
-        assert_told(follower, "attnlens info --tls-ca ca.key", "has no CERTIFICATE in PEM")
+        assert_told(follower, "attnlens info --tls-ca ca.key", "has no PEM CERTIFICATE")
         assert_told(follower, named, "Hostname Verification Check failed")
         assert_told(follower, "attnlens info --tls-ca ca.der", "is not a PEM file")
         follower.address = minilm_server.address
         assert_told(follower, "attnlens info --tls", "WRONG_VERSION_NUMBER")
     serve = f"attnlens serve {minilm_bundle} --port 0 --tls-cert server.pem --tls-key"
     assert_told(follower, f"{serve} client.key", "is not the private key of")
-    assert_told(follower, f"{serve} locked.key", "is encrypted with a passphrase")
+    assert_told(follower, f"{serve} locked.key", "is encrypted")
 
 
 def assert_told(follower: Follower, command: str, told: str) -> None:

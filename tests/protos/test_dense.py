@@ -93,10 +93,10 @@ def test_weights_of_a_different_type_are_rejected(tmp_path: Path) -> None:
         tmp_path / "2_Dense" / "model.safetensors",
     )
     # NumPy only has bfloat16 if another imported package registered it.
-    with pytest.raises(BundleError, match=r"can't be read|in fp32"):
+    with pytest.raises(BundleError, match=r"cannot be read|in fp32"):
         open_dense(tmp_path, make_manifest(bias=False))
     (tmp_path / "2_Dense" / "model.safetensors").write_bytes(b"{}")
-    with pytest.raises(BundleError, match="can't be read"):
+    with pytest.raises(BundleError, match="cannot be read"):
         open_dense(tmp_path, make_manifest())
 
 

@@ -1,4 +1,4 @@
-"""Options of a server: a value that it can't have is refused with the range."""
+"""Options of a server: a value that it cannot have is refused with the range."""
 
 from pathlib import Path
 from typing import Any
@@ -12,29 +12,29 @@ from attnlens_server.config import ConfigError, ServerConfig
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_concurrent_inputs": 0}, "max_concurrent_inputs is 0: it must be from 1"),
-        ({"max_batch_tokens": -5}, "max_batch_tokens is -5: it must be from 0"),
-        ({"max_text_bytes": 99_999_999}, "max_text_bytes is 99999999: it must be from 1 to 4194304"),
-        ({"start_timeout_s": 0}, "start_timeout_s is 0: it must be from 0.001"),
+        ({"max_concurrent_inputs": 0}, "max_concurrent_inputs is 0: use 1"),
+        ({"max_batch_tokens": -5}, "max_batch_tokens is -5: use 0"),
+        ({"max_text_bytes": 99_999_999}, "max_text_bytes is 99999999: use 1 to 4194304"),
+        ({"start_timeout_s": 0}, "start_timeout_s is 0: use 0.001"),
         (
             {"address": "localhost"},
-            "address is 'localhost': give HOST:PORT with a port from 0 to 65535, unix:",
+            "address is 'localhost': use HOST:PORT with a port from 0 to 65535, unix:",
         ),
-        ({"address": ""}, "address is '': give HOST:PORT"),
-        ({"address": "a:1", "port": 1}, "there is host or port as well: give address alone, or the other"),
-        ({"threads": "2"}, "threads is '2': give a whole number"),
-        ({"threads": 2.5}, "threads is 2.5: give a whole number"),
-        ({"threads": True}, "threads is True: give a whole number"),
-        ({"threads": None}, "threads is None: give a whole number"),
-        ({"max_tokens": "9"}, "max_tokens is '9': give a whole number or None"),
-        ({"stall_timeout_s": "3"}, "stall_timeout_s is '3': give a number"),
-        ({"explain": "no"}, "explain is 'no': give True or False"),
-        ({"host": 1}, "host is 1: give a str"),
-        ({"address": 50051}, "address is 50051: give a str or None"),
-        ({"socket_mode": 660}, "socket_mode is 660: give a str"),
+        ({"address": ""}, "address is '': use HOST:PORT"),
+        ({"address": "a:1", "port": 1}, "host or port is also set: use only one of them"),
+        ({"threads": "2"}, "threads is '2': use an integer"),
+        ({"threads": 2.5}, "threads is 2.5: use an integer"),
+        ({"threads": True}, "threads is True: use an integer"),
+        ({"threads": None}, "threads is None: use an integer"),
+        ({"max_tokens": "9"}, "max_tokens is '9': use an integer or None"),
+        ({"stall_timeout_s": "3"}, "stall_timeout_s is '3': use a number"),
+        ({"explain": "no"}, "explain is 'no': use True or False"),
+        ({"host": 1}, "host is 1: use a str"),
+        ({"address": 50051}, "address is 50051: use a str or None"),
+        ({"socket_mode": 660}, "socket_mode is 660: use a str"),
         ({"provider": 1}, "provider is 1: use one of auto, cpu, cuda"),
-        ({"drain_timeout_s": float("nan")}, "drain_timeout_s is nan: it must be from 0"),
-        ({"socket_mode": "999"}, "socket_mode is '999': give three octal digits, such as 660"),
+        ({"drain_timeout_s": float("nan")}, "drain_timeout_s is nan: use 0"),
+        ({"socket_mode": "999"}, "socket_mode is '999': use three octal digits, such as 660"),
     ],
 )
 def test_an_option_out_of_range_is_refused_with_the_range(options: dict[str, Any], message: str) -> None:

@@ -122,7 +122,7 @@ async def test_a_ready_line_that_nobody_reads_ends_nothing(
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     await server.run(announce)
-    assert "the ready line can't be written: [Errno 32] Broken pipe" in caplog.text
+    assert "cannot write the ready line: [Errno 32] Broken pipe" in caplog.text
 
 
 async def test_a_start_that_never_ends_ends_with_a_signal(
@@ -145,8 +145,8 @@ async def test_a_start_that_never_ends_ends_with_a_signal(
 @pytest.mark.parametrize(
     ("host", "message"),
     [
-        ("no-such-host.invalid", "'no-such-host.invalid' is no address here"),
-        ("127.0.0.1", "can't listen on 127.0.0.1:{port}: another program listens there"),
+        ("no-such-host.invalid", "'no-such-host.invalid' is not an address of this machine"),
+        ("127.0.0.1", "cannot listen on 127.0.0.1:{port}: another program listens there"),
     ],
 )
 async def test_an_address_that_cannot_be_bound_is_refused(
@@ -161,7 +161,7 @@ async def test_an_address_that_cannot_be_bound_is_refused(
 
 def test_more_tokens_than_the_model_has_positions_are_refused(small_bundle: Callable[[str], Path]) -> None:
     config = ServerConfig(bundle=small_bundle("wordpiece"), max_tokens=35)
-    with pytest.raises(ConfigError, match="max_tokens is 35: it must be from 1 to 34"):
+    with pytest.raises(ConfigError, match="max_tokens is 35: use 1 to 34"):
         Server(config)
 
 

@@ -38,7 +38,7 @@ def refuse(bundle: Path, *args: str) -> str:
     ended = subprocess.run(
         ServerProcess(bundle, *args).command, check=False, capture_output=True, text=True, timeout=60
     )
-    assert ended.returncode == (2 if "must be" in ended.stderr else 1), ended.stderr
+    assert ended.returncode == (2 if ": use " in ended.stderr else 1), ended.stderr
     assert ended.stdout == ""
     lines = [line for line in ended.stderr.splitlines() if not line.startswith("{")]  # without the log
     assert len(lines) == 1, ended.stderr
@@ -57,9 +57,7 @@ def test_cuda_is_refused_where_it_would_not_be_used(minilm_bundle: Path) -> None
 
 
 def test_an_option_out_of_range_is_a_mistake_on_the_command_line(tmp_path: Path) -> None:
-    assert "--max-concurrent-inputs is 0: it must be from 1" in refuse(
-        tmp_path, "--max-concurrent-inputs", "0"
-    )
+    assert "--max-concurrent-inputs is 0: use 1" in refuse(tmp_path, "--max-concurrent-inputs", "0")
 
 
 # --- readiness, health, reflection ----------------------------------------------------------------

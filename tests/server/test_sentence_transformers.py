@@ -195,7 +195,7 @@ def test_the_tokens_of_a_prompt_count_and_ids_have_none(client: Client) -> None:
     assert default.num_tokens == alone.num_tokens + 2  # `passage` and `:`
     ids = [token.id for token in client.tokenize(["A cat."], prompt="")[0].tokens]
     np.testing.assert_allclose(client.embed([ids]), client.embed(["A cat."], prompt=""), atol=1e-6)
-    with pytest.raises(InvalidRequestError, match=r"token_ids can't be combined with a prompt"):
+    with pytest.raises(InvalidRequestError, match=r"token_ids cannot be combined with a prompt"):
         client.embed([ids], prompt_name="query")
     client.embed([ids], prompt_name="document")  # empty: nothing to put before
 
@@ -247,7 +247,7 @@ def test_a_text_without_tokens_beside_an_excluded_prompt_is_refused(client: Clie
     message = "has no tokens beside the prompt, which does not count: shorten the prompt to fit 48"
     with pytest.raises(InvalidRequestError, match=message):
         client.embed(["A cat."], prompt="word " * 60, truncate=True)
-    with pytest.raises(InputTooLongError, match=r"has \d+ tokens with the prompt, the model takes 48"):
+    with pytest.raises(InputTooLongError, match=r"has \d+ tokens with the prompt, but the limit is 48"):
         client.embed(["A cat."], prompt="word " * 60)
 
 

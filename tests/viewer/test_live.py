@@ -108,13 +108,13 @@ def test_hostile_text_is_displayed_as_text(live: OpenedPage) -> None:
 
 INVALID_TEXTS = [
     ((), 0, "The text is empty: enter a text."),
-    (("word " * 400,), 0, "The text has 402 tokens, the model takes 256: shorten it."),
-    ((FIRST, "word " * 400), 1, "The second text has 402 tokens, the model takes 256: shorten it."),
+    (("word " * 400,), 0, "The text has 402 tokens, but the limit is 256: shorten it."),
+    ((FIRST, "word " * 400), 1, "The second text has 402 tokens, but the limit is 256: shorten it."),
     ((FIRST, "", SECOND), 1, "The second text is empty: enter the text to compare with the third one."),
     (
         (FIRST, SECOND, "word " * 400),
         2,
-        "The third text has 402 tokens, the model takes 256: shorten it.",
+        "The third text has 402 tokens, but the limit is 256: shorten it.",
     ),
     (
         (FIRST, SECOND, SECOND),

@@ -295,7 +295,7 @@ def text_failure(error: "AttnlensError", name: str) -> click.ClickException:
 
     if isinstance(error, InputTooLongError):
         return click.ClickException(
-            f"{name} has {error.num_tokens} tokens, the model takes {error.max_tokens}: shorten it, "
+            f"{name} has {error.num_tokens} tokens, but the limit is {error.max_tokens}: shorten it, "
             "or give --truncate"
         )
     violations = (violation for violation in error.violations if violation.text_index is not None)

@@ -68,7 +68,7 @@ def check_is_other(output: str, source: str) -> None:
     opened: str | int = 0 if source == STDIO else source
     if Path(output).exists() and os.path.samestat(os.stat(opened), os.stat(output)):  # noqa: PTH116 - a descriptor
         raise click.BadParameter(
-            f"{output} is the input file, which it would replace: give another name", param_hint="'--output'"
+            f"{output} is the input file, which it would replace: use another name", param_hint="'--output'"
         )
 
 

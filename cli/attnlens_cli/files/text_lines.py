@@ -88,7 +88,7 @@ def input_file(path: str, input_format: str) -> InputFile:
         click.UsageError: Standard input is closed.
     """
     if path == STDIO and sys.stdin is None:
-        raise click.UsageError("standard input is closed: give FILE")
+        raise click.UsageError("standard input is closed: use FILE")
     is_jsonl = input_format == "jsonl" or (input_format == "auto" and path.lower().endswith(".jsonl"))
     return InputFile(path, is_jsonl)
 
@@ -177,7 +177,7 @@ def _text_of(content: dict[str, Any], where: str) -> str | tuple[str, str]:
     if not isinstance(text, str):
         raise click.ClickException(f'{where}: not an object with a string "text", as in {{"text": "..."}}')
     if second is not None and not isinstance(second, str):
-        raise click.ClickException(f'{where}: "text_pair" is not a string: give a string, or omit the key')
+        raise click.ClickException(f'{where}: "text_pair" is not a string: use a string, or omit the key')
     if not is_utf8(text + (second or "")):
         raise click.ClickException(f"{where}: the text contains an unpaired surrogate, not a character")
     return text if second is None else (text, second)

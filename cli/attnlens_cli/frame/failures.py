@@ -55,8 +55,8 @@ _TOO_MANY = "Got unexpected extra argument"
 _IF_MISSING = {
     ("compare", "first"): "it compares two texts, each in quotes",
     ("compare", "second"): "it compares two texts, each in quotes",
-    ("try", "source"): "give a bundle or a checkpoint, then texts in quotes",
-    ("try", "texts"): "give a bundle or a checkpoint as SOURCE, then texts in quotes",
+    ("try", "source"): "use a bundle or a checkpoint, then texts in quotes",
+    ("try", "texts"): "use a bundle or a checkpoint as SOURCE, then texts in quotes",
 }
 # Starts of click's own sentences. Other messages may start with a word of the user and are not changed.
 _CLICK_STARTS = ("Could not open", "Got unexpected", "Invalid value", "Missing ", "No such", "Option '")

@@ -96,7 +96,7 @@ class SingleOption(Option):
         if name not in opts:
             return super().consume_value(ctx, opts)
         if len(opts[name]) > 1:
-            raise click.UsageError(f"{self.opts[0]} is given {len(opts[name])} times: give it once", ctx)
+            raise click.UsageError(f"{self.opts[0]} is given {len(opts[name])} times: use it once", ctx)
         return super().consume_value(ctx, {**opts, name: opts[name][0]})
 
 

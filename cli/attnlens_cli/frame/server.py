@@ -84,9 +84,9 @@ class ServerOptions:
         if math.isnan(self.timeout_s):
             raise click.BadParameter("it is not a number", param_hint="'--timeout-s'")
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise click.UsageError("--tls-cert and --tls-key belong together: give both or neither")
+            raise click.UsageError("only one of --tls-cert and --tls-key is set: set both or neither")
         if self.tls_server_name and not self._uses_tls:
-            raise click.UsageError("--tls-server-name needs TLS: give --tls or --tls-ca")
+            raise click.UsageError("--tls-server-name needs TLS: use --tls or --tls-ca")
 
     @property
     def _uses_tls(self) -> bool:
@@ -156,7 +156,7 @@ class ServerOptions:
         except DeadlineExceededError as error:
             raise click.ClickException(
                 f"no server answered at {self.address} within {self.timeout_s:g} s: check the address, or "
-                "give a larger --timeout-s"
+                "use a larger --timeout-s"
             ) from error
 
     def _connection_failure(self, error: BaseException | None, *, answered: bool) -> str:
@@ -169,10 +169,10 @@ class ServerOptions:
                 f"omit all TLS options if the server does not use TLS ({cause})"
             )
         if problem is ConnectionProblem.OTHER_PROGRAM:
-            remedy = "give another --address, or --tls if the server uses TLS"
+            remedy = "use another --address, or --tls if the server uses TLS"
             return f"the program at {self.address} is not an attnlens server: {remedy} ({cause})"
         where = f"--address {self.address}" if self.address.startswith("unix") else "--port PORT"
-        remedy = f"start one with `attnlens serve DIR {where}`, or give another --address"
+        remedy = f"start one with `attnlens serve DIR {where}`, or use another --address"
         if problem is ConnectionProblem.NO_SERVER_OR_TLS:
             remedy += ", or --tls if the server uses TLS"
         return f"no server answers at {self.address}: {remedy} ({cause})"
@@ -183,7 +183,7 @@ def _read_pem(path: Path | None, option: str, part: str) -> bytes | None:
     if content is not None and b"-----BEGIN" not in content:
         raise click.BadParameter(f"{path} is not a PEM file", param_hint=f"'{option}'")
     if content is not None and f"{part}-----".encode() not in content:
-        raise click.BadParameter(f"{path} has no {part} in PEM", param_hint=f"'{option}'")
+        raise click.BadParameter(f"{path} has no PEM {part}", param_hint=f"'{option}'")
     return content
 
 

@@ -55,7 +55,7 @@ def default_directory() -> Path:
     try:
         return (xdg_cache if xdg_cache.is_absolute() else Path.home() / ".cache") / "attnlens"
     except RuntimeError as error:
-        raise click.UsageError(f"no directory for the cache ({error}): give --cache-dir DIR") from error
+        raise click.UsageError(f"no directory for the cache ({error}): use --cache-dir DIR") from error
 
 
 def files_sha256(directory: Path) -> str:
@@ -194,7 +194,7 @@ class Entry:
             lock = self.directory.with_name(f".{self.directory.name}.lock").open("a")
         except OSError as error:
             raise click.ClickException(
-                f"the cache {self.directory.parent} is not writable ({error.strerror}): give another "
+                f"the cache {self.directory.parent} is not writable ({error.strerror}): use another "
                 "--cache-dir DIR"
             ) from error
         with lock:

@@ -73,7 +73,7 @@ def resolve(source: Path, cache: Path | None, precision: str) -> Path:
     if missing:
         raise click.UsageError(
             f"{found.name} is a checkpoint, and its export needs {missing[0]}, which is not installed: "
-            f"{how_to_install('export,server')}; or export it on another machine and give the bundle"
+            f"{how_to_install('export,server')}; or export it on another machine and use the bundle"
         )
     with stopped_by_signals(), entry.locked() as lock:
         reason = entry.reason_to_export()  # checked again: another process may have exported it meanwhile
@@ -116,14 +116,14 @@ def find_source(source: Path) -> Path | Checkpoint:
             f"config.json): {_contents(source)}"
         )
     if source.exists():
-        raise click.ClickException(f"{source} is a file: give the directory of a bundle or of a checkpoint")
+        raise click.ClickException(f"{source} is a file: use the directory of a bundle or of a checkpoint")
     # "bundles/minilm" looks like a hub id. If the directory bundles exists, it is a wrong path.
     hub_id = None if source.parent.exists() and source.parent != Path() else _HUB_ID.fullmatch(str(source))
     if hub_id is None:
         parent = "in the current directory" if source.parent == Path() else source.parent
         where = f"; {parent}: {_contents(source.parent)}" if source.parent.is_dir() else ""
         raise click.ClickException(
-            f"{source} does not exist: give the directory of a bundle or of a checkpoint, or a hub id such "
+            f"{source} does not exist: use the directory of a bundle or of a checkpoint, or a hub id such "
             f"as org/name or org/name@revision{where}"
         )
     return Checkpoint(hub_id["name"], revision=hub_id["revision"])

@@ -151,7 +151,7 @@ class AttentionReduction:
             yield "rows", f"has more than {MAX_ROWS} entries: omit it to return all rows"
             return
         if self.mean_over_rows and self.rows:
-            yield "rows", "can't be combined with mean_over_rows: omit one of them"
+            yield "rows", "cannot be combined with mean_over_rows: omit one of them"
         if len(set(self.rows)) < len(self.rows):
             yield "rows", "contains a row twice: list each row once"
         if any(abs(row) > _MAX_INT32 for row in self.rows):
@@ -161,7 +161,7 @@ class AttentionReduction:
     def _form_problems(self) -> Iterator[Problem]:
         match self.form:
             case TopK(k) if not 1 <= k <= _MAX_INT32:
-                yield "top_k.k", f"is {k}: it must be from 1 to {_MAX_INT32}"
+                yield "top_k.k", f"is {k}: use 1 to {_MAX_INT32}"
             case Threshold(threshold) if not 0 < threshold <= 1:
                 description = (
                     f"is {threshold:g}: it must be greater than 0 and at most 1. To get all weights, omit it"
@@ -173,9 +173,9 @@ class AttentionReduction:
                 if statistics.all_rows and not statistics.received:
                     yield "statistics.all_rows", "is only used for received: omit it, or set received"
                 if statistics.received and self.rows:
-                    yield "rows", "can't be combined with statistics.received: omit one of them"
+                    yield "rows", "cannot be combined with statistics.received: omit one of them"
                 if self.mean_over_rows:
-                    yield "mean_over_rows", "can't be combined with statistics: omit one of them"
+                    yield "mean_over_rows", "cannot be combined with statistics: omit one of them"
 
 
 def resolve_rows(rows: Sequence[int], num_units: int) -> tuple[int, ...]:

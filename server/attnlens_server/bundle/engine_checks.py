@@ -56,7 +56,7 @@ def require_engine_check(
         )
     if (check.version, check.processor) != (version, processor):
         logger.info(
-            "%s was checked in version %s on %s, but runs in version %s on %s: run `%s` to check it here",
+            "%s was checked with version %s on %s, but this is version %s on %s: run `%s` to check it here",
             name,
             check.version,
             check.processor,

@@ -135,8 +135,8 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
     if model.contributions is not None and _races(directory / model.contributions.path):
         logger.warning(
             "%s: %s is not used, because an earlier version exported it with an operator (ScatterND) "
-            "whose results vary between runs with several threads. Export the bundle again to explain embeddings "
-            "by contributions",
+            "whose results vary between runs with several threads. Export the bundle again to explain "
+            "embeddings by contributions",
             directory,
             model.contributions.path,
         )

@@ -217,8 +217,8 @@ def _check_threads(threads: int, lanes: int) -> None:
     """
     if lanes > threads:
         raise ConfigError(
-            f"lanes is {lanes} with {threads} threads: a lane needs a thread, so it must be from 1 to "
-            f"{threads}. Leave it out for one a thread, or give more threads"
+            f"lanes is {lanes}, but each lane needs one of {threads} threads: use 1 to {threads}, omit it "
+            "for one lane per thread, or use more threads"
         )
     num_cpus = cpu_count()
     if threads > num_cpus:

@@ -60,7 +60,7 @@ class Lanes:
                 self._run(batch)
                 batch = None  # otherwise, an idle lane keeps the results of its last batch in memory
         except BaseException as error:
-            logger.critical("a lane has died: the server can't go on", exc_info=True)
+            logger.critical("a lane died: the server cannot continue", exc_info=True)
             fail_items(batch.items if batch else (), error)
             self._queue.fail_all(lambda: InternalError("the engine has stopped: ask another server"))
             self.on_death()

@@ -171,10 +171,10 @@ class Sessions:
         assert self._failure is not None  # noqa: S101 - ensured by the callers
         message, retry_at = self._failure.message, self._failure.retry_at
         if retry_at is None:
-            return GraphUnavailableError(f"the graph can't be used: {message}")
+            return GraphUnavailableError(f"the graph cannot be used: {message}")
         wait_s = max(retry_at - self._clock(), 0.1)
         return GraphUnavailableError(
-            f"the graph can't be used now: {message}; try again in {wait_s:.1f} s", retry_after_s=wait_s
+            f"the graph cannot be used now: {message}; try again in {wait_s:.1f} s", retry_after_s=wait_s
         )
 
 
@@ -231,7 +231,7 @@ class GraphOpener:
                     raise StartupError(self._overdue()) from error
                 if isinstance(error, StartupError):
                     raise
-                raise StartupError(f"{self._path} can't be run: {error}") from error
+                raise StartupError(f"{self._path} cannot be run: {error}") from error
             # Verify again: the runtime read unaltered files only if they match before and after.
             self._mapped = self._bundle.verify_graph(self._graph)
         self.longest_trial = None
@@ -273,7 +273,7 @@ class GraphOpener:
         if self._is_stopped:
             return f"{self._path} was not opened: the server is stopping"
         return (
-            f"opening and trying {self._path} took more than {self._timeout_s:g} s: give a larger "
+            f"opening and trying {self._path} took more than {self._timeout_s:g} s: use a larger "
             f"--start-timeout-s, or {REMEDY}"
         )
 

@@ -65,7 +65,7 @@ def parse_address(text: str) -> Address:
     parts = _HOST_AND_PORT.fullmatch(text)
     if parts is None or int(parts["port"]) > MAX_PORT:
         raise ValueError(
-            f"is {text!r}: give HOST:PORT with a port from 0 to {MAX_PORT}, unix:PATH or unix-abstract:NAME"
+            f"is {text!r}: use HOST:PORT with a port from 0 to {MAX_PORT}, unix:PATH or unix-abstract:NAME"
         )
     return TcpAddress(parts["host"].removeprefix("[").removesuffix("]"), int(parts["port"]))
 
@@ -75,7 +75,7 @@ def _unix(text: str) -> UnixAddress:
         raise ValueError(f"is 'unix:{text}': a path has one slash in front, or three")
     path = unquote_to_bytes(text.removeprefix("//"))
     if not path or b"\0" in path:
-        raise ValueError(f"is 'unix:{text}': give a path behind unix:, for instance unix:/run/attnlens.sock")
+        raise ValueError(f"is 'unix:{text}': use a path after unix:, such as unix:/run/attnlens.sock")
     whole = os.path.abspath(path)  # noqa: PTH100 - Path.resolve would follow links
     _check_length("path", whole)
     return UnixAddress(Path(os.fsdecode(whole)))
@@ -85,7 +85,7 @@ def _abstract(name: bytes) -> AbstractAddress:
     if sys.platform != "linux":
         raise ValueError("is unix-abstract: only Linux has these names, use unix:PATH")
     if not name or b"\0" in name:
-        raise ValueError("is unix-abstract: without a name: give one, for instance unix-abstract:attnlens")
+        raise ValueError("is unix-abstract: without a name: add one, such as unix-abstract:attnlens")
     _check_length("name", name)
     return AbstractAddress(name)
 

@@ -43,7 +43,7 @@ def bind_problem(error: OSError, address: TcpAddress | AbstractAddress, option: 
     }
     if address.port < PRIVILEGED_PORTS:
         reasons[errno.EACCES] = (
-            f"ports below {PRIVILEGED_PORTS} need a privilege. Choose a higher --{option}, or give the "
+            f"ports below {PRIVILEGED_PORTS} need a privilege. Choose a higher --{option}, or grant the "
             "process CAP_NET_BIND_SERVICE"
         )
     return reasons.get(error.errno or 0, error.strerror or str(error))

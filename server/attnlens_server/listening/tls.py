@@ -18,7 +18,7 @@ def tls_context(certificate: Path, key: Path, client_ca: Path | None) -> ssl.SSL
 
     def refuse_passphrase() -> str:  # otherwise, the library prompts on the terminal
         raise StartupError(
-            f"{key} is encrypted with a passphrase, and nobody can be asked for it: decrypt it with "
+            f"{key} is encrypted, but the server cannot ask for a passphrase: decrypt it with "
             "`openssl pkey -in KEY -out NEW_KEY`, and let only the server's user read the new file"
         )
 
@@ -31,18 +31,14 @@ def tls_context(certificate: Path, key: Path, client_ca: Path | None) -> ssl.SSL
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise StartupError(
-                f"{key} is not the private key of {certificate}: give the key that it was made for"
+                f"{key} is not the private key of {certificate}: use this certificate's key"
             ) from error
-        raise StartupError(
-            f"{certificate} or {key} is damaged, it can't be read as PEM: write both again ({error})"
-        ) from error
+        raise StartupError(f"{certificate} or {key} is not valid PEM: write both again ({error})") from error
     if client_ca is not None:
         try:
             context.load_verify_locations(client_ca)
         except ssl.SSLError as error:
-            raise StartupError(
-                f"{client_ca} is damaged, its certificates can't be read as PEM: write it again ({error})"
-            ) from error
+            raise StartupError(f"{client_ca} is not valid PEM: write it again ({error})") from error
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -56,9 +52,9 @@ def _check_part(path: Path, part: str) -> None:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise StartupError(f"can't read the PEM file {path}: {error.strerror}") from error
+        raise StartupError(f"cannot read the PEM file {path}: {error.strerror}") from error
     if f"{part}-----".encode() not in content:
-        raise StartupError(f"{path} has no {part} in PEM: give a file that has a line -----BEGIN {part}-----")
+        raise StartupError(f"{path} has no PEM {part}: use a file with a line -----BEGIN {part}-----")
 
 
 def validity_problem(server_context: ssl.SSLContext, certificate: Path) -> str | None:

@@ -102,7 +102,7 @@ class UnixSocket:
                     return
                 if error.errno in (errno.EACCES, errno.EPERM):
                     raise self._refused(
-                        "a socket of another user is there, and whether it is in use can't be seen. Remove "
+                        "a socket of another user is there, and whether it is in use cannot be seen. Remove "
                         "it, or choose another path"
                     ) from error
                 raise self._taken() from error  # a full backlog, or a socket of another type
@@ -135,7 +135,7 @@ class UnixSocket:
         return self._refused("another server listens there. Stop it, or choose another path")
 
     def _refused(self, why: str) -> StartupError:
-        return StartupError(f"can't listen on {self._address}: {why}")
+        return StartupError(f"cannot listen on {self._address}: {why}")
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

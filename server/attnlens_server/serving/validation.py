@@ -85,7 +85,7 @@ class InputValidator:
             for index, each in enumerate(inputs):
                 violations += self._check_input(index, each, prompt_bytes)
                 if each.token_ids is not None and prompt and request.prompt is not None:
-                    problem = "can't be combined with a prompt: send text, or omit the prompt"
+                    problem = "cannot be combined with a prompt: send text, or omit the prompt"
                     violations.append(FieldViolation(f"inputs[{index}].token_ids", problem, index))
         return prompt, violations
 
@@ -322,7 +322,7 @@ def _result_form(output: Output, view: AttentionView, *, is_reduced: bool) -> tu
 
 
 def _difference(outputs: Sequence[Output], view: AttentionView) -> str:
-    """Explain why outputs can't be combined in one query."""
+    """Explain why outputs cannot be combined in one query."""
     counts = ", ".join(str(count) for count in sorted({output.num_heads for output in outputs}))
     if "," in counts:
         return f"have different numbers of heads ({counts}): request them in separate queries"

@@ -129,7 +129,7 @@ class InputEncoder:
         """Tokenize texts, each with the index of its input.
 
         Raises:
-            InvalidFieldsError: A text can't be tokenized.
+            InvalidFieldsError: A text cannot be tokenized.
         """
         assert self._text_encoder is not None  # noqa: S101 - without it the checks have rejected texts
         try:

@@ -96,7 +96,7 @@ def read_workload(bundle: Bundle, texts: Iterable[str], name: str) -> Workload:
     encoded = encoder.encode([(text,) for text in islice(texts, MAX_TEXTS)])
     kept = tuple(text.input_ids for text in encoded if text.num_tokens)
     if not kept:
-        raise StartupError(f"{name} contains only empty texts: give a file with one text per line")
+        raise StartupError(f"{name} contains only empty texts: use a file with one text per line")
     num_cut = sum(text.num_tokens < text.num_tokens_total for text in encoded)
     first = "the first " if len(encoded) == MAX_TEXTS else ""
     return Workload(f"{first}{len(kept):,} text{'s' * (len(kept) > 1)} of {name}", kept, num_cut)

@@ -162,7 +162,7 @@ def test_a_word_of_the_second_text_is_found(run: Run, minilm_server: ServerProce
 def test_a_pair_that_is_too_long_is_refused(run: Run, minilm_server: ServerProcess) -> None:
     long = ("attend", "Who?", "--text-pair", "word " * 300, "--address", minilm_server.address)
     assert (
-        "TEXT with --text-pair has 305 tokens, the model takes 256: shorten it, or give" in run(*long).stderr
+        "TEXT with --text-pair has 305 tokens, but the limit is 256: shorten it, or give" in run(*long).stderr
     )
     assert "the first 256 tokens of 305" in run(*long, "--truncate").stdout
 
@@ -196,7 +196,7 @@ def test_a_text_that_is_too_long_is_refused_or_cut(run: Run, minilm_server: Serv
     args = ("attend", "word " * 300, "--address", minilm_server.address)
     refused = run(*args)
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
-    assert "302 tokens, the model takes 256: shorten it, or give --truncate" in refused.stderr
+    assert "302 tokens, but the limit is 256: shorten it, or give --truncate" in refused.stderr
     cut = run(*args, "--truncate")
     assert "the first 256 tokens of 302" in cut.stdout
 

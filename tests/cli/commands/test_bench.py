@@ -115,7 +115,7 @@ def test_the_tables_end_with_the_command_to_copy(run: Run, small_bundle: Callabl
         (
             ["--texts", "empty.txt"],
             1,
-            "empty.txt contains only empty texts: give a file with one text per line",
+            "empty.txt contains only empty texts: use a file with one text per line",
         ),
         (["--texts", "bad.txt"], 1, "bad.txt, line 2: not UTF-8 (byte 1 of the line)"),
         (["--texts", "bad.jsonl"], 1, "bad.jsonl, line 1: not JSON"),
@@ -123,10 +123,10 @@ def test_the_tables_end_with_the_command_to_copy(run: Run, small_bundle: Callabl
         (["--threads", "0"], 2, "invalid value for '--threads': '0' is not a whole number from 1"),
         (["--threads", "1025"], 2, "invalid value for '--threads': '1025' is not a whole number from 1"),
         (["--seconds", "0"], 2, "invalid value for '--seconds': 0.0 is not in the range"),
-        (["--precision", "bf16"], 2, "precision is bf16, which ONNX Runtime does not have on a CPU"),
-        (["--device", "GPU"], 2, "device is 'GPU', and it is for --engine openvino"),
+        (["--precision", "bf16"], 2, "precision is bf16, which ONNX Runtime does not support on CPUs"),
+        (["--device", "GPU"], 2, "device is 'GPU', but only --engine openvino supports it"),
         (["--precision", "fp16"], 1, "has no graph in fp16: export it again with --precision fp16"),
-        (["--device-id", "-1"], 2, "--device-id is -1: it must be from 0 to 1023"),
+        (["--device-id", "-1"], 2, "--device-id is -1: use 0 to 1023"),
         (["--provider", "cuda"], 1, "provider cuda was asked for, but this build of ONNX Runtime has only"),
     ],
 )

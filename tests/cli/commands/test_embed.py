@@ -122,7 +122,7 @@ def test_an_empty_input_gives_an_empty_array(run: Run, minilm_server: ServerProc
         ("a.jsonl", b"[]", ", line 1: not an object"),
         ("a.jsonl", b'{"text": "\\ud800"}', ", line 1: the text contains an unpaired surrogate"),
         ("a.txt", b"fine\nna\xefve\n", ", line 2: not UTF-8 (byte 3 of the line)"),
-        ("a.txt", b"fine\n" * 200 + b"word " * 300, ", line 201 has 302 tokens, the model takes 256"),
+        ("a.txt", b"fine\n" * 200 + b"word " * 300, ", line 201 has 302 tokens, but the limit is 256"),
     ],
 )
 def test_a_bad_line_is_named_and_no_output_is_left(

@@ -68,8 +68,8 @@ def test_json_that_python_can_not_read_is_a_bad_line(
 @pytest.mark.parametrize(
     ("redirection", "code", "line"),
     [
-        ("<&-", 2, "attnlens embed: standard input is closed: give FILE"),
-        ("</dev/null >&-", 2, "attnlens embed: standard output is closed: give --output"),
+        ("<&-", 2, "attnlens embed: standard input is closed: use FILE"),
+        ("</dev/null >&-", 2, "attnlens embed: standard output is closed: use --output"),
         ("</dev/null 2>&-", 0, ""),
     ],
 )
@@ -212,11 +212,11 @@ def test_a_refusal_of_a_text_that_was_not_sent_is_reported_as_it_is(
 
 
 def test_a_refused_text_is_named_by_its_line(server: ScriptedServer, run: Run) -> None:
-    told = violation("inputs[1].text_pair", "can't be used: texts[9] is no line", 1)
+    told = violation("inputs[1].text_pair", "cannot be used: texts[9] is no line", 1)
     server.embed = fails(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "not this", told, times=2)
     for options in ((), ("--batch-size", "2")):
         result = run("embed", "--address", server.address, *options, input="a\nb\n")
-        line = "attnlens embed: standard input, line 2 can't be used: texts[9] is no line\n"
+        line = "attnlens embed: standard input, line 2 cannot be used: texts[9] is no line\n"
         assert (result.returncode, result.stderr) == (1, line)
 
 

@@ -113,7 +113,7 @@ def test_a_text_that_is_too_long_is_named_or_cut(
     args = ("encode", "--input", source, "-o", output, "--address", minilm_server.address)
     code, _, err = run_here(*args, "--outputs", "last_hidden_state")
     assert (code, err.count("\n"), output.exists()) == (1, 1, False)
-    assert f"{source}, line 2 has 302 tokens, the model takes 256: shorten it, or give --truncate" in err
+    assert f"{source}, line 2 has 302 tokens, but the limit is 256: shorten it, or give --truncate" in err
     assert (
         "2 texts, 1 of them truncated, 259 tokens"
         in run_here(*args, "--outputs", "embedding", "--truncate")[2]
@@ -170,7 +170,7 @@ def test_a_wrong_reply_leaves_no_file(
         (("a", "-o", "x.npy"), "x.npy must end in .npz or .jsonl or .json"),
         (
             ("--input", __file__, "-o", "x.json"),
-            "the output of --input is JSON lines: give a name that ends in .jsonl",
+            "the output of --input is JSON lines: use a name that ends in .jsonl",
         ),
         (("a", "--prompt", "b", "--prompt-name", "c"), "give either --prompt-name or --prompt"),
         (("a", "b"), "got unexpected extra argument (b): put quotes around a text"),

@@ -164,9 +164,13 @@ REFUSED = {
     "two prompts": (("explain", "a", "--prompt", "b", "--prompt-name", "c"), "give either --prompt-name", 2),
     "json of some": (("explain", "a", "--json", "--top", "3"), "--json prints all scores", 2),
     "heads": (("explain", "a", "--head-contributions"), "--head-contributions needs --json", 2),
-    "verify itself": (("explain", "a", "--verify", "--method", "leave_one_out"), "give another --method", 2),
-    "too long": (("explain", "word " * 300), "TEXT has 302 tokens, the model takes 256: shorten it", 1),
-    "a long target": (("explain", "a", "--to", "word " * 300), "--to has 302 tokens, the model takes 256", 1),
+    "verify itself": (("explain", "a", "--verify", "--method", "leave_one_out"), "use another --method", 2),
+    "too long": (("explain", "word " * 300), "TEXT has 302 tokens, but the limit is 256: shorten it", 1),
+    "a long target": (
+        ("explain", "a", "--to", "word " * 300),
+        "--to has 302 tokens, but the limit is 256",
+        1,
+    ),
     "a long contrast": (
         ("explain", "a", "--to", "b", "--rather-than", "word " * 300),
         "--rather-than has 302 tokens",

@@ -19,7 +19,7 @@ def test_every_token_has_a_row(run_here: RunHere, minilm_server: ServerProcess) 
         [found] = client.tokenize([TEXT])
     lines = out.splitlines()
     assert (code, err) == (0, "")
-    assert lines[0] == f"all-MiniLM-L6-v2: {len(found.tokens)} tokens, the model takes 256"
+    assert lines[0] == f"all-MiniLM-L6-v2: {len(found.tokens)} tokens, the limit is 256"
     assert lines[1].split() == ["index", "id", "token", "source", "characters"]
     rows = [line.split() for line in lines[3:]]
     assert [row[1:3] for row in rows] == [[str(token.id), token.text] for token in found.tokens]
@@ -44,9 +44,7 @@ def test_a_text_beyond_the_models_limit_is_shown_whole(
 ) -> None:
     address = ("--address", minilm_server.address)
     lines = run_here("tokenize", "word " * 300, *address)[1].splitlines()
-    assert lines[0].endswith(
-        "302 tokens, the model takes 256; other commands truncate the text with --truncate"
-    )
+    assert lines[0].endswith("302 tokens, the limit is 256; other commands truncate the text with --truncate")
     assert len(lines) == 3 + 302
     assert json.loads(run_here("tokenize", "word " * 300, "--json", *address)[1])["exceeds_max_tokens"]
 

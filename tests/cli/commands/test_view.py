@@ -157,7 +157,7 @@ def test_a_prompt_is_part_of_the_text_and_a_cut_is_said(view: Run, tmp_path: Pat
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (("word " * 400, "-o", "x.html"), 1, "a text has 402 tokens, the model takes 256: shorten it"),
+        (("word " * 400, "-o", "x.html"), 1, "a text has 402 tokens, but the limit is 256: shorten it"),
         (("text", "-o", "x.pdf"), 2, "x.pdf must end in .html or .htm"),
         (("text", "-o", "no/where.html"), 2, "there is no directory no"),
         (("text", "-o", "x.html", "--prompt", "", "--prompt-name", "b"), 2, "--prompt-name or --prompt"),

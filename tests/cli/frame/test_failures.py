@@ -18,9 +18,9 @@ _NO_FILE = "embed: invalid value for '[FILE]': File 'It rained.' does not exist"
         (("info", "--debug"), "info: no such option --debug: it goes before the command, as in `attn"),
         (("info", "--config-file", "x"), "info: no such option --config-file: it goes before the command"),
         (("info", "--adress", "x"), "info: no such option --adress (did you mean --address?)"),
-        (("try", "It rained."), "try: missing argument 'TEXT...': give a bundle or"),
+        (("try", "It rained."), "try: missing argument 'TEXT...': use a bundle or"),
         (("compare", "It rained."), "compare: missing argument 'TEXT': it compares two texts"),
-        (("embed", "It rained."), f"{_NO_FILE}: give a file with one text a line, or for one text `attn"),
+        (("embed", "It rained."), f"{_NO_FILE}: use a file with one text a line, or for one text `attn"),
     ],
 )  # fmt: skip
 def test_a_usual_mistake_is_one_line_with_its_remedy(

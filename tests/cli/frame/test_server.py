@@ -29,16 +29,16 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         (["embed", "--dimensions", "99999999999999"], "embed: invalid value for '--dimensions': "),
         (["explain", "a", "--dimensions", "99999999999"], "explain: invalid value for '--dimensions': "),
         (["compare", "a", "b", "--dimensions", "99999999999"], "compare: invalid value for '--dimensions': "),
-        (["attend", "a", "--layer", "1", "--layer", "2"], "attend: --layer is given 2 times: give it once"),
+        (["attend", "a", "--layer", "1", "--layer", "2"], "attend: --layer is given 2 times: use it once"),
         (
             ["serve", "x", "--max-concurrent-inputs", "0"],
-            "serve: --max-concurrent-inputs is 0: it must be from 1 to",
+            "serve: --max-concurrent-inputs is 0: use 1 to",
         ),
-        (["serve", "x", "--port", "65536"], "serve: --port is 65536: it must be from 0 to"),
-        (["serve", "x", "--tls-key", "x"], "serve: --tls-cert and --tls-key belong together"),
+        (["serve", "x", "--port", "65536"], "serve: --port is 65536: use 0 to"),
+        (["serve", "x", "--tls-key", "x"], "serve: only one of --tls-cert and --tls-key is set"),
         (
             ["serve", "x", "--address", "unix:x", "--port", "5"],
-            "serve: --address and --port are both given: give --address alone",
+            "serve: --address and --port are both given: use --address alone",
         ),
         (["embed", "--batch-size", "9" * 30], "embed: invalid value for '--batch-size': "),
         (["embed", "--in-flight", "9" * 30], "embed: invalid value for '--in-flight': "),
@@ -50,7 +50,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
             "info: invalid value for '--address': address is 'localhost': use",
         ),
         (["info", "--address", "localhost:115587"], "info: invalid value for '--address': "),
-        (["info", "--tls-server-name", "x"], "info: --tls-server-name needs TLS: give --tls or --tls-ca"),
+        (["info", "--tls-server-name", "x"], "info: --tls-server-name needs TLS: use --tls or --tls-ca"),
         (["info", "--tls-ca", __file__], f"info: invalid value for '--tls-ca': {__file__} is not a PEM file"),
         (["attend", "a", "--json", "--token", "a"], "attend: --json prints the weights of all tokens: omit"),
         (
@@ -73,7 +73,7 @@ def test_a_value_of_a_configuration_file_is_reported_with_the_file(run: Run, tmp
     path = tmp_path / "attnlens.toml"
     path.write_text('[serve]\nmax-concurrent-inputs = 0\n[embed]\ndimensions = "x"\n')
     for args, message in (
-        (["serve", "x"], "--max-concurrent-inputs is 0: it must be"),
+        (["serve", "x"], "--max-concurrent-inputs is 0: use 1"),
         (["embed"], "'--dimensions': 'x' is"),
     ):
         result = run("--config-file", path, *args)
@@ -89,7 +89,7 @@ def test_a_tls_file_without_its_part_is_named(run: Run, tmp_path: Path, name: st
     damaged.write_text("\n".join(f"-----{end}-----" for end in ("BEGIN CERTIFICATE", "END CERTIFICATE")))
     more = ["--tls-key", key] if name == "--tls-cert" else []
     result = run("info", name, key, *more)
-    assert f"invalid value for '{name}': {key} has no CERTIFICATE in PEM" in result.stderr
+    assert f"invalid value for '{name}': {key} has no PEM CERTIFICATE" in result.stderr
     result = run("info", name, damaged, *more)
     assert result.returncode == 2
     assert result.stderr.startswith(f"attnlens info: invalid value for '{name}': {damaged} ")
@@ -132,7 +132,7 @@ def test_another_program_at_the_address_is_reported_as_such(run: Run) -> None:
         thread.join()
     for result in (plain, encrypted):
         assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-    assert f"the program at {address} is not an attnlens server: give another --address" in plain.stderr
+    assert f"the program at {address} is not an attnlens server: use another --address" in plain.stderr
     assert f"no TLS with {address}: check --tls-ca" in encrypted.stderr
 
 
@@ -143,7 +143,7 @@ def test_another_grpc_server_at_the_address_is_reported_as_such(run: Run) -> Non
     result = run("info", "--address", address)
     other.stop(None).wait()
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-    assert f"the program at {address} is not an attnlens server: give another --address" in result.stderr
+    assert f"the program at {address} is not an attnlens server: use another --address" in result.stderr
 
 
 def test_no_server_within_the_timeout_is_reported_as_such(run: Run) -> None:

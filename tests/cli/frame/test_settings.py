@@ -46,7 +46,7 @@ def test_the_command_line_comes_before_its_variable_before_the_shared_one_before
     [
         ("ATTNLENS_TIMEOUT_S", "soon", "invalid value for '--timeout-s': 'soon' is not a valid float"),
         ("ATTNLENS_INFO_TIMEOUT_S", "0", "invalid value for '--timeout-s': 0.0 is not in the range"),
-        ("ATTNLENS_ADDRESS", "localhost", "invalid value for '--address': address is 'localhost': give"),
+        ("ATTNLENS_ADDRESS", "localhost", "invalid value for '--address': address is 'localhost': use"),
         ("ATTNLENS_TLS_CA", __file__, f"invalid value for '--tls-ca': {__file__} is not a PEM file"),
         ("ATTNLENS_LOG_LEVEL", "loud", "invalid value for '--log-level': 'loud' is not one of"),
     ],
@@ -69,7 +69,7 @@ def test_the_other_options_of_the_server_have_variables_too(
     assert run_here("info", env=env)[0] == 0
     assert server.requests[0].model == "scripted"
     code, _, err = run_here("info", env=env | {"ATTNLENS_TLS_SERVER_NAME": "x"})
-    assert (code, err) == (2, "attnlens info: --tls-server-name needs TLS: give --tls or --tls-ca\n")
+    assert (code, err) == (2, "attnlens info: --tls-server-name needs TLS: use --tls or --tls-ca\n")
 
 
 def test_a_text_without_quotes_is_told_to_have_some(run_here: RunHere) -> None:

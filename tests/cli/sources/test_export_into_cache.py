@@ -414,7 +414,7 @@ def test_a_cache_that_is_not_writable_is_reported_with_the_option(
 ) -> None:
     del exporter
     (tmp_path / "file").touch()
-    with pytest.raises(click.ClickException, match=r"is not writable \(.*\): give another --cache-dir DIR"):
+    with pytest.raises(click.ClickException, match=r"is not writable \(.*\): use another --cache-dir DIR"):
         resolved(checkpoint, tmp_path / "file" / "cache")
 
 

@@ -52,7 +52,7 @@ def test_a_missing_path_that_looks_like_a_hub_id_is_a_hub_id(
 )
 @pytest.mark.usefixtures("here")
 def test_a_missing_path_that_is_not_a_hub_id_does_not_exist(source: str) -> None:
-    assert refusal(source).startswith(f"{source} does not exist: give the directory of a bundle")
+    assert refusal(source).startswith(f"{source} does not exist: use the directory of a bundle")
 
 
 def test_a_misspelled_path_is_not_a_hub_id_and_existing_bundles_are_listed(here: Path) -> None:
@@ -75,7 +75,7 @@ def test_the_contents_of_an_invalid_directory_are_listed(tmp_path: Path) -> None
 def test_a_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.touch()
-    assert refusal(str(path)) == f"{path} is a file: give the directory of a bundle or of a checkpoint"
+    assert refusal(str(path)) == f"{path} is a file: use the directory of a bundle or of a checkpoint"
 
 
 def test_a_bundle_without_its_manifest_is_not_a_checkpoint(tmp_path: Path) -> None:

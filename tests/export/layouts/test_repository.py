@@ -145,7 +145,7 @@ def test_a_bundle_whose_pooling_is_unknown_is_refused(damaged: Path, tmp_path: P
     text = path.read_text("utf-8")
     assert "POOLING_MEAN" in text
     path.write_text(text.replace("POOLING_MEAN", "POOLING_OF_LATER"), "utf-8")
-    with pytest.raises(SourceError, match="states no pooling that this version knows"):
+    with pytest.raises(SourceError, match="states the pooling is missing or unknown"):
         write_layout(damaged, "triton", tmp_path / "models")
     assert not (tmp_path / "models").exists()
 

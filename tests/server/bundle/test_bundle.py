@@ -77,7 +77,7 @@ def test_a_text_for_every_response_is_limited(bundle: Path, name: str, limit: in
     assert open_bundle(bundle).manifest
     with manifest_of(bundle) as manifest:
         manifest[name] = "n" * (1 << 20)
-    assert f"{name} has {1 << 20} bytes, the limit is {limit}" in refusal(bundle)
+    assert f"{name} has {1 << 20} bytes, but the limit is {limit}" in refusal(bundle)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_weights_beyond_the_end_of_their_file_are_refused(bundle: Path, key: str
     [
         (
             "a" * 10_000_000,
-            "has 10000000 bytes, and a text with its prompt may have 131072: start the server",
+            "has 10000000 bytes, but the limit of a text with its prompt is 131072: start the server",
         ),
-        ("the " * 1000, r"has \d+ tokens, and the model takes \d+: export the bundle again"),
+        ("the " * 1000, r"has \d+ tokens, but the limit is \d+: export the bundle again"),
     ],
 )
 def test_a_default_prompt_that_leaves_no_room_for_a_text_is_refused(
@@ -173,8 +173,8 @@ def test_a_checkpoint_is_refused_with_how_to_make_a_bundle_of_it(tmp_path: Path,
     checkpoint.mkdir()
     (checkpoint / "config.json").write_text("{}")
     told = refusal(checkpoint)
-    assert "is not a bundle: manifest.json can't be read" in told
-    assert f"make a bundle of it first, with `attnlens export '{checkpoint}' --output DIR`" in told
+    assert "is not a bundle: manifest.json cannot be read" in told
+    assert f"export it first with `attnlens export '{checkpoint}' --output DIR`" in told
     (bundle / "config.json").write_text("{}")
     (bundle / "manifest.json").write_text("{")
     assert "attnlens export" not in refusal(bundle)
@@ -246,23 +246,29 @@ def drop_attentions(manifest: Json) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (change_architecture(num_layers=10**9), r"num_layers is 1000000000: it must be from 1 to 4096"),
-        (change_architecture(num_heads=0), r"num_heads is 0: it must be from 1"),
+        (change_architecture(num_layers=10**9), r"num_layers is 1000000000, which is not from 1 to 4096"),
+        (change_architecture(num_heads=0), r"num_heads is 0, which is not from 1"),
         (change_architecture(num_heads=2), r"attentions.0 of .* of layer 0 with 3 heads, .* at most 2 heads"),
         (change_architecture(hidden_size=0), r"hidden_size is 0"),
         (
             change_architecture(hidden_size=64),
-            r"last_hidden_state of .*'96'.* no layer .* a width of 64 in fp32 is not",
+            r"last_hidden_state of .*'96'.* no layer .* a hidden size of 64 and fp32",
         ),
         (change_architecture(vocab_size=0), r"vocab_size is 0"),
-        (change_architecture(pad_token_id=300), r"pad_token_id is 300: it must be from 0 to 299"),
+        (change_architecture(pad_token_id=300), r"pad_token_id is 300, which is not from 0 to 299"),
         (change_architecture(max_position_embeddings=-1), r"max_position_embeddings is -1"),
-        (lambda manifest: manifest.update(max_tokens=35), r"max_tokens is 35: it must be from 1 to 34"),
-        (lambda manifest: manifest["pooling"].update(truncate_dim=97), r"truncate_dim is 97: .* 0 to 96"),
+        (lambda manifest: manifest.update(max_tokens=35), r"max_tokens is 35, which is not from 1 to 34"),
+        (
+            lambda manifest: manifest["pooling"].update(truncate_dim=97),
+            r"truncate_dim is 97, which is not from 0 to 96",
+        ),
         (lambda manifest: manifest["pooling"].update(truncate_dim=-1), r"truncate_dim is -1"),
-        (lambda manifest: manifest["pooling"].update(pooling=99), "no pooling that this version knows"),
-        (lambda manifest: manifest["pooling"].update(pooling="OF_TOMORROW"), "no pooling that this version"),
-        (lambda manifest: manifest.update(default_prompt_name="query"), "no prompt 'query', its default"),
+        (lambda manifest: manifest["pooling"].update(pooling=99), "the pooling is missing or unknown"),
+        (
+            lambda manifest: manifest["pooling"].update(pooling="OF_TOMORROW"),
+            "the pooling is missing or unknown",
+        ),
+        (lambda manifest: manifest.update(default_prompt_name="query"), "no prompt 'query', the default"),
         (
             add_graph_again,
             r"more than one \(onnx/model.onnx, onnx/model.onnx\) GRAPH_PURPOSE_EMBEDDINGS graph",
@@ -273,12 +279,12 @@ def drop_attentions(manifest: Json) -> None:
             "has no GRAPH_PURPOSE_EMBEDDINGS graph in PRECISION_FP32",
         ),
         (change_output(0, 0, role="OF_TOMORROW"), "onnx/model.onnx has no output with the token vectors"),
-        (change_output(1, 1, role="OF_TOMORROW"), "has no output of a layer that is known here"),
-        (change_output(1, 1, layer=1), "of layer 1 with 3 heads, which an output of 1 layers"),
+        (change_output(1, 1, role="OF_TOMORROW"), "has no known output of a layer"),
+        (change_output(1, 1, layer=1), "of layer 1 with 3 heads, which does not fit 1 layers"),
         (change_output(1, 1, num_heads=0), "of layer 0 with 0 heads"),
         (
             lambda manifest: manifest["graphs"][1]["outputs"].append(manifest["graphs"][1]["outputs"][1]),
-            "two outputs of the same name or meaning",
+            "two outputs with the same name or meaning",
         ),
         (lambda manifest: manifest["graphs"][0]["inputs"].pop(0), "has the inputs attention_mask"),
         (

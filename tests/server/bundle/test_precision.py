@@ -81,7 +81,7 @@ def test_the_model_tells_its_precision(clients: tuple[Client, Client], half_serv
 
 
 def test_on_a_cpu_the_log_warns(half_server: ServerProcess) -> None:
-    assert half_server.log().count("precision fp16 on the CPU") == 1
+    assert half_server.log().count("precision is fp16 on a CPU") == 1
 
 
 def test_a_bundle_without_fp16_is_refused(small_bundle: Callable[[str], Path]) -> None:

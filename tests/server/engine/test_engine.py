@@ -139,7 +139,7 @@ def test_an_attention_graph_that_changed_since_the_start_is_never_used(
 
 def test_more_lanes_than_threads_are_refused_with_both_numbers(minilm_bundle: Path) -> None:
     config = ServerConfig(bundle=minilm_bundle, provider="cpu", threads=2, lanes=300)
-    with pytest.raises(ConfigError, match=r"lanes is 300 with 2 threads: .* it must be from 1 to 2"):
+    with pytest.raises(ConfigError, match=r"lanes is 300, .* 2 threads: use 1 to 2"):
         Engine(open_bundle(minilm_bundle), config)
 
 

@@ -163,20 +163,20 @@ def test_an_attention_graph_that_is_another_serves_nobody(
 def test_ids_beyond_the_table_of_the_graph_end_the_start(bundle: Path) -> None:
     with manifest_of(bundle) as manifest:
         manifest["architecture"]["vocab_size"] = 301
-    with pytest.raises(StartupError, match=r"model\.onnx can't be run: .*Gather"):
+    with pytest.raises(StartupError, match=r"model\.onnx cannot be run: .*Gather"):
         start(bundle)
 
 
 def test_positions_beyond_the_table_of_the_graph_end_the_start(bundle: Path) -> None:
     engine = engine_of(bundle)
-    with pytest.raises(StartupError, match=r"model\.onnx can't be run"):
+    with pytest.raises(StartupError, match=r"model\.onnx cannot be run"):
         engine.start(MAX_TOKENS + 1)
     engine.close()
 
 
 def test_a_graph_that_never_ends_ends_with_the_time_limit(bundle: Path) -> None:
     change_graph(bundle, EMBEDDINGS, through(HIDDEN, *endless_loop("inner", HIDDEN)))
-    with pytest.raises(StartupError, match=r"took more than 0\.5 s: give a larger --start-timeout-s"):
+    with pytest.raises(StartupError, match=r"took more than 0\.5 s: use a larger --start-timeout-s"):
         start(bundle, start_timeout_s=0.5)
 
 
@@ -237,7 +237,7 @@ def test_weights_that_are_written_to_while_they_are_used_serve_nobody_any_more(b
         file.write(before[:100])  # the same bytes: only the time changes
     os.utime(weights, ns=(1, 1))  # a clock may be too coarse for a test
     for _ in range(2):
-        with pytest.raises(GraphUnavailableError, match=r"model\.onnx was altered while it was in use"):
+        with pytest.raises(GraphUnavailableError, match=r"model\.onnx was altered while in use"):
             ask_for_attention(engine)
     item = Item(np.arange(2, 12), (Wanted(HIDDEN),))
     engine.submit([item], kind="embeddings")  # whose weights are in the memory of the process

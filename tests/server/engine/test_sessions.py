@@ -92,7 +92,7 @@ def test_what_may_pass_is_tried_again_after_ever_longer_pauses(opener: Opener) -
         opener.now += pause_s - 0.5
         again = refused(sessions)
         assert again.retry_after_s == pytest.approx(0.5)
-        assert str(again) == "the graph can't be used now: out of memory; try again in 0.5 s"
+        assert str(again) == "the graph cannot be used now: out of memory; try again in 0.5 s"
         assert len(opener.divisions) == number  # and was not tried
         opener.now += 0.5
     assert changes == [False]
@@ -111,7 +111,7 @@ def test_what_cannot_pass_is_not_tried_again(opener: Opener) -> None:
     sessions = Sessions(opener, threads=2, num_lanes=2, clock=opener.clock)
     opener.error = UnusableGraphError("model.onnx was altered")
     first = refused(sessions)
-    assert (str(first), first.retry_after_s) == ("the graph can't be used: model.onnx was altered", None)
+    assert (str(first), first.retry_after_s) == ("the graph cannot be used: model.onnx was altered", None)
     assert first.__cause__ is opener.error
     opener.now += 1e9
     opener.error = None
@@ -157,11 +157,11 @@ def test_sessions_whose_files_were_altered_are_given_up(opener: Opener) -> None:
     session = sessions.get(has_whole_machine=False)
     session.check_results()
     altered.append(UnusableGraphError("weights were altered"))
-    with pytest.raises(GraphUnavailableError, match="can't be used: weights were altered"):
+    with pytest.raises(GraphUnavailableError, match="cannot be used: weights were altered"):
         session.check_results()  # a batch that ran meanwhile
-    assert str(refused(sessions)) == "the graph can't be used: weights were altered"
+    assert str(refused(sessions)) == "the graph cannot be used: weights were altered"
     altered.clear()  # who puts them right has to restart: the sessions are gone
-    assert str(refused(sessions)) == "the graph can't be used: weights were altered"
+    assert str(refused(sessions)) == "the graph cannot be used: weights were altered"
     assert opener.divisions == [(1, 2)]
     assert changes == [False]
     assert not sessions.providers

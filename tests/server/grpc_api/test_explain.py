@@ -348,7 +348,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"contrast": pb.Contrast(to=given("a"), rather_than=given("a"))},
         "contrast has two texts with the same embedding",
     ),
-    "a long target": ({"to": given("word " * 300)}, "to has 302 tokens, the model takes 256"),
+    "a long target": ({"to": given("word " * 300)}, "to has 302 tokens, but the limit is 256"),
     "a prompt of the target": (
         {"to": given("a"), "target_prompt": pb.Prompt(name="x")},
         "target_prompt.name is 'x', but the model has no prompts",
@@ -382,7 +382,7 @@ def test_a_wrong_pair_is_told_by_its_place(stub: EncoderServiceStub) -> None:
         stub.Compare(pb.CompareRequest(pairs=[pb.ComparedPair(a=given("a"), b=given("word " * 300))]))
     failure = read_failure(caught.value)
     assert failure.reason == "INPUT_TOO_LONG"
-    assert "pairs[0].b has 302 tokens, the model takes 256" in failure.message
+    assert "pairs[0].b has 302 tokens, but the limit is 256" in failure.message
     with pytest.raises(grpc.RpcError, match="pairs is empty"):
         stub.Compare(pb.CompareRequest())
 
@@ -394,7 +394,7 @@ def test_more_runs_than_a_request_may_need_are_refused(stub: EncoderServiceStub)
     failure = read_failure(caught.value)
     assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "REQUEST_TOO_EXPENSIVE")
     assert failure.metadata == {"computed_tokens": str(7 * 200 * 202), "max_computed_tokens": str(1 << 18)}
-    assert "methods[0] needs 282800 computed tokens, a request may need 262144" in failure.message
+    assert "methods[0] needs 282800 computed tokens, but the limit is 262144" in failure.message
 
 
 def test_the_model_says_what_can_be_asked_for(stub: EncoderServiceStub) -> None:

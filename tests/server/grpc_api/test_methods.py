@@ -90,7 +90,7 @@ def test_a_long_text_is_refused_with_both_numbers_or_cut_and_told(stub: EncoderS
     failure = fail(stub.Embed, long)
     assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG")
     assert failure.metadata == {"num_tokens": "302", "max_tokens": "256"}
-    assert failure.message.startswith("inputs[1] has 302 tokens, the model takes 256")
+    assert failure.message.startswith("inputs[1] has 302 tokens, but the limit is 256")
     long.truncate = True
     usages = stub.Embed(long).usages
     assert [usage.truncated for usage in usages] == [False, True]
@@ -313,7 +313,7 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
                 inputs=[pb.Input(token_ids=pb.TokenIds(input_ids=[1]))], prompt=pb.Prompt(text="a")
             ),
             {
-                "inputs[0].token_ids": "can't be combined with a prompt: send text, or omit the prompt",
+                "inputs[0].token_ids": "cannot be combined with a prompt: send text, or omit the prompt",
             },
         ),
     ],

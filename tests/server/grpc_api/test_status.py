@@ -58,7 +58,7 @@ def test_details_name_fields_inputs_figures_and_when_to_come_back() -> None:
     assert trailers["attnlens-error-reason"] == "INPUT_TOO_LONG"
     [violation] = details.violations
     assert (violation.field, violation.input_index) == ("inputs[3]", 3)
-    assert violation.description == "has 300 tokens, the model takes 256: shorten it, or set truncate"
+    assert violation.description == "has 300 tokens, but the limit is 256: shorten it, or set truncate"
     assert details.metadata == {"num_tokens": "300", "max_tokens": "256"}
     assert not details.HasField("retry_delay")
     later = error_details(errors.OverloadedError("full", retry_after_s=0.25))

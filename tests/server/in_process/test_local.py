@@ -147,16 +147,16 @@ def test_settings_are_those_of_a_server(minilm_bundle: Path) -> None:
         assert kind == of_server[name]
     wrong: dict[str, Any]
     for wrong, message in (
-        ({"thread": 2}, r"local\(\) has no setting 'thread': did you mean 'threads'\?"),
-        ({"port": 1}, "port is a setting of a server alone"),
-        ({"zzz": 1}, r"no setting 'zzz': it has timeout_s, batch_size,"),
-        ({"batch_size": 1.5}, "batch_size is 1.5: give a whole number"),
+        ({"thread": 2}, r"local\(\) has no option 'thread': did you mean 'threads'\?"),
+        ({"port": 1}, "port is an option of servers, which"),
+        ({"zzz": 1}, r"no option 'zzz': it has timeout_s, batch_size,"),
+        ({"batch_size": 1.5}, "batch_size is 1.5: use an integer"),
     ):
         with pytest.raises(TypeError, match=message):
             attnlens_server.local(minilm_bundle, **wrong)
-    with pytest.raises(ConfigError, match="threads is -1: it must be from 0 to 1024"):
+    with pytest.raises(ConfigError, match="threads is -1: use 0 to 1024"):
         attnlens_server.local(minilm_bundle, threads=-1)
-    with pytest.raises(ConfigError, match="threads is '2': give a whole number"):
+    with pytest.raises(ConfigError, match="threads is '2': use an integer"):
         attnlens_server.local(minilm_bundle, threads="2")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="max_tokens is 513"):
         attnlens_server.local(minilm_bundle, max_tokens=513)
@@ -165,7 +165,7 @@ def test_settings_are_those_of_a_server(minilm_bundle: Path) -> None:
 
 
 def test_a_directory_that_is_not_a_bundle_is_refused_as_a_server_refuses_it(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=r"is not a bundle: manifest.json can't be read"):
+    with pytest.raises(StartupError, match=r"is not a bundle: manifest.json cannot be read"):
         attnlens_server.local(tmp_path)
 
 

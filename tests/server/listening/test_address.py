@@ -44,12 +44,12 @@ def test_a_relative_path_counts_from_the_directory_of_the_process(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("localhost", "give HOST:PORT with a port from 0 to 65535, unix:PATH or unix-abstract:NAME"),
+        ("localhost", "use HOST:PORT with a port from 0 to 65535, unix:PATH or unix-abstract:NAME"),
         ("localhost:65536", "a port from 0 to 65535"),
-        ("::1:50051", "give HOST:PORT"),
-        ("http://localhost:80", "give HOST:PORT"),
-        ("unix:", "give a path behind unix:"),
-        ("unix:/a%00b", "give a path behind unix:"),
+        ("::1:50051", "use HOST:PORT"),
+        ("http://localhost:80", "use HOST:PORT"),
+        ("unix:", "use a path after unix:"),
+        ("unix:/a%00b", "use a path after unix:"),
         ("unix://host/a.sock", "one slash in front, or three"),
         ("unix:/" + 107 * "l", "has a path of 108 bytes"),
         ("unix:/" + 60 * "é", "has a path of 121 bytes"),

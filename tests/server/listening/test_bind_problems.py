@@ -26,7 +26,7 @@ def test_an_address_of_another_machine_is_told_with_those_of_this_one() -> None:
 
 
 def test_a_name_that_is_no_address_is_told() -> None:
-    assert "'no-such-host.invalid' is no address here" in find_bind_problem(
+    assert "'no-such-host.invalid' is not an address of this machine" in find_bind_problem(
         TcpAddress("no-such-host.invalid", 1)
     )
 

@@ -333,7 +333,7 @@ def test_a_manifest_with_another_graph_of_contributions_is_refused(
     with manifest_of(copied) as manifest:
         [graph] = [each for each in manifest["graphs"] if each["id"] == "contributions"]
         graph["inputs"][3 + place]["axes"] = axes
-    with pytest.raises(StartupError, match="is not a graph of contributions with the inputs"):
+    with pytest.raises(StartupError, match="is not a contributions graph with the inputs"):
         open_bundle(copied)
 
 
@@ -456,7 +456,7 @@ async def test_a_call_that_costs_too_much_is_rejected_before_anything_runs(dense
     async with serving(dense_bundle, max_computed_tokens=64) as service:
         embeddings = service._engine.lanes["embeddings"]
         with pytest.raises(
-            TooExpensiveError, match=r"^methods\[0\] needs 99 computed .* may need 64: .* --max-"
+            TooExpensiveError, match=r"^methods\[0\] needs 99 computed .* limit is 64: .* --max-"
         ) as caught:
             await explain(
                 service, "the man and the cat", prompt=Prompt(text="a cat "), methods=MASKED
@@ -465,7 +465,7 @@ async def test_a_call_that_costs_too_much_is_rejected_before_anything_runs(dense
         assert [violation.field for violation in caught.value.violations] == ["methods[0]"]
         assert embeddings.num_computed_tokens == 0
         assert len(await compare(service, "a", "the", matrix=PairMatrix.INTERACTION)) == 1
-        with pytest.raises(TooExpensiveError, match=r"methods\[0\] needs 80 computed .* may need 64"):
+        with pytest.raises(TooExpensiveError, match=r"methods\[0\] needs 80 computed .* limit is 64"):
             await explain(service, "a", methods=NORM)  # 2 x 10 dimensions x 4 tokens
         assert len(await explain(service, "a", "the", methods=NORM, dimensions=4)) == 2
         contributions = service._engine.lanes["contributions"]

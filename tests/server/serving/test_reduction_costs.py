@@ -79,7 +79,7 @@ def test_the_costliest_field_is_named_with_the_estimate_the_limit_and_the_remedy
     costs = ReductionCosts(plan, TOKEN_FLOPS)
     costs.check([(plan.parts, 256)], total)
     message = (
-        rf"^attention\[1\]\.reduction needs \d+ of {total} computed tokens, a request may need {total - 1}: "
+        rf"^attention\[1\]\.reduction needs \d+ of {total} computed tokens, but the limit is {total - 1}: "
         "send fewer or shorter texts, .* larger --max-computed-tokens$"
     )
     with pytest.raises(TooExpensiveError, match=message) as caught:

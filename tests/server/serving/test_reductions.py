@@ -234,7 +234,7 @@ REFUSED: dict[str, tuple[dict[str, Any], pb.Input, str, str]] = {
     "a residual that is no number": (
         {"rollout_residual": float("nan"), "layers": ROLLOUT}, TEXT, "rollout_residual", "is nan: it must be",
     ),
-    "no largest": ({"top_k": pb.TopK()}, TEXT, "top_k.k", "is 0: it must be from 1 to 2147483647"),
+    "no largest": ({"top_k": pb.TopK()}, TEXT, "top_k.k", "is 0: use 1 to 2147483647"),
     "no threshold": ({"threshold": pb.Threshold()}, TEXT, "threshold.threshold", "is 0: it must be greater"),
     "no statistics": ({"statistics": pb.RowStatistics()}, TEXT, "statistics", "is empty: set received or"),
     "all rows of nothing": (

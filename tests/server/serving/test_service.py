@@ -130,7 +130,7 @@ async def test_a_stream_brings_what_encode_does(service: ModelService) -> None:
 
 async def test_replies_are_measured_by_what_the_protocol_says(service: ModelService) -> None:
     job = EncodeRequest(inputs=[Input(text="word " * 100)], attention=[AttentionQuery()])
-    with pytest.raises(ResponseTooLargeError, match="a message may have 1048576"):
+    with pytest.raises(ResponseTooLargeError, match="but the limit is 1048576"):
         await service.encode(job, budget(service))
     assert sum(service.admission._num_texts.values()) == 0
 

@@ -84,7 +84,7 @@ def test_the_longest_text_has_as_many_tokens_as_the_limit(num_tokens: int) -> No
     encoder = InputEncoder(None, 4, exclude_prompt=False)
     inputs = [Input(token_ids=TokenIds(range(num_tokens)))]
     if num_tokens > 4:
-        with pytest.raises(InputTooLongError, match="has 5 tokens, the model takes 4"):
+        with pytest.raises(InputTooLongError, match="has 5 tokens, but the limit is 4"):
             encoder.encode(inputs, range(1), prompt="", truncate=False)
         return
     [encoded] = encoder.encode(inputs, range(1), prompt="", truncate=False)

@@ -198,7 +198,7 @@ async def test_a_public_origin_is_accepted_and_no_other(
     "origin", ["lens.example.org", "https://lens.example.org/", "https://a b", "ftp://a", ""]
 )
 def test_a_public_origin_is_checked_at_the_start(origin: str) -> None:
-    with pytest.raises(ConfigError, match=r"viewer_origin is .*: give scheme and host as browsers show them"):
+    with pytest.raises(ConfigError, match=r"viewer_origin is .*: use scheme and host as shown by browsers"):
         ServerConfig(bundle=Path(), viewer_origin=origin)
 
 
@@ -213,7 +213,7 @@ def test_a_server_that_does_not_explain_shows_attention_and_says_why(without_exp
     page = asker.page(text=FIRST, other=SECOND)["page"]
     assert [text["scores"] for text in page["texts"]] == [[], []]
     assert page["pair"] is None
-    assert "shows attention alone" in page["notes"][0]
+    assert "shows only attention" in page["notes"][0]
     assert without_explain.stop() == 0
     with pytest.raises(ConnectionRefusedError):
         asker.ask("GET", "/")
@@ -222,7 +222,7 @@ def test_a_server_that_does_not_explain_shows_attention_and_says_why(without_exp
 def test_a_port_in_use_is_refused_at_the_start(minilm_bundle: Path, viewer_url: str) -> None:
     port = str(urlsplit(viewer_url).port)
     with (
-        pytest.raises(RuntimeError, match=f"the viewer can't listen on 127.0.0.1:{port}"),
+        pytest.raises(RuntimeError, match=f"the viewer cannot listen on 127.0.0.1:{port}"),
         ServerProcess(minilm_bundle, "--viewer-port", port),
     ):
         pass

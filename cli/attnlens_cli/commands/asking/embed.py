@@ -54,7 +54,7 @@ class _TextFile(click.Path):
             if os.path.exists(value):  # noqa: PTH110 - a text may be too long for pathlib
                 raise
             hint = (
-                "give a file with one text a line, or for one text `attnlens encode TEXT --outputs embedding`"
+                "use a file with one text a line, or for one text `attnlens encode TEXT --outputs embedding`"
             )
             raise click.BadParameter(f"{error.message.removesuffix('.')}: {hint}", ctx, param) from error
 
@@ -117,7 +117,7 @@ def embed(
         options=options,
     )
     if output == STDIO and sys.stdout is None:
-        raise click.UsageError("standard output is closed: give --output")
+        raise click.UsageError("standard output is closed: use --output")
     if file == STDIO and sys.stdin.isatty():
         click.echo("Reading standard input, one text a line. Ctrl-D ends it.", err=True)
     counts = asyncio.run(_run(settings, server))

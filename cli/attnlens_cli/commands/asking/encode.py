@@ -142,11 +142,11 @@ def encode(
         if texts.input is not None:
             check_is_other(output, texts.input)
     elif sys.stdout is None:
-        raise click.UsageError("standard output is closed: give --output")
+        raise click.UsageError("standard output is closed: use --output")
     file = texts.file
     if file is not None and output.endswith(".json"):
         raise click.BadParameter(
-            "the output of --input is JSON lines: give a name that ends in .jsonl", param_hint="'--output'"
+            "the output of --input is JSON lines: use a name that ends in .jsonl", param_hint="'--output'"
         )
     selection = _Selection(names=outputs, layers=layers, heads=heads, words=words, no_special=no_special)
     options = {**texts.prompts, "truncate": truncate, "dtype": dtype}

@@ -116,7 +116,7 @@ def _methods(methods: tuple[str, ...], *, verify: bool) -> list[str]:
         return selected
     others = [method for method in selected if method != _VERIFIER]
     if not others:
-        raise click.UsageError("--verify compares with leave_one_out: give another --method")
+        raise click.UsageError("--verify compares with leave_one_out: use another --method")
     return [*others, _VERIFIER]
 
 

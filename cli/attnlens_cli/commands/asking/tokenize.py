@@ -96,7 +96,7 @@ def _print_table(result: "TokenizedText", model: "ModelInfo") -> None:
 
     console = make_console()
     summary = f"{printable(result.model)}: {counted(len(result.tokens), 'token')}"
-    summary += f", the model takes {model.max_tokens:,}"
+    summary += f", the limit is {model.max_tokens:,}"
     if result.exceeds_max_tokens:
         summary += "; other commands truncate the text with --truncate"
     console.print(summary, soft_wrap=True)

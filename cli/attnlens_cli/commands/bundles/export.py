@@ -227,7 +227,7 @@ def _check_combination(
     if (source is None) == (config is None):
         raise click.UsageError("give either SOURCE or --config")
     if source is not None and seed is not None:
-        raise click.UsageError("--seed is for random weights: give --config instead of SOURCE")
+        raise click.UsageError("--seed is for random weights: use --config instead of SOURCE")
     for option, value in source_options.items():
         if config is not None and value is not None:
             where = " on the hub" if option == "--revision" else ""

@@ -176,7 +176,5 @@ def _sample(bundle: "Bundle", workload: "Workload") -> "Workload":
 
 def _single(text: str | tuple[str, str]) -> str:
     if isinstance(text, tuple):
-        raise click.BadParameter(
-            "pairs of texts are not supported: give single texts", param_hint="'--texts'"
-        )
+        raise click.BadParameter("pairs of texts are not supported: use single texts", param_hint="'--texts'")
     return text

@@ -156,7 +156,7 @@ def _check_address_alone() -> None:
     ]
     if given[:1] == ["--address"] and len(given) > 1:
         raise click.UsageError(
-            f"--address and {given[1]} are both given: give --address alone, or --host and --port"
+            f"--address and {given[1]} are both given: use --address alone, or --host and --port"
         )
 
 

@@ -91,7 +91,7 @@ def heads(
     from attnlens_server.errors import StartupError
 
     if conllu is not None and texts is not None:
-        raise click.UsageError("--conllu and --texts exclude each other: give one of them")
+        raise click.UsageError("--conllu and --texts exclude each other: use one of them")
     outputs = {
         suffixes[0]: checked_path(name, f"--{option}", suffixes)
         for name, option, suffixes in (

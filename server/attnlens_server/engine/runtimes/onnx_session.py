@@ -111,7 +111,7 @@ def open_graph(
                 str(graph), options, providers=providers, disabled_optimizers=disabled_optimizers
             )
     except Exception as error:  # ONNX Runtime raises a different class for each status code
-        raise StartupError(f"ONNX Runtime can't open {graph} on {provider}: {error}") from error
+        raise StartupError(f"ONNX Runtime cannot open {graph} on {provider}: {error}") from error
 
 
 def count_placements(session: ort.InferenceSession) -> dict[str, Counter[str]]:

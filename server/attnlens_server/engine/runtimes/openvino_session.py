@@ -107,7 +107,7 @@ def _compiled(
     except StartupError:
         raise
     except Exception as error:  # OpenVINO raises RuntimeError and its own classes
-        raise StartupError(f"OpenVINO can't open {graph} on {device}: {error}") from error
+        raise StartupError(f"OpenVINO cannot open {graph} on {device}: {error}") from error
     found = compiled.get_property(_PRECISION).get_type_name()
     if found != properties[_PRECISION]:
         raise StartupError(
