@@ -29,7 +29,7 @@ def test_what_is_trained_is_saved_exported_served_and_shown(
     assert [row[0] for row in rows] == ["weights", "step", "step", "held-out", "seconds"]
     # The sentence, token by token: as the first table has it, and the one of gates.
     assert shown.count(" river ") >= 2
-    assert "The load is the share of tokens that use a head" in shown
+    assert "Load: share of tokens that use the head." in shown
     config = load_checkpoint(tmp_path / "checkpoint").config
     assert config.family == "attnlens"
     assert attention.items() <= json.loads(config.to_json())["attention"].items()

@@ -15,6 +15,7 @@ ELSEWHERE = {
     ("docs/layouts.md", "# -1 is an axis"): "export/layouts/test_layouts.py",
     ("docs/layouts.md", "{"): "export/layouts/test_layouts.py",
     ("docs/mechanisms.md", "{"): "model/test_mechanisms_page.py",
+    ("docs/request_path.md", "python tests/request_path.py"): "docs/test_request_path.py",
     ("docs/runtimes.md", "--runtime all"): "runtimes/test_parity.py",
     ("docs/settings.md", "log-level"): "docs/test_settings_pages.py",
     ("docs/tls.md", ""): "docs/test_tls_page.py",

@@ -254,7 +254,7 @@ def print_gates(attention: AttentionMap) -> None:
     found = attention.result.attention[0]
     console = make_console()
     console.print(attention.caption)
-    console.print("How much each token uses each head. The load is the share of tokens that use a head.")
+    console.print("Gate of each head per token. Load: share of tokens that use the head.")
     for index, layer in enumerate(found.layers):
         if "layers" in attention.axes:
             console.print(f"Layer {layer}:")
