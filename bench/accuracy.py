@@ -63,7 +63,7 @@ def compare(vectors: npt.ArrayLike, expected: npt.ArrayLike) -> Accuracy:
     """
     one, other = np.asarray(vectors, np.float64), np.asarray(expected, np.float64)
     if one.shape != other.shape:
-        raise ValueError(f"vectors of shape {one.shape} where {other.shape} are expected")
+        raise ValueError(f"expected vectors of shape {other.shape}, got {one.shape}")
     cosines = (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
     if not np.isfinite(cosines).all():
         raise ValueError("a vector is not finite, or all zeros")

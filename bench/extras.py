@@ -54,7 +54,7 @@ def measure_open_loop(case: ServerCase, setting: Setting) -> list[Row]:
 def measure_padding(field: Field) -> float:
     """Return the share of padding in the tokens that the engine computes with 64 texts waiting."""
     texts = field.setting.workloads["mixed"].texts
-    answer = field.engine.ask(texts=texts, max_waiting=MANY)
+    answer = field.engine.request(texts=texts, max_waiting=MANY)
     return 1 - float(answer["live_tokens"]) / float(answer["computed_tokens"])
 
 

@@ -60,7 +60,7 @@ class LineProcess:
     ) -> None:
         self._end()
 
-    def ask(self, **request: object) -> Answer:
+    def request(self, **arguments: object) -> Answer:
         """Send a request and return its answer.
 
         Raises:
@@ -69,7 +69,7 @@ class LineProcess:
         assert self._process is not None
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.write(json.dumps(arguments) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise ProcessError(self._last_words()) from error

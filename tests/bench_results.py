@@ -1,4 +1,4 @@
-"""Rows as a run writes them, made up for the tests of tables, targets and charts."""
+"""Synthetic benchmark rows and results."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ def make_row(
     cosines: tuple[float, float] | None = (1.0, 1.0),
     **more: object,
 ) -> dict[str, Any]:
-    """Return a row of embeddings of passages with MiniLM in-process, unless `more` says something else."""
+    """Return an in-process MiniLM row for embedding passages. `more` overrides its fields."""
     key = {"name": name, "precision": precision, "what": "embed", "workload": "passages"}
     key |= {"clients": None, "model": "MiniLM", "failure": ""}  # type: ignore[dict-item]
     spread = {
@@ -29,7 +29,7 @@ def make_row(
 
 
 def make_result(rows: Sequence[dict[str, Any]], **more: object) -> dict[str, Any]:
-    """Return what results.json has, with these rows."""
+    """Return the contents of a results.json with these rows."""
     sizes = {"texts": 2, "tokens": 30, "median_tokens": 15, "p90_tokens": 20, "max_tokens": 20}
     return {
         "machine": {"processor": "A processor (avx2)", "cores": 2},

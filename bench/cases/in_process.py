@@ -50,7 +50,7 @@ class MatMulCase(Case):
         self.measure()
 
     def measure(self) -> Sample:
-        answer = self._process.ask(**self._shape)
+        answer = self._process.request(**self._shape)
         return Sample(answer["seconds"], 0, 0, answer["flops"])
 
 
@@ -95,7 +95,7 @@ class InProcessCase(Case):
         return seconds
 
     def _ask(self, choice: Choice, texts: Sequence[str], **more: object) -> dict[str, Any]:
-        return self._process.ask(texts=texts, what=self.key.what, **choice.request, **more)
+        return self._process.request(texts=texts, what=self.key.what, **choice.request, **more)
 
 
 class OneByOneCase(Case):
@@ -131,4 +131,4 @@ class OneByOneCase(Case):
         return super().row() | ({"latency_ms": centiles(latencies)} if self.samples else {})
 
     def _ask(self, **more: object) -> dict[str, Any]:
-        return self._process.ask(texts=self._texts, what="embed", batch_size=1, one_by_one=True, **more)
+        return self._process.request(texts=self._texts, what="embed", batch_size=1, one_by_one=True, **more)

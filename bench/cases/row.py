@@ -60,7 +60,7 @@ class Reference:
         """
         if workload.name not in self._vectors:
             request = {"texts": workload.texts, "what": "embed", "batch_size": 0, "return_vectors": True}
-            self._vectors[workload.name] = np.array(self._engine.ask(**request)["vectors"], np.float64)
+            self._vectors[workload.name] = np.array(self._engine.request(**request)["vectors"], np.float64)
         try:
             return compare(vectors, self._vectors[workload.name][: len(vectors)])
         except ValueError as error:

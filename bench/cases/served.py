@@ -41,7 +41,7 @@ class ServerCase(Case):
         self._workload, self._reference = workload, reference
         self._answers: list[dict[str, Any]] = []
         self._key = f"{key} {texts_per_request}"
-        self._aim: dict[str, Any] = {
+        self._request_options: dict[str, Any] = {
             "texts": workload.texts,
             "lengths": workload.lengths,
             "num_layers": architecture.num_layers,
@@ -54,12 +54,12 @@ class ServerCase(Case):
         self.details["texts_per_request"] = texts_per_request
 
     def prepare(self) -> None:
-        self._load.ask(do="aim", key=self._key, **self._aim)
+        self._load.request(do="prepare", key=self._key, **self._request_options)
         if self.key.what.startswith("embed"):
             num_texts = min(ACCURACY_TEXTS, len(self._workload.texts))
-            requests = -(-num_texts // self._aim["texts_per_request"])
+            requests = -(-num_texts // self._request_options["texts_per_request"])
             asked = {"clients": self.key.clients, "requests": requests}
-            answer = self._load.ask(do="vectors", key=self._key, **asked)
+            answer = self._load.request(do="vectors", key=self._key, **asked)
             self.accuracy = self._reference.compare(answer["vectors"], self._workload)
         self.measure_closed(seconds=0.3)
 
@@ -70,9 +70,9 @@ class ServerCase(Case):
 
     def measure_closed(self, seconds: float) -> tuple[Sample, dict[str, Any]]:
         """Count for so many seconds; with many texts in a request, until all of them are done once."""
-        clients, texts_per_request = self.key.clients, self._aim["texts_per_request"]
+        clients, texts_per_request = self.key.clients, self._request_options["texts_per_request"]
         if texts_per_request > 1:
-            requests = -(-len(self._aim["texts"]) // texts_per_request)
+            requests = -(-len(self._request_options["texts"]) // texts_per_request)
             return self._ask(do="count", clients=clients, requests=requests)
         return self._ask(do="closed", clients=clients, seconds=seconds, settle_s=self._settle_s)
 
@@ -88,7 +88,7 @@ class ServerCase(Case):
 
     def check_all(self) -> None:
         """From now on compare every reply."""
-        self._load.ask(do="aim", key=self._key, **(self._aim | {"check_every": 1}))
+        self._load.request(do="prepare", key=self._key, **(self._request_options | {"check_every": 1}))
 
     def send(self, clients: int, requests: int) -> dict[str, Any]:
         """Send a number of requests, and return what became of them."""
@@ -97,7 +97,7 @@ class ServerCase(Case):
 
     def _ask(self, **request: object) -> tuple[Sample, dict[str, Any]]:
         server_cpu_s = self.server.cpu_s
-        answer = self._load.ask(key=self._key, **request)
+        answer = self._load.request(key=self._key, **request)
         cores_s = answer.pop("wall_s") * self._threads
         answer["client_cpu_share"] = answer.pop("client_cpu_s") / cores_s
         answer["server_cpu_share"] = (self.server.cpu_s - server_cpu_s) / cores_s

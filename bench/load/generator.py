@@ -81,9 +81,9 @@ class LoadGenerator:
         self._runner = runner
 
     def handle(self, do: str, key: str, **request: Any) -> Answer:  # noqa: ANN401 - the methods know
-        """Prepare a target (`aim`), or put load on it and say what that cost this process."""
-        if do == "aim":
-            return self._aim(key, **request)
+        """Prepare a target (`prepare`), or put load on it and say what that cost this process."""
+        if do == "prepare":
+            return self._prepare(key, **request)
         loops: dict[str, Any] = {
             "closed": closed_loop,
             "count": count_loop,
@@ -96,7 +96,7 @@ class LoadGenerator:
         answer["wall_s"] = time.perf_counter() - started
         return answer
 
-    def _aim(
+    def _prepare(
         self,
         key: str,
         *,

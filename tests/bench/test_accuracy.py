@@ -1,4 +1,4 @@
-"""Speed is compared among programs that are as near to fp32 as each other."""
+"""Cosines against fp32, accuracy tiers, and the choice of comparable peers."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from bench.show.targets import Rows
 from bench_results import make_row
 
 
-def test_cosines_are_those_of_each_text_whatever_the_lengths_of_the_vectors() -> None:
+def test_compare_returns_cosine_per_text_for_vectors_of_any_length() -> None:
     expected = np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 4.0]])
     found = np.array([[5.0, 0.0], [1.0, 1.0], [3.0, 4.0]])
     accuracy = compare(found, expected)
@@ -29,29 +29,27 @@ def test_cosines_are_those_of_each_text_whatever_the_lengths_of_the_vectors() ->
 
 
 @pytest.mark.parametrize("vectors", [[[1.0, 0.0]], [[0.0, 0.0], [1.0, 1.0]], [[np.nan, 1.0], [1.0, 1.0]]])
-def test_what_are_no_vectors_of_these_texts_have_no_cosine(vectors: list[list[float]]) -> None:
+def test_compare_rejects_invalid_vectors(vectors: list[list[float]]) -> None:
     with np.errstate(invalid="ignore"), pytest.raises(ValueError, match=r"shape|not finite"):
         compare(vectors, [[1.0, 0.0], [0.0, 1.0]])
 
 
 @pytest.mark.parametrize(
-    ("mean", "smallest", "tier"),
+    ("mean", "minimum", "tier"),
     [
         (1.0, 0.9999999, FP32),
         (0.99998, 0.99997, NEAR_LOSSLESS),
-        (0.99995, 0.9997, STRICT_INT8),  # one text is too far off to be near-lossless
+        (0.99995, 0.9997, STRICT_INT8),  # the minimum is too low for near-lossless
         (0.99924, 0.99805, INT8),
         (0.9992, 0.994, BELOW),
         (0.9967, 0.74, BELOW),
     ],
 )
-def test_a_tier_asks_for_the_mean_and_for_the_text_that_is_furthest_off(
-    mean: float, smallest: float, tier: Tier
-) -> None:
-    assert tier_of(Accuracy(mean, smallest, texts=200)) is tier
+def test_tier_depends_on_mean_and_minimum_cosine(mean: float, minimum: float, tier: Tier) -> None:
+    assert tier_of(Accuracy(mean, minimum, texts=200)) is tier
 
 
-def test_a_peer_that_rounds_more_is_no_peer_of_the_tier() -> None:
+def test_best_peer_excludes_less_accurate_tiers() -> None:
     near = make_row("attnlens engine, OpenVINO", [8.0], "bf16", cosines=(0.99998, 0.99997))
     peer = make_row("peer", [7.0], "bf16", cosines=(0.99998, 0.99997))
     slow = make_row("peer", [4.0])

@@ -1,4 +1,4 @@
-"""The arithmetic of the benchmark: operations, latencies, ratios, targets."""
+"""Benchmark arithmetic: FLOPs, latencies, ratios and targets."""
 
 import numpy as np
 import pytest
@@ -13,9 +13,9 @@ from bench_results import make_row
 SMALL = Architecture(num_layers=2, hidden_size=6, intermediate_size=10)
 
 
-def test_operations_are_those_of_the_matrix_products_counted_one_by_one() -> None:
+def test_text_flops_equals_the_sum_over_all_matrix_products() -> None:
     tokens, width, units = 5, 6, 10
-    # (rows, inner, columns) of every product of a layer; attention as one head of the whole width.
+    # (rows, inner, columns) of each product in a layer, with attention as a single full-width head.
     products = [
         *[(tokens, width, width)] * 4,
         (tokens, width, units),
@@ -28,33 +28,35 @@ def test_operations_are_those_of_the_matrix_products_counted_one_by_one() -> Non
     assert total_flops(SMALL, [tokens, tokens]) == 2 * expected
 
 
-def test_a_request_that_was_sent_late_has_waited_since_it_was_due() -> None:
+def test_latency_is_measured_from_the_due_time() -> None:
     calls = [Call(0, due_at=1.0, done_at=1.010), Call(1, due_at=1.0, done_at=1.110)]
     assert latencies_ms(calls) == pytest.approx({"p50": 60, "p95": 105, "p99": 109})
     assert latencies_ms([]) == {}
 
 
-def test_only_replies_within_the_time_count() -> None:
+def test_finished_within_excludes_replies_outside_the_interval() -> None:
     calls = [Call(index, due_at=0.0, done_at=at) for index, at in enumerate([0.9, 1.0, 1.9, 2.0])]
     assert [call.index for call in finished_within(calls, 1.0, 2.0)] == [1, 2]
 
 
-def test_arrivals_are_a_poisson_process() -> None:
+def test_poisson_arrivals_match_the_rate_and_are_reproducible() -> None:
     times = poisson_arrivals(rate=50, seconds=200, seed=1)
     gaps = np.diff(times)
     assert times == sorted(times)
     assert times[-1] < 200
     assert len(times) == pytest.approx(50 * 200, rel=0.03)  # 3 standard deviations
-    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)  # exponential: both are 1 / rate
+    assert gaps.std() == pytest.approx(
+        gaps.mean(), rel=0.05
+    )  # both are 1 / rate for an exponential distribution
     assert times == poisson_arrivals(rate=50, seconds=200, seed=1)
 
 
-def test_batches_have_every_text_once_and_texts_of_similar_length_together() -> None:
+def test_sorted_batches_group_texts_by_length() -> None:
     assert sorted_batches([7, 1, 9, 2, 8], 2) == [[1, 3], [0, 4], [2]]
 
 
-def test_a_ratio_compares_within_each_repetition() -> None:
-    # The machine was half as fast in the second repetition, for both.
+def test_ratio_compares_rows_within_each_repetition() -> None:
+    # The second repetition was twice as slow for both rows.
     assert ratio(make_row("a", [20, 10, 20]), make_row("b", [10, 5, 10])) == 2
     assert ratio(None, make_row("b", [10])) is None
 
@@ -69,11 +71,11 @@ def test_a_ratio_compares_within_each_repetition() -> None:
         (1.0, True, "stretch"),
     ],
 )
-def test_a_target_is_met_on_the_right_side(value: float, lower_is_better: bool, met: str) -> None:
+def test_target_respects_its_direction(value: float, lower_is_better: bool, met: str) -> None:
     bounds = (1.2, 1.05) if lower_is_better else (1.1, 1.5)
     assert Target("a ratio", value, *bounds, lower_is_better).met == met
 
 
-def test_a_target_without_a_stretch_is_met_or_not() -> None:
+def test_target_without_stretch_is_met_or_unknown() -> None:
     assert Target("a ratio", 9.0, 1.0, None).met == "yes"
     assert Target("a ratio", None, 1.0, None).met == "unknown"

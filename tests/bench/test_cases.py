@@ -1,4 +1,4 @@
-"""What a case asks its process for, and what becomes of the answers."""
+"""Benchmark cases: the requests sent to a process and the rows computed from its responses."""
 
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
@@ -22,14 +22,17 @@ SIZES = Architecture(num_layers=1, hidden_size=4, intermediate_size=8)
 
 
 class FakeProcess:
-    """Takes a second a batch, and a second more where two of them run; vectors are off by `error`."""
+    """A process that takes one second per batch, plus one when run side by side.
+
+    Its vectors deviate from the reference by `error`.
+    """
 
     def __init__(self, error: float) -> None:
         self._error = error
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
 
-    def ask(self, **request: Any) -> dict[str, Any]:
-        self.asked.append(request)
+    def request(self, **request: Any) -> dict[str, Any]:
+        self.requests.append(request)
         texts = request["texts"]
         answer: dict[str, Any] = {"seconds": len(texts) / max(request["batch_size"], 1)}
         if request.get("side_by_side"):
@@ -48,7 +51,7 @@ def make_case(process: FakeProcess) -> InProcessCase:
     return InProcessCase(cast("LineProcess", process), key, WORKLOAD, choices, SIZES, reference)
 
 
-def test_a_peer_is_measured_with_its_best_choice_and_its_vectors_are_those_of_that_choice() -> None:
+def test_case_measures_speed_and_accuracy_with_the_fastest_choice() -> None:
     process = FakeProcess(0.1)
     case = make_case(process)
     prepare_all([case])
@@ -60,19 +63,19 @@ def test_a_peer_is_measured_with_its_best_choice_and_its_vectors_are_those_of_th
     assert row["accuracy"]["texts"] == 80
     assert row["accuracy"]["min_cosine"] == pytest.approx(1 / 1.01**0.5)
     assert row["accuracy"]["tier"] == "misses the int8 gate"
-    with_vectors = [request for request in process.asked if request.get("return_vectors")]
+    with_vectors = [request for request in process.requests if request.get("return_vectors")]
     assert [request["batch_size"] for request in with_vectors] == [8]
 
 
-def test_vectors_of_another_shape_fail_the_row() -> None:
+def test_row_fails_if_vectors_have_the_wrong_shape() -> None:
     process = FakeProcess(0.0)
-    process.ask = lambda **_: {"seconds": 1.0, "vectors": [[1.0]] * 80}  # type: ignore[method-assign]
+    process.request = lambda **_: {"seconds": 1.0, "vectors": [[1.0]] * 80}  # type: ignore[method-assign]
     case = make_case(process)
     prepare_all([case])
-    assert "vectors of shape (80, 1) where (80, 2) are expected" in case.row()["failure"]
+    assert "expected vectors of shape (80, 2), got (80, 1)" in case.row()["failure"]
 
 
-def test_the_first_of_single_texts_warm_up_and_the_centiles_are_over_all_repetitions() -> None:
+def test_one_by_one_case_skips_warm_up_calls_and_pools_latencies_over_repetitions() -> None:
     key = RowKey("a peer", "fp32", "embed, one text a call", "sentences")
     reference = Reference(cast("LineProcess", FakeProcess(0.0)))
     case = OneByOneCase(cast("LineProcess", FakeProcess(0.0)), key, WORKLOAD, SIZES, reference)
@@ -84,7 +87,7 @@ def test_the_first_of_single_texts_warm_up_and_the_centiles_are_over_all_repetit
     assert row["accuracy"]["texts"] == 72
 
 
-def test_each_text_is_a_call_of_its_own_and_has_its_own_seconds() -> None:
+def test_timed_runs_and_times_each_text_separately_if_one_by_one() -> None:
     calls: list[list[str]] = []
 
     def run(texts: list[str], _what: str, _batch_size: int) -> list[list[float]]:
@@ -98,13 +101,13 @@ def test_each_text_is_a_call_of_its_own_and_has_its_own_seconds() -> None:
     assert len(answer["seconds_by_text"]) == 2
 
 
-def test_the_vectors_of_a_server_come_in_the_order_of_the_texts(minilm_server: ServerProcess) -> None:
+def test_load_generator_returns_vectors_in_text_order(minilm_server: ServerProcess) -> None:
     texts = ["a short text", "another one", "a text that is longer than both of the others", "the last"]
-    aim: dict[str, Any] = {"texts": texts, "lengths": [5] * 4, "num_layers": 6, "texts_per_request": 1}
-    aim |= {"check_every": 4, "protocol": "grpc", "what": "embed", "address": minilm_server.address}
+    options: dict[str, Any] = {"texts": texts, "lengths": [5] * 4, "num_layers": 6, "texts_per_request": 1}
+    options |= {"check_every": 4, "protocol": "grpc", "what": "embed", "address": minilm_server.address}
     with asyncio.Runner() as runner:
         generator = LoadGenerator(runner)
-        generator.handle(do="aim", key="key", **aim)
+        generator.handle(do="prepare", key="key", **options)
         answer = generator.handle(do="vectors", key="key", clients=2, requests=3)
     with Client(minilm_server.address) as client:
         expected = client.embed(texts[:3])

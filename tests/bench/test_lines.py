@@ -1,4 +1,4 @@
-"""Measured programs run in processes that may fail: the report says why, and the others continue."""
+"""JSON-lines processes: failures are reported, and the remaining cases continue."""
 
 import sys
 from pathlib import Path
@@ -10,9 +10,9 @@ from bench.lines import LineProcess, ProcessError
 
 DOUBLING = """
 from bench.lines import answer_lines
-print("what an import prints")
+print("output during import")
 def handle(number):
-    print("what a library prints")
+    print("output of a library")
     return {"doubled": 2 * number, "inverse": 1 / number}
 answer_lines(handle, versions={"doubling": "1"})
 """
@@ -22,16 +22,16 @@ def python(script: str, directory: Path) -> LineProcess:
     return LineProcess([sys.executable, "-c", script], {}, directory / "logs" / "process.log")
 
 
-def test_a_process_answers_and_goes_on_after_a_failure(tmp_path: Path) -> None:
+def test_process_continues_after_a_failed_request(tmp_path: Path) -> None:
     with python(DOUBLING, tmp_path) as process:
         assert process.hello == {"versions": {"doubling": "1"}}
-        assert process.ask(number=4) == {"doubled": 8, "inverse": 0.25}
+        assert process.request(number=4) == {"doubled": 8, "inverse": 0.25}
         with pytest.raises(ProcessError, match="ZeroDivisionError: division by zero"):
-            process.ask(number=0)
-        assert process.ask(number=2) == {"doubled": 4, "inverse": 0.5}
+            process.request(number=0)
+        assert process.request(number=2) == {"doubled": 4, "inverse": 0.5}
 
 
-def test_what_does_not_start_says_why(tmp_path: Path) -> None:
+def test_start_failure_includes_the_last_log_line(tmp_path: Path) -> None:
     with (
         pytest.raises(ProcessError, match="No module named 'not_there'"),
         python("import not_there", tmp_path),
@@ -40,27 +40,27 @@ def test_what_does_not_start_says_why(tmp_path: Path) -> None:
 
 
 class Flaky(Case):
-    """Fails at its second measurement."""
+    """A case whose second measurement fails."""
 
     def measure(self) -> Sample:
         if self.samples:
-            raise ProcessError("out of breath")
+            raise ProcessError("process crashed")
         return Sample(2.0, 10, 100, 4e9)
 
 
 class Steady(Case):
-    """Always takes two seconds."""
+    """A case that always takes two seconds."""
 
     def measure(self) -> Sample:
         return Sample(2.0, 10, 100, 4e9)
 
 
-def test_a_case_that_fails_is_a_row_that_says_why_and_the_others_are_measured() -> None:
+def test_interleave_reports_a_failed_case_and_measures_the_others() -> None:
     flaky = Flaky(RowKey("flaky", "fp32", "embed", "passages"))
     steady = Steady(RowKey("steady", "fp32", "embed", "passages", 64))
     interleave([flaky, steady], repetitions=3)
     failed, row = flaky.row(), steady.row()
-    assert failed["failure"] == "out of breath"
+    assert failed["failure"] == "process crashed"
     assert "tokens_per_s" not in failed
     assert row["tokens_per_s"] == {"median": 50, "min": 50, "max": 50, "all": [50, 50, 50]}
     assert row["gflop_per_s"]["median"] == 2

@@ -1,4 +1,4 @@
-"""Which bundles are measured."""
+"""Selection of bundles and rows for a benchmark run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ from bench.setting import BASE, QUICK, QUICK_BASE, Setting
 
 
 def write_bundle(directory: Path, *precisions: Precision.ValueType) -> Path:
-    """Write a manifest that names a graph in each precision."""
+    """Write a bundle whose manifest lists one graph per precision."""
     directory.mkdir()
     write_manifest(
         directory,
@@ -32,7 +32,7 @@ def exported() -> list[Path]:
 
 @pytest.fixture
 def export(exported: list[Path]) -> Callable[[Path], None]:
-    """An exporter that notes what it was asked for."""
+    """An exporter that records the directories it writes."""
 
     def write(directory: Path) -> None:
         exported.append(write_bundle(directory, Precision.PRECISION_FP32, Precision.PRECISION_INT8))
@@ -40,22 +40,22 @@ def export(exported: list[Path]) -> Callable[[Path], None]:
     return write
 
 
-def test_a_bundle_with_int8_is_measured_itself(
+def test_find_int8_bundle_returns_a_bundle_with_an_int8_graph_unchanged(
     export: Callable[[Path], None], exported: list[Path], tmp_path: Path
 ) -> None:
     bundle = write_bundle(tmp_path / "bundle", Precision.PRECISION_FP32, Precision.PRECISION_INT8)
-    assert find_int8_bundle(bundle, tmp_path / "own", export) == bundle
+    assert find_int8_bundle(bundle, tmp_path / "fallback", export) == bundle
     assert exported == []
 
 
-def test_for_a_bundle_without_int8_one_is_exported_once(
+def test_find_int8_bundle_exports_once_if_int8_is_missing(
     export: Callable[[Path], None], exported: list[Path], tmp_path: Path
 ) -> None:
     bundle = write_bundle(tmp_path / "bundle", Precision.PRECISION_FP32)
-    own = tmp_path / "own"
-    assert find_int8_bundle(bundle, own, export) == own
-    assert find_int8_bundle(bundle, own, export) == own
-    assert exported == [own]
+    fallback = tmp_path / "fallback"
+    assert find_int8_bundle(bundle, fallback, export) == fallback
+    assert find_int8_bundle(bundle, fallback, export) == fallback
+    assert exported == [fallback]
 
 
 def make_setting(tmp_path: Path, model: str, sizes: dict[str, int]) -> Setting:
@@ -64,14 +64,14 @@ def make_setting(tmp_path: Path, model: str, sizes: dict[str, int]) -> Setting:
     return Setting(model, bundle, int8, strict if model == MINILM else None, tmp_path, 2, 1, 0.5, sizes, ())
 
 
-def test_each_precision_of_ours_takes_its_own_bundle_and_graph(tmp_path: Path) -> None:
+def test_each_engine_precision_uses_its_bundle_and_graph(tmp_path: Path) -> None:
     setting = make_setting(tmp_path, MINILM, QUICK)
-    taken = {
+    selected = {
         contestant.label.removeprefix("attnlens engine"): contestant.arguments()[:3]
         for contestant in contestants(setting)
         if contestant.name.startswith("attnlens")
     }
-    assert taken == {
+    assert selected == {
         " fp32": (setting.bundle, "onnxruntime", "fp32"),
         " int8": (setting.int8_bundle, "onnxruntime", "int8"),
         ", OpenVINO fp32": (setting.bundle, "openvino", "fp32"),
@@ -82,7 +82,7 @@ def test_each_precision_of_ours_takes_its_own_bundle_and_graph(tmp_path: Path) -
     }
 
 
-def test_a_model_has_only_rows_with_texts_that_are_measured_on_it(tmp_path: Path) -> None:
+def test_contestant_rows_are_limited_to_workloads_of_the_model(tmp_path: Path) -> None:
     setting = make_setting(tmp_path, BASE, QUICK_BASE)
     keys = [key for contestant in contestants(setting) for key in contestant.keys(setting)]
     assert {(key.model, key.what, key.workload) for key in keys} == {(BASE, "embed", "passages")}

@@ -1,4 +1,4 @@
-"""Targets, tables and the picture, from rows that are made up."""
+"""Targets, tables and the chart, computed from synthetic rows."""
 
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def make_rows() -> list[dict[str, Any]]:
     ]
 
 
-def found_targets() -> dict[str, float | None]:
+def target_values() -> dict[str, float | None]:
     extras = {"rss_mib": {"attnlens server fp32": 400.0, "attnlens server, OpenVINO bf16": 360.0}}
     return {target.what: target.value for target in targets(Rows(make_rows()), extras)}
 
@@ -68,12 +68,12 @@ def found_targets() -> dict[str, float | None]:
         ("server with 64 clients / engine in-process, bf16", None),
     ],
 )
-def test_a_target_counts_only_rows_that_keep_its_tier(what: str, value: float | None) -> None:
-    found = found_targets()[what]
-    assert found == (None if value is None else pytest.approx(value))
+def test_target_uses_only_rows_within_its_tier(what: str, value: float | None) -> None:
+    computed = target_values()[what]
+    assert computed == (None if value is None else pytest.approx(value))
 
 
-def test_tables_are_in_the_order_of_tiers_and_say_which_rows_miss_the_gate() -> None:
+def test_report_sorts_rows_by_tier_and_marks_rows_that_miss_the_gate() -> None:
     computed = [as_json(target) for target in targets(Rows(make_rows()), {})]
     written = report(make_result(make_rows(), targets=computed))
     lines = [line for line in written.splitlines() if "MiniLM, passages" in line or " tokens/s" in line]
@@ -96,18 +96,18 @@ def test_tables_are_in_the_order_of_tiers_and_say_which_rows_miss_the_gate() -> 
     assert "Not measured: MiniLM: fastembed fp32: no such package" in written
 
 
-def test_the_picture_is_drawn_with_all_rows_and_with_none(tmp_path: Path) -> None:
+def test_chart_is_drawn_with_all_rows_and_without_rows(tmp_path: Path) -> None:
     shapes = []
     for name, rows in (("all", make_rows()), ("none", [])):
         draw_chart(make_result(rows), tmp_path / f"{name}.png")
         picture = imread(tmp_path / f"{name}.png")
         shapes.append(picture.shape)
-        colours = (picture[..., :3] * 255).astype(np.int64) @ [2**16, 2**8, 1]
-        assert len(np.unique(colours)) > 50  # text and colours, no blank page
+        colors = (picture[..., :3] * 255).astype(np.int64) @ [2**16, 2**8, 1]
+        assert len(np.unique(colors)) > 50  # the image is not blank
     assert shapes[0] == shapes[1]
 
 
-def test_labels_that_would_overlap_are_pushed_apart_and_the_others_stay() -> None:
+def test_spread_out_moves_only_overlapping_labels() -> None:
     assert spread_out([0.1, 0.5, 0.51, 0.9], 0.1) == pytest.approx([0.1, 0.455, 0.555, 0.9])
     crowded = spread_out([0.5] * 3 + [0.52], 0.1)
     assert np.diff(crowded) == pytest.approx([0.1] * 3)

@@ -1,4 +1,4 @@
-"""The texts of the benchmark: cut before anybody gets them, and none of them known to those who quantize."""
+"""Benchmark texts: truncated up front, and disjoint from the calibration texts."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def workloads(corpus: Corpus) -> list[Workload]:
     return [getattr(corpus, name)(size) for name, size in QUICK.items()]
 
 
-def test_every_text_has_the_tokens_that_are_counted_without_being_cut(
+def test_workload_lengths_match_the_untruncated_token_counts(
     workloads: list[Workload], minilm_dir: Path
 ) -> None:
     tokenizer = tokenizers.Tokenizer.from_file(str(minilm_dir / "tokenizer.json"))
@@ -29,20 +29,20 @@ def test_every_text_has_the_tokens_that_are_counted_without_being_cut(
     for workload in workloads:
         assert len(workload.texts) == QUICK[workload.name]
         assert workload.lengths == [len(encoding) for encoding in tokenizer.encode_batch(workload.texts)]
-        least, most = limits.get(workload.name, (1, CUT_TOKENS))
-        assert least - 5 <= min(workload.lengths)  # a cut inside a word may leave a few tokens less
-        assert max(workload.lengths) <= most
+        minimum, maximum = limits.get(workload.name, (1, CUT_TOKENS))
+        assert minimum - 5 <= min(workload.lengths)  # truncation inside a word may drop a few more tokens
+        assert max(workload.lengths) <= maximum
 
 
-def test_no_calibration_text_is_part_of_what_is_measured(corpus: Corpus, workloads: list[Workload]) -> None:
+def test_calibration_texts_are_not_measured(corpus: Corpus, workloads: list[Workload]) -> None:
     assert len(set(corpus.calibration)) == CALIBRATION_TEXTS
     measured = "\n".join(text for workload in workloads for text in workload.texts)
-    long_ones = [text for text in corpus.calibration if len(text) > 40]
-    assert len(long_ones) > CALIBRATION_TEXTS / 2
-    assert not [text for text in long_ones if text in measured]
+    long_texts = [text for text in corpus.calibration if len(text) > 40]
+    assert len(long_texts) > CALIBRATION_TEXTS / 2
+    assert not [text for text in long_texts if text in measured]
 
 
-def test_a_text_is_cut_at_a_token(corpus: Corpus) -> None:
+def test_cut_truncates_at_a_token_boundary(corpus: Corpus) -> None:
     assert corpus.cut("one two three", 4) == "one two"
     assert corpus.cut("one two three", 5) == "one two three"
     assert corpus.cut("one", 2) == ""
