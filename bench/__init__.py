@@ -1,1 +1,1 @@
-"""The speed of attnlens on this machine, beside that of other programs: `python -m bench`."""
+"""Benchmarks of attnlens against other embedding libraries and servers: `python -m bench`."""

@@ -1,4 +1,4 @@
-"""`make bench`: our engine and server beside other programs for the same task, in one run.
+"""Entry point of `make bench`: compares the engine and server with other programs in one run.
 
 python -m bench [--quick] [--model minilm|base] [--rows PATTERN] [--bundle DIR] [--output DIR] [--threads N]
                 [--repetitions N] [--soak N]
@@ -22,7 +22,7 @@ from bench.extras import (
     measure_padding,
     measure_soak,
     measure_starts,
-    tried,
+    run_optional,
 )
 from bench.field import Field
 from bench.setting import MODELS, Setting, default_output, make_settings
@@ -38,9 +38,9 @@ def main() -> None:
     settings = make_settings(
         models, arguments.bundle, arguments.threads, arguments.repetitions, quick=arguments.quick
     )
-    result = describe(settings)
+    result = new_result(settings)
     for setting in settings:
-        add(result, setting.model, measure(setting, arguments.rows, arguments.soak))
+        add_model(result, setting.model, measure(setting, arguments.rows, arguments.soak))
     computed = targets(Rows(result["rows"]), result["extras"])
     result["targets"] = [as_json(target) for target in computed]
     result["seconds"] = round(time.monotonic() - started)
@@ -49,26 +49,39 @@ def main() -> None:
     (arguments.output / "results.md").write_text(report(result) + "\n", encoding="utf-8")
     draw_chart(result, arguments.output / "results.png")
     print(report(result))
-    print(f"{result['seconds']} s in all; results.json, results.md and results.png are in {arguments.output}")
+    print(f"Finished in {result['seconds']} s. Results: {arguments.output}/results.{{json,md,png}}")
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description="See bench/README.md.")
-    parser.add_argument("--quick", action="store_true", help="few texts, short loops: does everything run?")
-    parser.add_argument("--model", choices=["all", *MODELS], default="all", help="the others are left out")
+    parser.add_argument("--quick", action="store_true", help="Smoke test: few texts and short measurements.")
     parser.add_argument(
-        "--rows", default="", help="a regular expression, e.g. 'attnlens|fastembed.*passages'"
+        "--model", choices=["all", *MODELS], default="all", help="Model to measure. Defaults to all."
     )
-    parser.add_argument("--bundle", type=Path, default=Path("bundles/minilm"), help="exported where absent")
-    parser.add_argument("--output", type=Path, default=default_output())
-    parser.add_argument("--threads", type=int, default=0, help="0: as many as there are cores")
-    parser.add_argument("--repetitions", type=int)
-    parser.add_argument("--soak", type=int, default=0, metavar="N", help="N texts more, watching the memory")
+    parser.add_argument(
+        "--rows",
+        default="",
+        help="Regular expression that selects rows, e.g. 'attnlens|fastembed.*passages'.",
+    )
+    parser.add_argument(
+        "--bundle",
+        type=Path,
+        default=Path("bundles/minilm"),
+        help="MiniLM bundle. Exported if it does not exist.",
+    )
+    parser.add_argument("--output", type=Path, default=default_output(), help="Directory for the results.")
+    parser.add_argument(
+        "--threads", type=int, default=0, help="Number of threads. Defaults to 0, one per core."
+    )
+    parser.add_argument("--repetitions", type=int, help="Measurements per row.")
+    parser.add_argument(
+        "--soak", type=int, default=0, metavar="N", help="Run a soak test with N additional texts."
+    )
     return parser.parse_args()
 
 
 def measure(setting: Setting, rows: str, soak_texts: int) -> dict[str, Any]:
-    """Start all programs for a model, measure all rows, return what results.json has of them."""
+    """Start all programs for a model, measure all rows and return the results in JSON form."""
     with ExitStack() as stack:
         field = Field(setting, rows, stack)
         phases = [("start", time.monotonic())]
@@ -84,44 +97,44 @@ def measure(setting: Setting, rows: str, soak_texts: int) -> dict[str, Any]:
             "rows": [case.row() for case in field.cases],
         }
         if setting.model == MINILM:
-            result |= measure_rest(field, soak_texts)
+            result |= measure_extras(field, soak_texts)
     return result | {"phases_s": durations([*phases, ("", time.monotonic())])}
 
 
-def measure_rest(field: Field, soak_texts: int) -> dict[str, Any]:
-    """Measure what is no row: open loops, padding, memory, starts. Servers that were left out have none."""
+def measure_extras(field: Field, soak_texts: int) -> dict[str, Any]:
+    """Measure open loops, padding, memory and startup. Skips server metrics if no server was selected."""
     setting = field.setting
     served = [case for case in field.cases if isinstance(case, ServerCase) and not case.failure]
     points = measure_open_loops(served, setting)
-    extras: dict[str, Any] = {"padding_share": tried("Padding", lambda: measure_padding(field))}
+    extras: dict[str, Any] = {"padding_share": run_optional("Padding", lambda: measure_padding(field))}
     if served:
-        extras["rss_mib"] = tried("Memory", lambda: measure_memory(field)) or {}
-        extras["start_to_first_answer_s"] = tried("Starts", lambda: measure_starts(setting))
+        extras["rss_mib"] = run_optional("Memory", lambda: measure_memory(field)) or {}
+        extras["start_to_first_answer_s"] = run_optional("Starts", lambda: measure_starts(setting))
     if soak_texts:
-        extras["soak"] = tried("Soak", lambda: measure_soak(served, soak_texts)) or {}
+        extras["soak"] = run_optional("Soak", lambda: measure_soak(served, soak_texts)) or {}
     return {"open_loop": points, "extras": extras}
 
 
-def add(result: dict[str, Any], model: str, found: dict[str, Any]) -> None:
-    """Add what was found with a model."""
+def add_model(result: dict[str, Any], model: str, measured: dict[str, Any]) -> None:
+    """Merge the measurements of one model into the result."""
     for name in ("workloads", "versions", "phases_s"):
-        result[name][model] = found[name]
+        result[name][model] = measured[name]
     for name in ("rows", "open_loop"):
-        result[name] += found.get(name, [])
-    result["extras"] |= found.get("extras", {})
+        result[name] += measured.get(name, [])
+    result["extras"] |= measured.get("extras", {})
 
 
 def durations(phases: Sequence[tuple[str, float]]) -> dict[str, int]:
-    """Return how long each phase took, given when each one began; the last entry is the end."""
+    """Return the duration of each phase from the start times. The last entry marks the end."""
     return {name: round(end - start) for (name, start), (_, end) in pairwise(phases)}
 
 
-def describe(settings: Sequence[Setting]) -> dict[str, Any]:
-    """Say what is measured, and on what; the rest is empty."""
+def new_result(settings: Sequence[Setting]) -> dict[str, Any]:
+    """Return a result with the machine and settings filled in and no measurements."""
     first = settings[0]
     return {
         "machine": {
-            "processor": processor(),
+            "processor": describe_processor(),
             "cores": os.cpu_count(),
             "system": platform.platform(),
             "python": platform.python_version(),
@@ -138,14 +151,14 @@ def describe(settings: Sequence[Setting]) -> dict[str, Any]:
     }
 
 
-def processor() -> str:
-    """Return the processor's name and those of its instruction sets that matter here."""
+def describe_processor() -> str:
+    """Return the processor name and its relevant instruction sets."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    facts = dict(line.split(":", 1) for line in lines if ":" in line)
-    facts = {key.strip(): value.strip() for key, value in facts.items()}
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    fields = {key.strip(): value.strip() for key, value in fields.items()}
     known = {"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8"}
-    has = sorted(known & set(facts.get("flags", "").split()))
-    return f"{facts.get('model name', platform.machine())} ({', '.join(has)})"
+    supported = sorted(known & set(fields.get("flags", "").split()))
+    return f"{fields.get('model name', platform.machine())} ({', '.join(supported)})"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The programs that take texts in-process: our engine and its peers."""
+"""In-process contestants: the attnlens engine and its peers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from bench.setting import MAX_TOKENS, Setting
 from bench.workloads import CUT_TOKENS
 
 ENGINE, SERVER = "attnlens engine", "attnlens server"
-OPENVINO = ", OpenVINO"  # behind a name of ours; without it, it is ONNX Runtime
+OPENVINO = ", OpenVINO"  # suffix of attnlens rows that use OpenVINO instead of ONNX Runtime
 EAGER = "transformers eager"
 GENAI = "openvino-genai"
 STRICT = f"int8 at {STRICT_COSINE}"
@@ -26,16 +26,16 @@ Arguments = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Contestant:
-    """A program that turns texts into vectors or attention weights.
+    """A program that computes embeddings or attention weights.
 
     Attributes:
-        name: of its rows.
-        precision: of its rows.
-        module: what `python -m` runs.
-        arguments: returns those of that module; makes what they name, where it is absent.
-        environment: where it runs: a file of bench/peers/ without `.txt`, or empty for this environment.
-        rows: pairs of task and workload.
-        choices: what to try; the best one is measured.
+        name: Program name in its rows.
+        precision: Precision in its rows.
+        module: Module to run with `python -m`.
+        arguments: Function that returns the module's arguments and creates missing input files.
+        environment: Stem of a requirements file in bench/peers/. If empty, the current environment.
+        rows: Pairs of task and workload.
+        choices: Batching choices to try. The fastest is measured.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Contestant:
         return f"{self.name} {self.precision}"
 
     def keys(self, setting: Setting) -> list[RowKey]:
-        """Return the rows whose workload is measured with this model."""
+        """Return the keys of the rows whose workload is part of the setting."""
         return [
             RowKey(self.name, self.precision, what, workload, model=setting.model)
             for what, workload in self.rows
@@ -60,7 +60,7 @@ class Contestant:
 
 
 def contestants(setting: Setting) -> list[Contestant]:
-    """Return all of them, our engine in fp32 with ONNX Runtime first."""
+    """Return all contestants. The fp32 engine with ONNX Runtime, the reference, is first."""
     return [*our_engines(setting), *with_openvino_genai(setting), *with_sentence_transformers(setting),
             with_fastembed(setting), *with_transformers(setting)]  # fmt: skip
 
@@ -144,5 +144,5 @@ def with_transformers(setting: Setting) -> list[Contestant]:
         name, module = f"transformers {implementation}", "bench.peers.with_transformers"
         return Contestant(name, "fp32", module, lambda: arguments, "torch", rows)
 
-    # sentence-transformers runs the same module of transformers: one of the two is enough for the others.
+    # Only on MiniLM: sentence-transformers runs the same transformers module.
     return [transformers("sdpa", EMBED), transformers("eager", MAPS)] if setting.model == MINILM else []

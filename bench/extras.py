@@ -1,4 +1,4 @@
-"""Measurements beside the rows: open loops, padding, memory."""
+"""Additional measurements: open loops, padding, memory, soak and startup."""
 
 import statistics
 import sys
@@ -8,20 +8,20 @@ from typing import Any, TypeVar
 
 from bench.cases import Row, RowKey, ServerCase, merge
 from bench.contestants import SERVER
-from bench.field import MANY, OUR_SERVERS, Field, log_of, server_name
+from bench.field import MANY, OUR_SERVERS, Field, log_path, server_name
 from bench.lines import ProcessError
-from bench.servers import seconds_to_first_answer
+from bench.servers import time_to_first_response
 from bench.setting import Setting
 
 WARM_UP_TEXTS = 4_000
 MEMORY_TEXTS = 2_000
-PORTION_TEXTS = 10_000  # the memory is read after so many texts
+PORTION_TEXTS = 10_000  # texts between two memory readings
 
 T = TypeVar("T")
 
 
-def tried(what: str, measure: Callable[[], T]) -> T | None:
-    """Return what `measure` returns; a failure is printed and gives None, so earlier results are kept."""
+def run_optional(what: str, measure: Callable[[], T]) -> T | None:
+    """Return the result of `measure`, or print the error and return None if it fails."""
     print(f"{what} ...", file=sys.stderr, flush=True)
     try:
         return measure()
@@ -31,7 +31,7 @@ def tried(what: str, measure: Callable[[], T]) -> T | None:
 
 
 def measure_open_loops(cases: Sequence[ServerCase], setting: Setting) -> list[Row]:
-    """Put load on a server at fixed rates, for each kind of request."""
+    """Measure the server at fixed arrival rates for each kind of request."""
     chosen = [
         case
         for case in cases
@@ -40,28 +40,28 @@ def measure_open_loops(cases: Sequence[ServerCase], setting: Setting) -> list[Ro
     ]
     points: list[Row] = []
     for case in chosen:
-        points += tried(f"Open loop, {case.key}", partial(measure_open_loop, case, setting)) or []
+        points += run_optional(f"Open loop, {case.key}", partial(measure_open_loop, case, setting)) or []
     return points
 
 
 def measure_open_loop(case: ServerCase, setting: Setting) -> list[Row]:
-    """Send at rates from a quarter of the rate of 64 clients in a closed loop to more than that rate."""
+    """Measure at fractions of the closed-loop throughput of 64 clients."""
     capacity = case.row()["texts_per_s"]["median"]
     rates = [float(f"{share * capacity:.2g}") for share in setting.open_loop_shares]
     return [case.measure_open(rate, 2 * setting.seconds) for rate in rates]
 
 
 def measure_padding(field: Field) -> float:
-    """Return the share of padding in the tokens that the engine computes with 64 texts waiting."""
+    """Return the fraction of computed tokens that are padding, with 64 texts queued."""
     texts = field.setting.workloads["mixed"].texts
     answer = field.engine.request(texts=texts, max_waiting=MANY)
     return 1 - float(answer["live_tokens"]) / float(answer["computed_tokens"])
 
 
 def measure_soak(cases: Sequence[ServerCase], num_texts: int) -> dict[str, Any]:
-    """Send texts of very different lengths from 64 clients, and compare the memory before and after.
+    """Run a soak test with 64 clients and mixed text lengths, and record the memory growth.
 
-    Every reply is compared with that to the same text alone.
+    Every response is verified against the same request sent alone.
     """
     key = RowKey(SERVER, "fp32", "embed", "mixed", MANY)
     case = next((case for case in cases if case.key == key), None)
@@ -81,7 +81,7 @@ def measure_soak(cases: Sequence[ServerCase], num_texts: int) -> dict[str, Any]:
 
 
 def measure_memory(field: Field) -> dict[str, float]:
-    """Return the resident memory, in MiB, that each server has after the same texts from 64 clients."""
+    """Return the resident memory of each server, in MiB, after the same load from 64 clients."""
     num_texts = min(MEMORY_TEXTS, 10 * len(field.setting.workloads["mixed"].texts))
     rss_mib = {}
     for engine, precision in OUR_SERVERS:
@@ -95,8 +95,8 @@ def measure_memory(field: Field) -> dict[str, float]:
 
 
 def measure_starts(setting: Setting) -> float:
-    """Return the median of how long it takes from the start of a server to its first answer."""
-    log = log_of("start")
+    """Return the median time from server start to first response, in seconds."""
+    log = log_path("start")
     return statistics.median(
-        seconds_to_first_answer(setting.bundle, setting.our_threads, log) for _ in range(3)
+        time_to_first_response(setting.bundle, setting.our_threads, log) for _ in range(3)
     )

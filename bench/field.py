@@ -1,4 +1,4 @@
-"""Starts the processes and servers, one by one, and makes the cases that measure them."""
+"""Starts the contestants and servers and creates their benchmark cases."""
 
 import re
 import sys
@@ -20,24 +20,24 @@ from bench.cases import (
 )
 from bench.contestants import MAPS, ONE_BY_ONE, OPENVINO, SERVER, Contestant, contestants
 from bench.lines import LineProcess, ProcessError
-from bench.made.environments import ALONE, DIRECTORY, python_of
+from bench.made.environments import DIRECTORY, ISOLATED, environment_python
 from bench.servers import RunningServer, attnlens_server, infinity_server
 from bench.setting import Setting
 
 INFINITY = "Infinity server"
 OUR_SERVERS = (("onnxruntime", "fp32"), ("openvino", "bf16"), ("onnxruntime", "int8"))
 CLIENTS = (1, 16, 64)
-MANY = 64  # the clients of targets and of open loops
+MANY = 64  # number of clients in targets and open loops
 
 
 @dataclass
 class Field:
-    """All processes and servers that take part with one model; leaving `stack` ends them.
+    """Processes and servers measured with one model. They are stopped when `stack` is closed.
 
     Attributes:
-        rows: a regular expression for the rows that are wanted.
-        cases: the rows; the cases of a process that did not start have failed.
-        versions: the versions of the packages that matter, by process.
+        rows: Regular expression that selects the rows.
+        cases: Cases, including failed cases for processes that did not start.
+        versions: Package versions by process.
     """
 
     setting: Setting
@@ -47,15 +47,15 @@ class Field:
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def fill(self) -> None:
-        """Start all of them."""
+        """Start all processes and servers and create their cases."""
         self._add_ceiling()
         ours, *others = contestants(self.setting)
         self.engine = self._start(ours.label, sys.executable, ours.module, ours.arguments())
         self.reference = Reference(self.engine)
-        self._add_cases(self.engine, ours, self._wanted(ours.keys(self.setting)))
+        self._add_cases(self.engine, ours, self._selected(ours.keys(self.setting)))
         for contestant in others:
-            if wanted := self._wanted(contestant.keys(self.setting)):
-                self._add_contestant(contestant, wanted)
+            if keys := self._selected(contestant.keys(self.setting)):
+                self._add_contestant(contestant, keys)
         if self.setting.model != MINILM:
             return
         self.load = self._start("load generator", sys.executable, "bench.load.generator", ())
@@ -63,7 +63,7 @@ class Field:
             self._add_server(engine, precision)
         self._add_infinity()
 
-    def _wanted(self, keys: Sequence[RowKey]) -> list[RowKey]:
+    def _selected(self, keys: Sequence[RowKey]) -> list[RowKey]:
         return [key for key in keys if re.search(self.rows, str(key))]
 
     def _add_ceiling(self) -> None:
@@ -75,7 +75,7 @@ class Field:
 
     def _add_contestant(self, contestant: Contestant, keys: list[RowKey]) -> None:
         try:
-            python = python_of(contestant.environment) if contestant.environment else sys.executable
+            python = environment_python(contestant.environment) if contestant.environment else sys.executable
             process = self._start(contestant.label, python, contestant.module, contestant.arguments())
         except ProcessError as error:
             self.cases += [Case(key, str(error)) for key in keys]
@@ -93,7 +93,7 @@ class Field:
             )
 
     def _add_server(self, engine: str, precision: str) -> None:
-        keys = self._wanted(server_keys(engine, precision))
+        keys = self._selected(server_keys(engine, precision))
         if not keys:
             return
         try:
@@ -104,35 +104,37 @@ class Field:
             self.cases += [self.server_case(server, key) for key in keys]
 
     def our_server(self, engine: str, precision: str) -> AbstractContextManager[RunningServer]:
-        """Return a server that is started when it is entered."""
+        """Return a context manager that runs an attnlens server."""
         label, setting = f"{server_name(engine)} {precision}", self.setting
         bundle = setting.int8_bundle if precision == "int8" else setting.bundle
         print(f"Starting {label} ...", file=sys.stderr, flush=True)
-        return attnlens_server(bundle, precision, setting.our_threads, log_of(label), "--engine", engine)
+        return attnlens_server(bundle, precision, setting.our_threads, log_path(label), "--engine", engine)
 
     def _add_infinity(self) -> None:
         singles = RowKey(INFINITY, "fp32", "embed", "mixed", MANY)
         bulk = RowKey(INFINITY, "fp32", "embed, 64 texts a request", "mixed", 1)
-        keys, setting = self._wanted([singles, bulk]), self.setting
+        keys, setting = self._selected([singles, bulk]), self.setting
         if not keys:
             return
         print(f"Starting {INFINITY} ...", file=sys.stderr, flush=True)
-        environment = setting.environment | ALONE
+        environment = setting.environment | ISOLATED
         try:
             server = self.stack.enter_context(
-                infinity_server(python_of("infinity"), setting.checkpoint, environment, log_of(INFINITY))
+                infinity_server(
+                    environment_python("infinity"), setting.checkpoint, environment, log_path(INFINITY)
+                )
             )
         except ProcessError as error:
             self.cases += [Case(key, str(error)) for key in keys]
             return
-        # One round of 64 clients takes seconds: counting starts later than for our server.
+        # A round of 64 clients takes seconds, so allow more time to settle than for attnlens.
         slow = {"protocol": "http", "settle_s": 3.0, "seconds": max(setting.seconds, 4.0)}
         self.cases += [
             self.server_case(server, key, texts_per_request=64 if key == bulk else 1, **slow) for key in keys
         ]
 
     def server_case(self, server: RunningServer, key: RowKey, **options: Any) -> ServerCase:  # noqa: ANN401
-        """Return the case that measures a server."""
+        """Return a case for a server."""
         setting = self.setting
         return ServerCase(
             self.load,
@@ -148,8 +150,8 @@ class Field:
     def _start(self, label: str, python: Path | str, module: str, arguments: Sequence[object]) -> LineProcess:
         print(f"Starting {label} ...", file=sys.stderr, flush=True)
         command = [python, "-m", module, *arguments]
-        environment = self.setting.environment | ({} if python == sys.executable else ALONE)
-        process = self.stack.enter_context(LineProcess(command, environment, log_of(label)))
+        environment = self.setting.environment | ({} if python == sys.executable else ISOLATED)
+        process = self.stack.enter_context(LineProcess(command, environment, log_path(label)))
         self.versions[label] = process.hello.get("versions", {})
         return process
 
@@ -159,7 +161,7 @@ def server_name(engine: str) -> str:
 
 
 def server_keys(engine: str, precision: str) -> list[RowKey]:
-    """Return the rows of a server: all kinds of replies in fp32, embeddings in any precision."""
+    """Return the row keys of a server: all tasks in fp32, embeddings in every precision."""
     name = server_name(engine)
     kinds = (("embed", "mixed"), ("tokens", "mixed"), *MAPS) if precision == "fp32" else (("embed", "mixed"),)
     return [
@@ -169,6 +171,6 @@ def server_keys(engine: str, precision: str) -> list[RowKey]:
     ]
 
 
-def log_of(label: str) -> Path:
-    """Return the log of a process: everything that it prints except its answers."""
+def log_path(label: str) -> Path:
+    """Return the path of a process's log, which has all output except the responses."""
     return DIRECTORY / "logs" / f"{label.replace(' ', '-')}.log"

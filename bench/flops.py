@@ -1,4 +1,4 @@
-"""The arithmetic that a text needs; padding does not count."""
+"""FLOP counts of the encoder, excluding padding."""
 
 from collections.abc import Iterable
 
@@ -6,12 +6,11 @@ from attnlens.v1.manifest_pb2 import Architecture
 
 
 def text_flops(architecture: Architecture, num_tokens: int) -> int:
-    """Return the floating point operations of the matrix products for one text; a multiply-add counts as two.
+    """Return the FLOPs of all matrix products for one text. A multiply-add counts as two.
 
-    With s tokens, width D and F units in the feed-forward part, each layer has four projections of
-    2 * s * D * D, two feed-forward products of 2 * s * D * F, and the products of queries with keys and of
-    weights with values, 2 * s * s * D each. As in Kaplan et al. 2020 (arXiv:2001.08361), table 1, except
-    that every token attends to all s.
+    For s tokens, hidden size D and intermediate size F, each layer has four projections of 2sD^2, two
+    feed-forward products of 2sDF, and two attention products of 2s^2D. Follows Kaplan et al. 2020
+    (arXiv:2001.08361), table 1, with full instead of causal attention.
     """
     width, units = architecture.hidden_size, architecture.intermediate_size
     projections = 4 * 2 * num_tokens * width * width
@@ -21,5 +20,5 @@ def text_flops(architecture: Architecture, num_tokens: int) -> int:
 
 
 def total_flops(architecture: Architecture, lengths: Iterable[int]) -> int:
-    """Return the operations of texts of these numbers of tokens."""
+    """Return the FLOPs of texts with the given numbers of tokens."""
     return sum(text_flops(architecture, length) for length in lengths)

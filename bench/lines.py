@@ -1,7 +1,7 @@
-"""Processes that answer JSON lines. Each measured program runs in one; only one computes at a time.
+"""JSON-lines subprocesses. Each measured program runs in its own process.
 
-The first line of a process describes it; then each line of its stdin is a request and each line of its
-stdout an answer. What libraries print goes to stderr, into a log.
+A process first writes a line that describes itself, then answers each request line on stdin with a response
+line on stdout. Other output goes to stderr and into a log.
 """
 
 import json
@@ -21,11 +21,11 @@ Answer = dict[str, Any]
 
 
 class ProcessError(Exception):
-    """A process can't be installed, started or asked; the message is the reason in its rows."""
+    """A process could not be installed or started, or a request failed."""
 
 
 class LineProcess:
-    """A process, ready once the block is entered, ended when it is left."""
+    """Context manager for a process that serves requests as JSON lines."""
 
     def __init__(self, command: Sequence[object], environment: Mapping[str, str], log: Path) -> None:
         self._command = [str(word) for word in command]
@@ -51,20 +51,20 @@ class LineProcess:
         try:
             self.hello = self._read()
         except ProcessError:
-            self._end()
+            self._stop()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
+        self._stop()
 
     def request(self, **arguments: object) -> Answer:
-        """Send a request and return its answer.
+        """Send a request and return the response.
 
         Raises:
-            ProcessError: it failed, ended, or said nothing for TIMEOUT_S.
+            ProcessError: If the request fails, the process exits or TIMEOUT_S passes.
         """
         assert self._process is not None
         assert self._process.stdin is not None
@@ -72,7 +72,7 @@ class LineProcess:
             self._process.stdin.write(json.dumps(arguments) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise ProcessError(self._last_words()) from error
+            raise ProcessError(self._failure_reason()) from error
         return self._read()
 
     def _read(self) -> Answer:
@@ -80,22 +80,23 @@ class LineProcess:
         assert self._process.stdout is not None
         watch = threading.Timer(TIMEOUT_S, self._process.kill)
         watch.start()
-        line = "not yet"
-        while line and not line.startswith("{"):  # what is imported may print before answer_lines is there
+        line = "\n"
+        while line and not line.startswith("{"):  # skip output printed during imports
             line = self._process.stdout.readline()
         watch.cancel()
         if not line:
-            raise ProcessError(self._last_words())
+            raise ProcessError(self._failure_reason())
         answer: Answer = json.loads(line)
         if "failure" in answer:
             raise ProcessError(answer["failure"])
         return answer
 
-    def _last_words(self) -> str:
+    def _failure_reason(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return f"ended, or silent for {TIMEOUT_S:g} s: {lines[-1].strip() if lines else 'no message'}"
+        reason = lines[-1].strip() if lines else "no message"
+        return f"process exited or timed out after {TIMEOUT_S:g} s: {reason}"
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         assert self._process is not None
         if self._process.poll() is None:
             self._process.kill()
@@ -106,7 +107,7 @@ class LineProcess:
 
 
 def close_quietly(pipe: IO[str]) -> None:
-    """Close a pipe whose other end may be gone."""
+    """Close a pipe and ignore a broken pipe."""
     try:
         pipe.close()
     except BrokenPipeError:
@@ -114,13 +115,13 @@ def close_quietly(pipe: IO[str]) -> None:
 
 
 def answer_lines(handle: Callable[..., Answer], **hello: object) -> None:
-    """Answer each line of stdin with what `handle` returns for it; a failure becomes an answer, too."""
+    """Pass each request on stdin to `handle` and write its result, or the error, to stdout."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     print(json.dumps(hello), file=answers, flush=True)
     for line in sys.stdin:
         try:
             answer = handle(**json.loads(line))
-        except Exception as error:  # noqa: BLE001 - the other end shows it in the row
+        except Exception as error:  # noqa: BLE001 - reported to the parent process
             answer = {"failure": f"{type(error).__name__}: {error}".splitlines()[0]}
         print(json.dumps(answer), file=answers, flush=True)

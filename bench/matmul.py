@@ -1,4 +1,4 @@
-"""The ceiling: ONNX Runtime's own fp32 MatMul at the sizes of the model, on 512 tokens at a time.
+"""Performance ceiling: ONNX Runtime's fp32 MatMul at the model's shapes, for 512 tokens.
 
 python -m bench.matmul THREADS
 """
@@ -14,7 +14,7 @@ import onnxruntime
 
 from bench.lines import Answer, answer_lines
 
-FLOPS_OF_A_RUN = 40e9  # about 0.1 s on two cores
+FLOPS_PER_RUN = 40e9  # about 0.1 s on two cores
 
 
 def main() -> None:
@@ -22,13 +22,13 @@ def main() -> None:
     sessions: dict[tuple[int, int, int], onnxruntime.InferenceSession] = {}
 
     def handle(m: int, k: int, n: int) -> Answer:
-        """Multiply (M, K) by a constant (K, N) again and again; the first time is not counted."""
+        """Time repeated products of (M, K) with a constant (K, N), after one warm-up run."""
         if (m, k, n) not in sessions:
             sessions[m, k, n] = open_matmul(k, n, threads)
         session = sessions[m, k, n]
         inputs = {"x": np.random.default_rng(0).standard_normal((m, k), dtype=np.float32)}
         session.run(None, inputs)
-        flops, repetitions = 2 * m * k * n, max(1, round(FLOPS_OF_A_RUN / (2 * m * k * n)))
+        flops, repetitions = 2 * m * k * n, max(1, round(FLOPS_PER_RUN / (2 * m * k * n)))
         started = time.perf_counter()
         for _ in range(repetitions):
             session.run(None, inputs)
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def open_matmul(k: int, n: int, threads: int) -> onnxruntime.InferenceSession:
-    """Open a graph of one MatMul. Its weights are constant, so that they are packed like a model's."""
+    """Open a graph with one MatMul. The weights are constant so that ONNX Runtime prepacks them."""
     weights = np.random.default_rng(1).standard_normal((k, n), dtype=np.float32)
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("MatMul", ["x", "weights"], ["y"])],

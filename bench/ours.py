@@ -1,9 +1,8 @@
-"""The engine of attnlens in-process: texts in, vectors out, without gRPC.
+"""Runs the attnlens engine in-process, without gRPC.
 
     python -m bench.ours BUNDLE (onnxruntime|openvino) PRECISION THREADS MAX_TOKENS
 
-Tokenizes with the server's tokenizer, a portion of the texts at a time, and puts items into the engine's
-queue while the engine runs those that wait and pools their token vectors.
+Texts are tokenized in chunks and submitted to the engine's queue while earlier texts are running.
 """
 
 import sys
@@ -23,12 +22,12 @@ from attnlens_server.text import TextEncoder
 from bench.lines import Answer, answer_lines
 from bench.peers.timing import timed
 
-PORTION = 64  # texts tokenized at a time
-MAX_WAITING = 512  # items in the engine; results are taken as they come, else all maps would be in memory
+CHUNK_SIZE = 64  # texts tokenized at a time
+MAX_WAITING = 512  # limits the number of results in memory
 
 
 class InProcess:
-    """An engine that is running."""
+    """A running engine."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._bundle = open_bundle(config.bundle, config.precision)
@@ -40,12 +39,12 @@ class InProcess:
         self._engine.start(self._max_tokens)
 
     def run(self, texts: list[str], what: str, _batch_size: int) -> list[Any]:
-        """Return the result of each text; for attention only its shapes, because all maps would not fit."""
+        """Return the result of each text. For attention, only the shapes, to bound memory."""
         finish = self._finish(what)
         return [finish(result) for result in self._results(texts, what, MAX_WAITING)]
 
     def count_tokens(self, texts: list[str], max_waiting: int) -> Answer:
-        """Run texts with `max_waiting` in the engine at a time, and count live and computed tokens."""
+        """Run texts with at most `max_waiting` in the queue and count live and computed tokens."""
         lanes = self._engine.lanes["embeddings"]
         live, computed = lanes.num_live_tokens, lanes.num_computed_tokens
         for _ in self._results(texts, "embed", max_waiting):
@@ -59,9 +58,9 @@ class InProcess:
         wanted = self._wanted(what)
         kind: Kind = "attention" if what.startswith("attention") else "embeddings"
         waiting: deque[Item] = deque()
-        for start in range(0, len(texts), PORTION):
-            portion = self._text_encoder.encode([(text,) for text in texts[start : start + PORTION]])
-            for encoded in portion:
+        for start in range(0, len(texts), CHUNK_SIZE):
+            chunk = self._text_encoder.encode([(text,) for text in texts[start : start + CHUNK_SIZE]])
+            for encoded in chunk:
                 item = Item(encoded.input_ids, wanted)
                 self._engine.submit([item], kind=kind)
                 waiting.append(item)

@@ -1,4 +1,4 @@
-"""Servers as processes: started, watched, stopped."""
+"""Server processes: start, resource usage and shutdown."""
 
 import os
 import re
@@ -22,28 +22,28 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server that answers."""
+    """A server process that is ready."""
 
     address: str
     pid: int
 
     @property
     def rss_mib(self) -> float:
-        """Its resident memory."""
+        """Resident memory, in MiB."""
         return self._status_mib("VmRSS")
 
     @property
     def peak_rss_mib(self) -> float:
-        """The most resident memory that it has had since `forget_peak`."""
+        """Peak resident memory since `forget_peak`, in MiB."""
         return self._status_mib("VmHWM")
 
     def forget_peak(self) -> None:
-        """Let `peak_rss_mib` begin at what it has now."""
+        """Reset `peak_rss_mib` to the current resident memory."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")  # proc(5)
 
     @property
     def cpu_s(self) -> float:
-        """The processor time that it has used."""
+        """CPU time used so far, in seconds."""
         return _cpu_s(Path(f"/proc/{self.pid}/stat"))
 
     @property
@@ -66,7 +66,7 @@ def _cpu_s(path: Path) -> float:
 def attnlens_server(
     bundle: Path, precision: str, threads: int, log: Path, *args: str
 ) -> Iterator[RunningServer]:
-    """Run `attnlens serve` with its defaults, apart from precision, threads (0: its default) and `args`."""
+    """Run `attnlens serve`. With `threads=0`, the server chooses the number of threads."""
     command = [sys.executable, "-m", "attnlens_cli.main", "serve", str(bundle), "--port", "0"]
     command += ["--precision", precision, "--threads", str(threads), *args]
     with running(command, {}, log) as process:
@@ -81,7 +81,7 @@ def attnlens_server(
 def infinity_server(
     python: Path, checkpoint: Path, environment: Mapping[str, str], log: Path
 ) -> Iterator[RunningServer]:
-    """Run Infinity with PyTorch and its defaults."""
+    """Run an Infinity server with PyTorch and default settings."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -98,7 +98,7 @@ def infinity_server(
 def running(
     command: Sequence[str], environment: Mapping[str, str], log: Path, stdout: int = subprocess.PIPE
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process while the block runs, its stderr in a log."""
+    """Run a process for the duration of the block, with stderr redirected to a log."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
         log.open("w") as stderr,
@@ -117,10 +117,10 @@ def running(
 
 
 def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Return once a server answers.
+    """Wait until a server responds.
 
     Raises:
-        ProcessError: it ended, or took longer than START_S.
+        ProcessError: If the process exits or START_S passes.
     """
     end = time.monotonic() + START_S
     while time.monotonic() < end and process.poll() is None:
@@ -132,8 +132,8 @@ def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) ->
     raise ProcessError(f"not healthy within {START_S:g} s: {log.read_text(encoding='utf-8')[-300:].strip()}")
 
 
-def seconds_to_first_answer(bundle: Path, threads: int, log: Path) -> float:
-    """Start a server, ask it for one vector, and return how long that took in all."""
+def time_to_first_response(bundle: Path, threads: int, log: Path) -> float:
+    """Return the time to start a server and embed one text, in seconds."""
     started = time.perf_counter()
     with attnlens_server(bundle, "fp32", threads, log) as server, Client(server.address) as client:
         client.embed(["How long does it take?"])

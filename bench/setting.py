@@ -1,4 +1,4 @@
-"""The setting of a run: the model, its bundles, the texts, the threads, the durations."""
+"""Benchmark settings: model, bundles, texts, threads and durations."""
 
 import os
 import sys
@@ -27,25 +27,26 @@ from bench.workloads import Corpus, Workload
 BASE = "BERT-base sizes"
 MODELS = {"minilm": MINILM, "base": BASE}
 MINILM_NAME, BASE_NAME = "all-MiniLM-L6-v2", "random weights in BERT-base's sizes"
-MAX_TOKENS = 512  # what both encoders take; texts are cut before, see workloads.py
-OPEN_LOOP_SHARES = (0.25, 0.5, 0.75, 0.9, 1.1)  # of what 64 clients in a closed loop get
+MAX_TOKENS = 512  # limit of both encoders; texts are truncated in workloads.py
+OPEN_LOOP_SHARES = (0.25, 0.5, 0.75, 0.9, 1.1)  # of the closed-loop throughput with 64 clients
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all contestants get.
+    """Settings shared by all contestants.
 
     Attributes:
-        model: one of MODELS; on MiniLM there are servers, attention and single texts, too.
-        bundle: for us, and for the peers that open bundles.
-        int8_bundle: for our rows in int8: the same bundle, or another one if that has no int8 graph.
-        strict_bundle: one whose int8 keeps a mean cosine of STRICT_COSINE; None: there are no such rows.
-        checkpoint: for the peers that open PyTorch's weights.
-        threads: of each process that computes; further cores are not used.
-        repetitions: how often each row is measured, in turns.
-        seconds: how long one measurement of a server takes.
-        sizes: texts of each workload that is measured.
-        open_loop_shares: the arrival rates, as shares of what 64 clients get.
+        model: Value of MODELS. Servers, attention and single texts are only measured with MiniLM.
+        bundle: Bundle for attnlens and for peers that load ONNX models.
+        int8_bundle: Bundle with an int8 graph. May be the same as `bundle`.
+        strict_bundle: Bundle whose int8 graph has a mean cosine of at least STRICT_COSINE. If None, its rows
+            are omitted.
+        checkpoint: Checkpoint for peers that load PyTorch weights.
+        threads: Threads per process, and number of cores in use.
+        repetitions: Interleaved measurements per row.
+        seconds: Duration of one server measurement.
+        sizes: Number of texts per workload.
+        open_loop_shares: Arrival rates as fractions of the closed-loop throughput with 64 clients.
     """
 
     model: str
@@ -61,7 +62,7 @@ class Setting:
 
     @property
     def our_threads(self) -> int:
-        """The threads that our engine is given; 0, its default, if it may use every core."""
+        """Thread setting of the attnlens engine: 0, its default, if all cores are used."""
         return 0 if self.threads == os.cpu_count() else self.threads
 
     @cached_property
@@ -71,17 +72,17 @@ class Setting:
 
     @cached_property
     def corpus(self) -> Corpus:
-        """Where the texts come from."""
+        """Source of the texts."""
         return Corpus(self.bundle)
 
     @cached_property
     def workloads(self) -> dict[str, Workload]:
-        """The texts, by name."""
+        """Workloads by name."""
         return {name: getattr(self.corpus, name)(size) for name, size in self.sizes.items()}
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        """Variables that limit the threads of every library and keep all of them offline."""
+        """Environment variables that limit threads and disable downloads."""
         count = str(self.threads)
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
         return dict.fromkeys(names, count) | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
@@ -95,10 +96,10 @@ FULL_BASE, QUICK_BASE = {"passages": 32}, {"passages": 6}
 def make_settings(
     models: Sequence[str], bundle: Path, threads: int, repetitions: int | None, *, quick: bool
 ) -> list[Setting]:
-    """Pin this process and its children to `threads` cores; export the bundles that are absent."""
+    """Pin this process and its children to `threads` cores and export missing bundles."""
     cores = sorted(os.sched_getaffinity(0))
     if threads > len(cores):
-        sys.exit(f"--threads {threads} is more than the {len(cores)} cores that there are")
+        sys.exit(f"--threads {threads} exceeds the {len(cores)} available cores")
     os.sched_setaffinity(0, cores[: threads or len(cores)])
     makers: dict[str, Callable[..., Setting]] = {
         "minilm": partial(minilm_setting, bundle, FULL if not quick else QUICK),
@@ -116,7 +117,7 @@ def make_settings(
 
 
 def minilm_setting(bundle: Path, sizes: dict[str, int], **common: Any) -> Setting:  # noqa: ANN401
-    """Return the setting of all-MiniLM-L6-v2, with its own weights."""
+    """Return the setting for all-MiniLM-L6-v2."""
     checkpoint = find_checkpoint()
     export = partial(export_with_int8, checkpoint, name=MINILM_NAME)
     if not bundle.exists():
@@ -135,7 +136,7 @@ def minilm_setting(bundle: Path, sizes: dict[str, int], **common: Any) -> Settin
 
 
 def base_setting(sizes: dict[str, int], **common: Any) -> Setting:  # noqa: ANN401
-    """Return the setting of an encoder of BERT-base's sizes with random weights."""
+    """Return the setting for a randomly initialized encoder with the dimensions of BERT-base."""
     checkpoint = make_base_checkpoint(find_checkpoint())
     if not BASE_BUNDLE.exists():
         export_with_int8(checkpoint, BASE_BUNDLE, BASE_NAME)

@@ -1,4 +1,4 @@
-"""The texts that all contestants get, drawn with a fixed seed."""
+"""Benchmark texts, sampled with a fixed seed and shared by all contestants."""
 
 import csv
 import json
@@ -11,20 +11,20 @@ import tokenizers
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
 SEED = 20_150_801
-CUT_TOKENS = 256  # the limit of MiniLM's publisher
-SHORT_TOKENS = 128  # attention rows: a map grows with the square of a text's length
-LONG_TOKENS = (257, 512)  # of `long`; 512 is what the encoders take
+CUT_TOKENS = 256  # published limit of MiniLM
+SHORT_TOKENS = 128  # for attention, whose size is quadratic in the length
+LONG_TOKENS = (257, 512)  # range of `long`; the encoders accept 512
 CALIBRATION_TEXTS = 200
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Texts under a name.
+    """A named list of texts.
 
     Attributes:
-        name: `passages`, `sentences`, `mixed`, `short` or `long`.
-        texts: in the order in which they are sent.
-        lengths: tokens of each, special tokens included.
+        name: One of `passages`, `sentences`, `mixed`, `short` and `long`.
+        texts: Texts in sending order.
+        lengths: Number of tokens of each text, including special tokens.
     """
 
     name: str
@@ -33,11 +33,11 @@ class Workload:
 
     @cached_property
     def num_tokens(self) -> int:
-        """The number of tokens of all texts."""
+        """Total number of tokens."""
         return sum(self.lengths)
 
     def describe(self) -> dict[str, int]:
-        """Return how many texts there are and how long they are."""
+        """Return the number of texts and statistics of their lengths."""
         ordered = sorted(self.lengths)
         return {
             "texts": len(ordered),
@@ -49,12 +49,12 @@ class Workload:
 
 
 class Corpus:
-    """Passages of prose, sentences of the STS benchmark, and the tokenizer that counts.
+    """Samples workloads from prose passages and STS benchmark sentences.
 
-    Texts are cut here and not by the programs, so that all get the same, whatever limit they know.
+    Texts are truncated here so that all contestants process identical input.
 
     Attributes:
-        calibration: texts for those who quantize. None of them is measured.
+        calibration: Texts for calibrating quantization. Excluded from all workloads.
     """
 
     def __init__(self, bundle: Path) -> None:
@@ -66,21 +66,21 @@ class Corpus:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         half = CALIBRATION_TEXTS // 2
-        held_out = [draw(passages, half, seed=SEED + 1), draw(sentences, half, seed=SEED + 1)]
+        held_out = [sample(passages, half, seed=SEED + 1), sample(sentences, half, seed=SEED + 1)]
         self.calibration = [self.cut(text, CUT_TOKENS) for texts in held_out for text in texts]
         self._passages = [text for text in passages if text not in held_out[0]]
         self._sentences = [text for text in sentences if text not in held_out[1]]
 
     def passages(self, size: int) -> Workload:
-        """Draw passages: a median of 49 tokens, and a tail that is cut."""
-        return self._workload("passages", draw(self._passages, size))
+        """Sample passages, with a median of 49 tokens and a truncated tail."""
+        return self._workload("passages", sample(self._passages, size))
 
     def sentences(self, size: int) -> Workload:
-        """Draw sentences: most have 10 to 20 tokens."""
-        return self._workload("sentences", draw(self._sentences, size))
+        """Sample sentences, mostly of 10 to 20 tokens."""
+        return self._workload("sentences", sample(self._sentences, size))
 
     def mixed(self, size: int) -> Workload:
-        """Draw a heavy-tailed mix: many sentences, some passages, a few texts of four passages."""
+        """Sample a heavy-tailed mix of sentences, passages and texts of four passages."""
         chance = random.Random(SEED)
         texts = []
         for kind in chance.choices(["sentence", "passage", "long"], [80, 15, 5], k=size):
@@ -91,13 +91,13 @@ class Corpus:
         return self._workload("mixed", texts)
 
     def short(self, size: int) -> Workload:
-        """Draw sentences and passages in equal parts, none longer than SHORT_TOKENS."""
-        both = draw(self._passages, len(self._passages)) + draw(self._sentences, len(self._passages))
-        fitting = [text for text in draw(both, len(both)) if len(self._encode(text)) <= SHORT_TOKENS]
+        """Sample sentences and passages in equal parts, with at most SHORT_TOKENS tokens."""
+        both = sample(self._passages, len(self._passages)) + sample(self._sentences, len(self._passages))
+        fitting = [text for text in sample(both, len(both)) if len(self._encode(text)) <= SHORT_TOKENS]
         return self._workload("short", fitting[:size])
 
     def long(self, size: int) -> Workload:
-        """Join passages until they have LONG_TOKENS, each number of tokens as likely as any."""
+        """Concatenate passages to lengths distributed uniformly over LONG_TOKENS."""
         chance = random.Random(SEED)
         texts = []
         for _ in range(size):
@@ -108,7 +108,7 @@ class Corpus:
         return self._workload("long", texts, LONG_TOKENS[1])
 
     def cut(self, text: str, max_tokens: int) -> str:
-        """Return the beginning of a text that has at most so many tokens, special tokens included."""
+        """Truncate a text to at most `max_tokens` tokens, including special tokens."""
         encoding = self._encode(text)
         if len(encoding) <= max_tokens:
             return text
@@ -118,7 +118,7 @@ class Corpus:
             for (_, end), special in zip(encoding.offsets, encoding.special_tokens_mask, strict=True)
             if not special
         ]
-        # A word that is cut in two may have more tokens than its part had: then one token less is tried.
+        # Truncation inside a word may change its tokenization and add tokens. Retry with one token less.
         for last in range(max_tokens - num_special - 1, -1, -1):
             if len(self._encode(text[: ends[last]])) <= max_tokens:
                 return text[: ends[last]]
@@ -132,6 +132,6 @@ class Corpus:
         return Workload(name, texts, [len(encoding) for encoding in self._tokenizer.encode_batch(texts)])
 
 
-def draw(texts: list[str], size: int, seed: int = SEED) -> list[str]:
-    """Draw `size` texts without repetition, or all if there are fewer."""
+def sample(texts: list[str], size: int, seed: int = SEED) -> list[str]:
+    """Sample `size` texts without replacement, or all if there are fewer."""
     return random.Random(seed).sample(texts, min(size, len(texts)))

@@ -1,6 +1,6 @@
-"""What is measured: each case is a row of the result, measured once in each repetition.
+"""Benchmark cases. Each case produces one row of the result and is measured once per repetition.
 
-`row` is what all have in common, `in_process` and `served` the two kinds, and `turns` measures them in turns.
+`row` has the base class, `in_process` and `served` the implementations, and `turns` the scheduling.
 """
 
 from bench.cases.in_process import Choice, InProcessCase, MatMulCase, OneByOneCase

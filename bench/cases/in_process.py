@@ -1,4 +1,4 @@
-"""Programs that take texts in-process, and the ceiling."""
+"""Cases for in-process libraries, and the MatMul ceiling."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ from attnlens.v1.manifest_pb2 import Architecture
 from bench.cases.row import MATMUL, Case, Reference, Row, RowKey, Sample
 from bench.flops import total_flops
 from bench.lines import LineProcess
-from bench.load.calls import centiles
+from bench.load.calls import percentiles
 from bench.workloads import Workload
 
 WARM_UP_TEXTS = 32
-FIRST_CALLS = 8  # of each measurement of single texts, not counted: caches are cold
+FIRST_CALLS = 8  # warm-up calls excluded from each single-text measurement
 SINGLE_TEXTS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A setting that a contestant may be at its best with.
+    """A batching configuration to try.
 
     Attributes:
-        batch_size: texts in a batch; 0: the program's own choice.
-        side_by_side: batches that run at a time, the threads divided among them.
+        batch_size: Texts per batch. If 0, the program chooses.
+        side_by_side: Batches that run concurrently and share the threads.
     """
 
     batch_size: int
@@ -33,14 +33,14 @@ class Choice:
         return f"{self.batch_size}" if self.side_by_side == 1 else f"{self.side_by_side} x {self.batch_size}"
 
     @property
-    def request(self) -> dict[str, int]:
-        """What a process is told."""
-        alone = {"batch_size": self.batch_size}
-        return alone if self.side_by_side == 1 else alone | {"side_by_side": self.side_by_side}
+    def arguments(self) -> dict[str, int]:
+        """Arguments of the request to the process."""
+        arguments = {"batch_size": self.batch_size}
+        return arguments if self.side_by_side == 1 else arguments | {"side_by_side": self.side_by_side}
 
 
 class MatMulCase(Case):
-    """The ceiling: ONNX Runtime's own fp32 MatMul."""
+    """ONNX Runtime's fp32 MatMul rate, an upper bound for fp32 engines."""
 
     def __init__(self, process: LineProcess, model: str, m: int, k: int, n: int) -> None:
         super().__init__(RowKey(MATMUL, "fp32", "matmul", f"{m}x{k}x{n}", model=model))
@@ -55,7 +55,7 @@ class MatMulCase(Case):
 
 
 class InProcessCase(Case):
-    """Texts in one call, with the choice that was best."""
+    """All texts in one call, with the fastest batching choice."""
 
     def __init__(
         self,
@@ -73,17 +73,17 @@ class InProcessCase(Case):
         self._reference = reference
 
     def prepare(self) -> None:
-        """Warm up, run once with each choice, and compare the vectors of the best."""
-        self._ask(self._choices[-1], self._workload.texts[:WARM_UP_TEXTS])
+        """Warm up, select the fastest choice and measure its accuracy."""
+        self._request(self._choices[-1], self._workload.texts[:WARM_UP_TEXTS])
         if len(self._choices) > 1:
             seconds = {choice: self._seconds(choice) for choice in self._choices}
             self._choice = min(seconds, key=lambda choice: seconds[choice])
             self.details["choice"] = str(self._choice)
             self.details["tokens_per_s_by_choice"] = {
-                str(choice): self._workload.num_tokens / taken for choice, taken in seconds.items()
+                str(choice): self._workload.num_tokens / elapsed for choice, elapsed in seconds.items()
             }
         if self.key.what == "embed":
-            vectors = self._ask(self._choice, self._workload.texts, return_vectors=True)["vectors"]
+            vectors = self._request(self._choice, self._workload.texts, return_vectors=True)["vectors"]
             self.accuracy = self._reference.compare(vectors, self._workload)
 
     def measure(self) -> Sample:
@@ -91,15 +91,15 @@ class InProcessCase(Case):
         return Sample(self._seconds(self._choice), len(workload.texts), workload.num_tokens, self._flops)
 
     def _seconds(self, choice: Choice) -> float:
-        seconds: float = self._ask(choice, self._workload.texts)["seconds"]
+        seconds: float = self._request(choice, self._workload.texts)["seconds"]
         return seconds
 
-    def _ask(self, choice: Choice, texts: Sequence[str], **more: object) -> dict[str, Any]:
-        return self._process.request(texts=texts, what=self.key.what, **choice.request, **more)
+    def _request(self, choice: Choice, texts: Sequence[str], **options: object) -> dict[str, Any]:
+        return self._process.request(texts=texts, what=self.key.what, **choice.arguments, **options)
 
 
 class OneByOneCase(Case):
-    """One text after the other, each in a call of its own."""
+    """Sequential calls with one text each."""
 
     def __init__(
         self,
@@ -117,18 +117,20 @@ class OneByOneCase(Case):
         self._seconds: list[list[float]] = []
 
     def prepare(self) -> None:
-        answer = self._ask(return_vectors=True)
+        answer = self._request(return_vectors=True)
         self.accuracy = self._reference.compare(answer["vectors"], self._workload)
 
     def measure(self) -> Sample:
-        seconds = self._ask()["seconds_by_text"][FIRST_CALLS:]
+        seconds = self._request()["seconds_by_text"][FIRST_CALLS:]
         self._seconds.append(seconds)
         return Sample(sum(seconds), len(seconds), sum(self._lengths), self._flops)
 
     def row(self) -> Row:
-        """Add the centiles over all repetitions."""
+        """Return the row, including latency perpercentiles over all repetitions."""
         latencies = [second for seconds in self._seconds for second in seconds]
-        return super().row() | ({"latency_ms": centiles(latencies)} if self.samples else {})
+        return super().row() | ({"latency_ms": percentiles(latencies)} if self.samples else {})
 
-    def _ask(self, **more: object) -> dict[str, Any]:
-        return self._process.request(texts=self._texts, what="embed", batch_size=1, one_by_one=True, **more)
+    def _request(self, **options: object) -> dict[str, Any]:
+        return self._process.request(
+            texts=self._texts, what="embed", batch_size=1, one_by_one=True, **options
+        )

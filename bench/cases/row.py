@@ -1,4 +1,4 @@
-"""A row of the result: whose it is, and what was measured for it."""
+"""Result rows: keys, samples, the fp32 reference and the base class of all cases."""
 
 import statistics
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from bench.accuracy import Accuracy, as_json, compare
 from bench.lines import LineProcess, ProcessError
 from bench.workloads import Workload
 
-Row: TypeAlias = dict[str, Any]  # as JSON has it
+Row: TypeAlias = dict[str, Any]  # JSON object
 
 MATMUL = "ONNX Runtime MatMul"
 MINILM = "MiniLM"
@@ -30,7 +30,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class RowKey:
-    """Who does what with which texts, for how many clients (None: in-process), with which model."""
+    """Identity of a row: program, precision, task, workload, number of clients and model.
+
+    `clients` is None for in-process rows.
+    """
 
     name: str
     precision: str
@@ -40,23 +43,23 @@ class RowKey:
     model: str = MINILM
 
     def __str__(self) -> str:
-        """Return what `--rows` is compared with."""
+        """Return the name that `--rows` is matched against."""
         clients = "" if self.clients is None else f", {self.clients} clients"
         return f"{self.model}: {self.name} {self.precision}: {self.what}, {self.workload}{clients}"
 
 
 class Reference:
-    """The vectors that all others are compared with: those of our engine with ONNX Runtime in fp32."""
+    """Reference embeddings, computed by the fp32 engine with ONNX Runtime."""
 
     def __init__(self, engine: LineProcess) -> None:
         self._engine = engine
         self._vectors: dict[str, npt.NDArray[np.float64]] = {}
 
     def compare(self, vectors: Sequence[Sequence[float]], workload: Workload) -> Accuracy:
-        """Compare the vectors of the first texts of a workload.
+        """Compare the vectors of the first texts of a workload with the reference.
 
         Raises:
-            ProcessError: they are no vectors of these texts.
+            ProcessError: If the vectors have the wrong shape, or are zero or non-finite.
         """
         if workload.name not in self._vectors:
             request = {"texts": workload.texts, "what": "embed", "batch_size": 0, "return_vectors": True}
@@ -68,7 +71,7 @@ class Reference:
 
 
 class Case:
-    """A row of the result. This base class is a row that failed before it began."""
+    """One row of the result. The base class represents a program that failed to start."""
 
     def __init__(self, key: RowKey, failure: str = "") -> None:
         self.key = key
@@ -78,7 +81,7 @@ class Case:
         self.details: dict[str, Any] = {}
 
     def prepare(self) -> None:
-        """Warm up, and choose the batch size where there is a choice."""
+        """Warm up and select the batch size."""
         raise NotImplementedError
 
     def measure(self) -> Sample:
@@ -86,13 +89,13 @@ class Case:
         raise NotImplementedError
 
     def row(self) -> Row:
-        """Return the row as JSON has it."""
-        about = asdict(self.key) | {"failure": self.failure} | self.details
+        """Return the row as a JSON object."""
+        fields = asdict(self.key) | {"failure": self.failure} | self.details
         if self.accuracy is not None:
-            about["accuracy"] = as_json(self.accuracy)
+            fields["accuracy"] = as_json(self.accuracy)
         if not self.samples:
-            return about
-        return about | {
+            return fields
+        return fields | {
             "texts_per_s": spread([sample.texts / sample.seconds for sample in self.samples]),
             "tokens_per_s": spread([sample.tokens / sample.seconds for sample in self.samples]),
             "gflop_per_s": spread([sample.flops / sample.seconds / 1e9 for sample in self.samples]),
@@ -100,7 +103,7 @@ class Case:
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Return the median, the extremes and all values, in the order of the repetitions."""
+    """Return the median, minimum and maximum, and all values in order of repetition."""
     return {
         "median": statistics.median(values),
         "min": min(values),

@@ -1,4 +1,4 @@
-"""Servers, asked by the load generator."""
+"""Cases for servers under load from the load generator."""
 
 import statistics
 from collections import Counter
@@ -13,12 +13,12 @@ from bench.lines import LineProcess
 from bench.servers import RunningServer
 from bench.workloads import Workload
 
-CHECK_EVERY = 16  # of the requests, one is also sent alone, and compared
-ACCURACY_TEXTS = 100  # of a workload: their vectors are compared with those of our engine in fp32
+CHECK_EVERY = 16  # one in this many requests is verified against the same request sent alone
+ACCURACY_TEXTS = 100  # number of texts compared with the fp32 reference
 
 
 class ServerCase(Case):
-    """Clients in a closed loop: each sends its next request when it has its reply."""
+    """Closed-loop clients: each sends its next request after receiving a response."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class ServerCase(Case):
         if self.key.what.startswith("embed"):
             num_texts = min(ACCURACY_TEXTS, len(self._workload.texts))
             requests = -(-num_texts // self._request_options["texts_per_request"])
-            asked = {"clients": self.key.clients, "requests": requests}
-            answer = self._load.request(do="vectors", key=self._key, **asked)
+            load = {"clients": self.key.clients, "requests": requests}
+            answer = self._load.request(do="vectors", key=self._key, **load)
             self.accuracy = self._reference.compare(answer["vectors"], self._workload)
         self.measure_closed(seconds=0.3)
 
@@ -69,33 +69,33 @@ class ServerCase(Case):
         return sample
 
     def measure_closed(self, seconds: float) -> tuple[Sample, dict[str, Any]]:
-        """Count for so many seconds; with many texts in a request, until all of them are done once."""
+        """Measure for `seconds`, or for one pass over the workload if requests have several texts."""
         clients, texts_per_request = self.key.clients, self._request_options["texts_per_request"]
         if texts_per_request > 1:
             requests = -(-len(self._request_options["texts"]) // texts_per_request)
-            return self._ask(do="count", clients=clients, requests=requests)
-        return self._ask(do="closed", clients=clients, seconds=seconds, settle_s=self._settle_s)
+            return self._run(do="count", clients=clients, requests=requests)
+        return self._run(do="closed", clients=clients, seconds=seconds, settle_s=self._settle_s)
 
     def row(self) -> Row:
-        """Add what the load generator saw: centiles and shares as medians of the repetitions."""
+        """Return the row, including the medians of the load generator's metrics."""
         return super().row() | (merge(self._answers) if self.samples else {})
 
     def measure_open(self, rate: float, seconds: float) -> dict[str, Any]:
-        """Send at a fixed rate, and return the rate of answers and the latencies."""
-        sample, answer = self._ask(do="open", clients=64, rate=rate, seconds=seconds, seed=round(rate))
-        about = asdict(self.key) | {"clients": None, "rate": rate}
-        return about | {"texts_per_s": sample.texts / sample.seconds} | answer
+        """Send requests at a fixed rate and return the throughput and latencies."""
+        sample, answer = self._run(do="open", clients=64, rate=rate, seconds=seconds, seed=round(rate))
+        fields = asdict(self.key) | {"clients": None, "rate": rate}
+        return fields | {"texts_per_s": sample.texts / sample.seconds} | answer
 
     def check_all(self) -> None:
-        """From now on compare every reply."""
+        """Verify every response from now on."""
         self._load.request(do="prepare", key=self._key, **(self._request_options | {"check_every": 1}))
 
     def send(self, clients: int, requests: int) -> dict[str, Any]:
-        """Send a number of requests, and return what became of them."""
-        sample, answer = self._ask(do="count", clients=clients, requests=requests)
+        """Send a fixed number of requests and return their metrics."""
+        sample, answer = self._run(do="count", clients=clients, requests=requests)
         return {"texts": sample.texts, "texts_per_s": sample.texts / sample.seconds} | answer
 
-    def _ask(self, **request: object) -> tuple[Sample, dict[str, Any]]:
+    def _run(self, **request: object) -> tuple[Sample, dict[str, Any]]:
         server_cpu_s = self.server.cpu_s
         answer = self._load.request(key=self._key, **request)
         cores_s = answer.pop("wall_s") * self._threads
@@ -112,14 +112,14 @@ class ServerCase(Case):
 
 
 def merge(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one answer for several: medians, but the sum of errors and the largest difference."""
+    """Merge load generator metrics: medians, total errors and the largest difference."""
     errors: Counter[str] = Counter()
     for answer in answers:
         errors.update(answer["errors"])
     latencies = [answer["latency_ms"] for answer in answers if answer["latency_ms"]]
     return {
         "latency_ms": {
-            centile: statistics.median(latency[centile] for latency in latencies) for centile in latencies[0]
+            name: statistics.median(latency[name] for latency in latencies) for name in latencies[0]
         }
         if latencies
         else {},

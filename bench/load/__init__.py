@@ -1,1 +1,1 @@
-"""The load on a server: a process with many clients."""
+"""Load generator: a process with many clients."""

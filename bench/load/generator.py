@@ -1,9 +1,9 @@
-"""The load generator: many clients of a server in one process, which also measures its own cost.
+"""Load generator: many clients of a server in one process.
 
     python -m bench.load.generator
 
-Requests are serialized once, before the measurement. Only a sample of the replies is read; each is compared
-with the reply to the same text alone.
+Requests are serialized before the measurement. A sample of the responses is parsed and verified against the
+same request sent alone. The generator also reports its own CPU time.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from bench.lines import Answer, answer_lines
 from bench.load.calls import Call, finished_within, latencies_ms, poisson_arrivals
 from bench.load.senders import GrpcSender, HttpSender, RequestError, Sender, make_request, read_reply
 
-DRAIN_S = 30.0  # at the end of an open loop
+DRAIN_S = 30.0  # timeout for outstanding requests at the end of an open loop
 
 
 @dataclass
 class Target:
-    """A server, and the requests for it.
+    """A server and its requests.
 
     Attributes:
-        groups: the indices of the texts of each request.
-        expected: by request, its numbers when sent alone.
+        groups: Text indices of each request.
+        expected: Arrays received when a request was sent alone, by request index.
     """
 
     protocol: str
@@ -42,7 +42,7 @@ class Target:
     expected: dict[int, npt.NDArray[Any]] = field(default_factory=dict)
 
     def open_sender(self) -> Sender:
-        """Return a client; its connection is made when it sends."""
+        """Return a client that connects on its first request."""
         if self.protocol == "http":
             return HttpSender(self.address)
         return GrpcSender(self.address, self.what)
@@ -50,7 +50,7 @@ class Target:
 
 @dataclass
 class Tally:
-    """The replies that came back, and the errors."""
+    """Completed calls, errors and verification results."""
 
     target: Target
     calls: list[Call] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Tally:
     worst_difference: float = 0.0
 
     async def call(self, sender: Sender, index: int, due_at: float) -> None:
-        """Send request `index` and note the reply."""
+        """Send request `index` and record the result."""
         try:
             reply = await sender.send(self.target.requests[index])
         except RequestError as error:
@@ -74,14 +74,14 @@ class Tally:
 
 
 class LoadGenerator:
-    """Answers requests to put load on servers, on an event loop of its own."""
+    """Handles requests to generate load."""
 
     def __init__(self, runner: asyncio.Runner) -> None:
         self._targets: dict[str, Target] = {}
         self._runner = runner
 
-    def handle(self, do: str, key: str, **request: Any) -> Answer:  # noqa: ANN401 - the methods know
-        """Prepare a target (`prepare`), or put load on it and say what that cost this process."""
+    def handle(self, do: str, key: str, **request: Any) -> Answer:  # noqa: ANN401 - passed through
+        """Prepare a target, or generate load and report the generator's own CPU time."""
         if do == "prepare":
             return self._prepare(key, **request)
         loops: dict[str, Any] = {
@@ -109,18 +109,18 @@ class LoadGenerator:
         what: str,
         address: str,
     ) -> Answer:
-        """Serialize the requests; send one of `check_every` alone, and keep its numbers."""
+        """Serialize the requests and record the expected result of every `check_every`-th request."""
         order = list(range(len(texts)))
         groups = [order[start : start + texts_per_request] for start in order[::texts_per_request]]
         requests = [
             make_request(protocol, what, [texts[index] for index in group], num_layers) for group in groups
         ]
         target = self._targets[key] = Target(protocol, address, what, lengths, groups, requests)
-        self._runner.run(send_alone(target, check_every))
+        self._runner.run(record_expected(target, check_every))
         return {"requests": len(requests)}
 
 
-async def send_alone(target: Target, check_every: int) -> None:
+async def record_expected(target: Target, check_every: int) -> None:
     sender = target.open_sender()
     for index in range(0, len(target.requests), check_every):
         reply = await sender.send(target.requests[index])
@@ -129,7 +129,7 @@ async def send_alone(target: Target, check_every: int) -> None:
 
 
 async def closed_loop(target: Target, clients: int, seconds: float, settle_s: float) -> Answer:
-    """Let each client send request after request; count what came back once `settle_s` were over."""
+    """Run closed-loop clients and measure responses after a settling time of `settle_s`."""
     tally, senders = Tally(target), [target.open_sender() for _ in range(clients)]
     order = shuffled(target, clients)
     start = time.perf_counter()
@@ -145,7 +145,7 @@ async def closed_loop(target: Target, clients: int, seconds: float, settle_s: fl
 
 
 async def count_loop(target: Target, clients: int, requests: int) -> Answer:
-    """Let the clients send this number of requests together."""
+    """Send a fixed number of requests, distributed over the clients."""
     tally, senders = Tally(target), [target.open_sender() for _ in range(clients)]
     chosen = itertools.islice(shuffled(target, clients), requests)
     start = time.perf_counter()
@@ -160,23 +160,23 @@ async def count_loop(target: Target, clients: int, requests: int) -> Answer:
 
 
 async def fetch_vectors(target: Target, clients: int, requests: int) -> Answer:
-    """Send the first requests, so many at a time, and return the vectors of their texts in order."""
+    """Send the first `requests` requests concurrently and return their vectors in text order."""
     senders = [target.open_sender() for _ in range(clients)]
-    found: dict[int, list[list[float]]] = {}
-    waiting = iter(range(requests))
+    vectors: dict[int, list[list[float]]] = {}
+    pending = iter(range(requests))
 
     async def client(sender: Sender) -> None:
-        for index in waiting:
+        for index in pending:
             reply = await sender.send(target.requests[index])
-            found[index] = read_reply(target.protocol, target.what, reply).tolist()
+            vectors[index] = read_reply(target.protocol, target.what, reply).tolist()
 
     await asyncio.gather(*(client(sender) for sender in senders))
     await close_all(senders)
-    return {"vectors": [vector for index in sorted(found) for vector in found[index]]}
+    return {"vectors": [vector for index in sorted(vectors) for vector in vectors[index]]}
 
 
 async def open_loop(target: Target, clients: int, rate: float, seconds: float, seed: int) -> Answer:
-    """Send requests when they are due, whatever has come back, over `clients` connections in turn."""
+    """Send requests at Poisson arrival times, round-robin over `clients` connections."""
     tally, senders = Tally(target), [target.open_sender() for _ in range(clients)]
     order = np.random.default_rng(seed).integers(len(target.requests), size=1 << 16).tolist()
     start, late_s, running = time.perf_counter(), 0.0, []
@@ -192,17 +192,17 @@ async def open_loop(target: Target, clients: int, rate: float, seconds: float, s
         task.cancel()
     await close_all(senders)
     answer = summary(tally, start, start + seconds)
-    answer["latency_ms"] = latencies_ms(tally.calls)  # also of those that came after the end
+    answer["latency_ms"] = latencies_ms(tally.calls)  # includes responses after the end of the interval
     return answer | {"unanswered": len(unfinished), "sent_late_ms": late_s * 1000, "sent": len(running)}
 
 
 def shuffled(target: Target, seed: int) -> Iterator[int]:
-    """Return the numbers of the requests in an order that is repeated."""
+    """Cycle through the request indices in a shuffled order."""
     return itertools.cycle(np.random.default_rng(seed).permutation(len(target.requests)).tolist())
 
 
 def summary(tally: Tally, start: float, end: float) -> Answer:
-    """Return what came back from `start` to `end`, and whether it was right."""
+    """Return metrics of the calls completed between `start` and `end`."""
     calls, target = finished_within(tally.calls, start, end), tally.target
     texts = Counter(index for call in calls for index in target.groups[call.index])
     return {

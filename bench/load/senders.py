@@ -1,6 +1,6 @@
-"""Senders of requests that are bytes already, and readers of replies.
+"""Clients that send pre-serialized requests, and response parsing.
 
-The load generator shares the machine with the measured server, so it builds no messages while it measures.
+The load generator shares the CPU with the measured server, so requests are serialized in advance.
 """
 
 import asyncio
@@ -18,34 +18,33 @@ MAX_MESSAGE_BYTES = 64 << 20
 
 
 class RequestError(Exception):
-    """A request was refused or failed; the message is the status."""
+    """A request failed. The message is the status."""
 
 
 class Sender(Protocol):
     """One client's connection."""
 
     async def send(self, request: bytes) -> bytes:
-        """Send a request, return the reply; raises RequestError."""
+        """Send a request and return the response. Raises RequestError on failure."""
 
     async def close(self) -> None:
         """Close the connection."""
 
 
 class GrpcSender:
-    """A channel of its own to attnlens."""
+    """gRPC client with its own connection."""
 
     def __init__(self, address: str, what: str) -> None:
         options = [
-            ("grpc.use_local_subchannel_pool", 1),  # else all channels of a process share a connection
+            ("grpc.use_local_subchannel_pool", 1),  # one connection per channel
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ]
         self._channel = grpc.aio.insecure_channel(address, options=options)
         method = "Embed" if what == "embed" else "Encode"
         path = f"/attnlens.v1.EncoderService/{method}"
-        self._call: Any = self._channel.unary_unary(path)  # without serializers: bytes to bytes
+        self._call: Any = self._channel.unary_unary(path)  # no serializers: bytes in, bytes out
 
     async def send(self, request: bytes) -> bytes:
-        """See Sender."""
         try:
             reply: bytes = await self._call(request)
         except grpc.aio.AioRpcError as error:
@@ -53,12 +52,14 @@ class GrpcSender:
         return reply
 
     async def close(self) -> None:
-        """See Sender."""
         await self._channel.close()
 
 
 class HttpSender:
-    """A kept connection to Infinity: HTTP/1.1 without a library, which would cost more than the request."""
+    """Minimal HTTP/1.1 client for Infinity with a persistent connection.
+
+    An HTTP library would use more CPU than the request itself.
+    """
 
     def __init__(self, address: str) -> None:
         self._host, port = address.split(":")
@@ -66,7 +67,6 @@ class HttpSender:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def send(self, request: bytes) -> bytes:
-        """See Sender."""
         if self._streams is None:
             self._streams = await asyncio.open_connection(self._host, self._port, limit=MAX_MESSAGE_BYTES)
         reader, writer = self._streams
@@ -80,13 +80,12 @@ class HttpSender:
         return body
 
     async def close(self) -> None:
-        """See Sender."""
         if self._streams is not None:
             self._streams[1].close()
 
 
 def make_request(protocol: str, what: str, texts: list[str], num_layers: int) -> bytes:
-    """Return the bytes of a request for these texts."""
+    """Return a serialized request for `texts`."""
     if protocol == "http":
         return json.dumps({"model": "bundle", "input": texts}).encode()
     inputs = [pb.Input(text=text) for text in texts]
@@ -101,7 +100,7 @@ def make_request(protocol: str, what: str, texts: list[str], num_layers: int) ->
 
 
 def read_reply(protocol: str, what: str, reply: bytes) -> npt.NDArray[Any]:
-    """Return the numbers of a reply."""
+    """Return the array in a response."""
     if protocol == "http":
         return np.array([entry["embedding"] for entry in json.loads(reply)["data"]], dtype=np.float32)
     if what == "embed":

@@ -1,1 +1,1 @@
-"""What a run needs and makes once below `.bench/`: environments, bundles, a checkpoint, converted models."""
+"""Artifacts created once in `.bench/`: environments, bundles, checkpoints and converted models."""

@@ -1,7 +1,6 @@
-"""A checkpoint of BERT-base's sizes with random weights and MiniLM's tokenizer.
+"""A randomly initialized BERT-base checkpoint with MiniLM's tokenizer.
 
-Its speed is that of a real one. Vectors of random weights mean nothing; how near a program comes to fp32 is
-measured on them all the same.
+Speed and numerical accuracy relative to fp32 do not require trained weights.
 """
 
 import json
@@ -24,25 +23,25 @@ SIZES: dict[str, Any] = {
 
 
 def make_base_checkpoint(minilm: Path) -> Path:
-    """Return the directory; write it if it is absent, in the layout of sentence-transformers."""
+    """Return the checkpoint directory, in sentence-transformers format. Created if missing."""
     if CHECKPOINT.exists():
         return CHECKPOINT
-    import torch  # noqa: PLC0415 - takes seconds
+    import torch  # noqa: PLC0415 - slow import
     from transformers import BertConfig, BertModel  # noqa: PLC0415
 
     shutil.rmtree(unfinished := CHECKPOINT.with_name("base-checkpoint.unfinished"), ignore_errors=True)
-    left_out = shutil.ignore_patterns("model.safetensors", "README.md", "data_config.json")
-    shutil.copytree(minilm, unfinished, ignore=left_out)
+    ignored = shutil.ignore_patterns("model.safetensors", "README.md", "data_config.json")
+    shutil.copytree(minilm, unfinished, ignore=ignored)
     torch.manual_seed(SEED)
     vocab_size = json.loads((minilm / "config.json").read_text("utf-8"))["vocab_size"]
     config = BertConfig.from_dict({**SIZES, "vocab_size": vocab_size})
     BertModel(config).save_pretrained(unfinished)
-    alter(unfinished / "sentence_bert_config.json", max_seq_length=MAX_TOKENS)
-    alter(unfinished / "1_Pooling" / "config.json", word_embedding_dimension=config.vector_size)
+    update_json(unfinished / "sentence_bert_config.json", max_seq_length=MAX_TOKENS)
+    update_json(unfinished / "1_Pooling" / "config.json", word_embedding_dimension=config.vector_size)
     unfinished.rename(CHECKPOINT)
     return CHECKPOINT
 
 
-def alter(path: Path, **values: object) -> None:
-    """Set values of a JSON file."""
+def update_json(path: Path, **values: object) -> None:
+    """Update keys of a JSON file."""
     path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | values, indent=2), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""An environment for each kind of peer, made once below `.bench/` from its pinned requirements."""
+"""Virtual environments of the peers, created in `.bench/` from pinned requirements."""
 
 import hashlib
 import subprocess
@@ -9,14 +9,14 @@ from bench.lines import ROOT, ProcessError
 
 DIRECTORY = ROOT / ".bench"
 REQUIREMENTS = ROOT / "bench" / "peers"
-ALONE = {"PYTHONPATH": ""}  # so that a process in such an environment sees no package of ours
+ISOLATED = {"PYTHONPATH": ""}  # hide attnlens packages from peer environments
 
 
-def python_of(name: str) -> Path:
-    """Return the interpreter of an environment; make the environment if it is absent or out of date.
+def environment_python(name: str) -> Path:
+    """Return the Python interpreter of an environment. Created if missing or outdated.
 
     Raises:
-        ProcessError: pip failed.
+        ProcessError: If pip fails.
     """
     directory, requirements = DIRECTORY / name, REQUIREMENTS / f"{name}.txt"
     stamp = hashlib.sha256(requirements.read_bytes()).hexdigest()
@@ -24,7 +24,7 @@ def python_of(name: str) -> Path:
     python = directory / "bin" / "python"
     if not stamp_path.is_file() or stamp_path.read_text() != stamp:
         print(
-            f"Making the environment {name}, once: minutes, and up to 2 GB ...", file=sys.stderr, flush=True
+            f"Creating environment {name}. This takes minutes and up to 2 GB ...", file=sys.stderr, flush=True
         )
         _run([sys.executable, "-m", "venv", "--clear", str(directory)], name)
         _run([str(python), "-m", "pip", "install", "--quiet", "--requirement", str(requirements)], name)

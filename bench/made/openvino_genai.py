@@ -1,4 +1,4 @@
-"""The directories that openvino-genai opens, made once below `.bench/` for each bundle."""
+"""Converts bundles to openvino-genai models in `.bench/`."""
 
 import hashlib
 import json
@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.lines import ROOT, ProcessError
-from bench.made.environments import ALONE, DIRECTORY, python_of
+from bench.made.environments import DIRECTORY, ISOLATED, environment_python
 
 ENVIRONMENT = "openvino_genai"
 
 
 def convert(bundle: Path, name: str, texts: Sequence[str], max_tokens: int) -> Path:
-    """Return the directory with `fp32` and `int8`; make it if it is absent, or of another graph or texts.
+    """Return a directory with `fp32` and `int8` models. Recreated if the graph or texts change.
 
     Args:
-        bundle: whose `onnx/model.onnx` is converted.
-        name: of the directory.
-        texts: NNCF takes the ranges of its activations from them.
-        max_tokens: where it cuts them.
+        bundle: Bundle with the `onnx/model.onnx` to convert.
+        name: Directory name.
+        texts: Calibration texts for NNCF.
+        max_tokens: Maximum length of the calibration texts, in tokens.
 
     Raises:
-        ProcessError: the environment or the conversion failed.
+        ProcessError: If the environment or the conversion fails.
     """
     directory = DIRECTORY / "models" / name
     hashed = hashlib.sha256((bundle / "onnx" / "model.onnx").read_bytes())
@@ -33,8 +33,8 @@ def convert(bundle: Path, name: str, texts: Sequence[str], max_tokens: int) -> P
     stamp_path = directory / "source.sha256"
     if stamp_path.is_file() and stamp_path.read_text() == hashed.hexdigest():
         return directory
-    python = python_of(ENVIRONMENT)
-    print(f"Converting {bundle} for openvino-genai, once: minutes ...", file=sys.stderr, flush=True)
+    python = environment_python(ENVIRONMENT)
+    print(f"Converting {bundle} for openvino-genai. This takes minutes ...", file=sys.stderr, flush=True)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     texts_path = directory / "calibration.json"
@@ -43,7 +43,7 @@ def convert(bundle: Path, name: str, texts: Sequence[str], max_tokens: int) -> P
     finished = subprocess.run(
         [str(word) for word in command],
         cwd=ROOT,
-        env={**os.environ, **ALONE},
+        env={**os.environ, **ISOLATED},
         capture_output=True,
         text=True,
         check=False,

@@ -1,1 +1,1 @@
-"""The peers: modules that run in environments of their own, `python -m bench.peers.with_NAME`."""
+"""Peer libraries. Each module runs in its own environment: `python -m bench.peers.with_NAME`."""

@@ -1,9 +1,9 @@
-"""Make the directories that openvino-genai opens: the model of a bundle as it is, and quantized by NNCF.
+"""Convert a bundle for openvino-genai, in fp32 and quantized by NNCF.
 
     python -m bench.peers.convert_openvino_genai BUNDLE DIRECTORY TEXTS MAX_TOKENS
 
-`DIRECTORY/fp32` and `DIRECTORY/int8` get openvino_model.xml, openvino_tokenizer.xml and config.json. TEXTS is
-a file with a JSON list of strings: NNCF takes the ranges of activations from them.
+Writes openvino_model.xml, openvino_tokenizer.xml and config.json to `DIRECTORY/fp32` and `DIRECTORY/int8`.
+TEXTS is a JSON file with a list of calibration texts.
 """
 
 import json
@@ -26,22 +26,22 @@ def main() -> None:
     save(model, tokenizer, Path(bundle), Path(directory) / "fp32")
     texts = json.loads(Path(texts_path).read_text(encoding="utf-8"))
     inputs = [encode(tokenizer, text, int(max_tokens)) for text in texts]
-    # With TRANSFORMER NNCF uses its settings for such models: SmoothQuant, symmetric activations.
+    # ModelType.TRANSFORMER enables SmoothQuant and symmetric activations.
     quantized = nncf.quantize(
         model, nncf.Dataset(inputs), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(inputs)
     )
     save(quantized, tokenizer, Path(bundle), Path(directory) / "int8")
 
 
-def encode(tokenizer: Any, text: str, max_tokens: int) -> dict[str, Any]:  # noqa: ANN401 - transformers' own
-    """Return the inputs of the graph for one text, (1, T) each."""
+def encode(tokenizer: Any, text: str, max_tokens: int) -> dict[str, Any]:  # noqa: ANN401 - untyped in transformers
+    """Return the graph inputs for one text, each of shape (1, T)."""
     encoded = tokenizer(text, truncation=True, max_length=max_tokens)
     ids = np.array([encoded["input_ids"]], dtype=np.int64)
     return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
 
 
 def save(model: openvino.Model, tokenizer: object, bundle: Path, directory: Path) -> None:
-    """Write a model in the precision that it has, its tokenizer and its configuration."""
+    """Write a model without changing its precision, with its tokenizer and configuration."""
     directory.mkdir(parents=True)
     openvino.save_model(
         convert_tokenizer(tokenizer, with_detokenizer=False), directory / "openvino_tokenizer.xml"

@@ -1,4 +1,4 @@
-"""Texts in, seconds out: the request that every in-process contestant answers."""
+"""Request handler shared by all in-process contestants: runs texts and returns timings."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,12 +8,12 @@ from typing import Any
 from bench.lines import Answer, answer_lines
 
 Run = Callable[..., Any]
-"""Takes texts, the task (`embed`, `tokens`, `attention`, `attention mean`), the texts in a batch, and what
-else a choice of its contestant has."""
+"""Function of texts, task (`embed`, `tokens`, `attention`, `attention mean`), batch size and further options
+of a batching choice."""
 
 
 def timed(run: Run) -> Callable[..., Answer]:
-    """Return a handler that answers with the seconds of `run` and, if asked for, the vectors."""
+    """Return a handler that times `run` and optionally returns the vectors."""
 
     def handle(
         texts: list[str],
@@ -41,11 +41,11 @@ def timed(run: Run) -> Callable[..., Answer]:
 
 
 def answer_texts(run: Run, packages: Sequence[str]) -> None:
-    """Answer requests for `run` until there are no more."""
+    """Serve requests for `run` until stdin is closed."""
     answer_lines(timed(run), versions={name: version(name) for name in packages})
 
 
 def sorted_batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Cut the indices of texts, sorted by length, into batches."""
+    """Return batches of text indices, sorted by length."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]

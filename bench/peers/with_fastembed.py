@@ -1,8 +1,8 @@
-"""fastembed with a bundle as its custom model.
+"""Runs fastembed with a bundle as a custom model.
 
     python -m bench.peers.with_fastembed BUNDLE DIMENSIONS THREADS MAX_TOKENS
 
-It has no option for the length: its tokenizer is told.
+fastembed has no option for the maximum length, so truncation is set on the tokenizer.
 """
 
 import sys
@@ -20,7 +20,7 @@ def main() -> None:
         model="bundle",
         pooling=PoolingType.MEAN,
         normalization=True,
-        sources=ModelSource(hf="bundle"),  # wants a value; with specific_model_path nothing is fetched
+        sources=ModelSource(hf="bundle"),  # required, but unused with specific_model_path
         dim=int(dimensions),
         model_file="onnx/model.onnx",
     )

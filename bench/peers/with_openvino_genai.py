@@ -1,9 +1,9 @@
-"""openvino-genai's TextEmbeddingPipeline on a directory that convert_openvino_genai.py made.
+"""Runs openvino-genai's TextEmbeddingPipeline on a model from convert_openvino_genai.py.
 
     python -m bench.peers.with_openvino_genai DIRECTORY (f32|bf16) THREADS MAX_TOKENS
 
-It pads a batch to its longest text, so texts are sorted by length. `side_by_side` pipelines share the threads
-and the batches: its calls let other threads run.
+The pipeline pads to the longest text in a batch, so texts are sorted by length. With `side_by_side`, several
+pipelines run concurrently (calls release the GIL) and share the threads.
 """
 
 import queue
@@ -19,7 +19,7 @@ Vectors = list[Any]
 
 
 class Pipelines:
-    """As many pipelines side by side as are asked for, opened when they are first."""
+    """Pools of concurrent pipelines, opened on first use."""
 
     def __init__(self, directory: str, precision: str, threads: int, max_tokens: int) -> None:
         self._directory, self._precision = directory, precision
@@ -27,7 +27,7 @@ class Pipelines:
         self._opened: dict[int, list[TextEmbeddingPipeline]] = {}
 
     def run(self, texts: list[str], _what: str, batch_size: int, side_by_side: int = 1) -> Vectors:
-        """Return the vectors in the order of the texts."""
+        """Return the vectors in text order."""
         pipelines = self._open(side_by_side)
         vectors: Vectors = [None] * len(texts)
         batches: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
@@ -40,8 +40,8 @@ class Pipelines:
                     batch = batches.get_nowait()
                 except queue.Empty:
                     return
-                found = pipeline.embed_documents([texts[index] for index in batch])
-                for index, vector in zip(batch, found, strict=True):
+                batch_vectors = pipeline.embed_documents([texts[index] for index in batch])
+                for index, vector in zip(batch, batch_vectors, strict=True):
                     vectors[index] = vector
 
         threads = [threading.Thread(target=work, args=(pipeline,)) for pipeline in pipelines[1:]]
@@ -70,7 +70,7 @@ class Pipelines:
             config,
             INFERENCE_PRECISION_HINT=self._precision,
             INFERENCE_NUM_THREADS=threads,
-            ENABLE_CPU_PINNING=False,  # two of them would share a core; with one it makes no difference
+            ENABLE_CPU_PINNING=False,  # pinned pipelines would share cores
         )
 
 

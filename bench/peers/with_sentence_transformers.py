@@ -1,8 +1,8 @@
-"""sentence-transformers on one of its backends.
+"""Runs sentence-transformers with one of its backends.
 
     python -m bench.peers.with_sentence_transformers DIRECTORY (torch|onnx|f32|bf16) THREADS MAX_TOKENS
 
-`f32` and `bf16` are the OpenVINO backend in that precision.
+`f32` and `bf16` select the OpenVINO backend in the given precision.
 """
 
 import sys
@@ -18,7 +18,7 @@ def open_model(directory: str, backend: str, threads: int) -> SentenceTransforme
     if backend == "torch":
         return SentenceTransformer(directory, device="cpu")
     if backend == "onnx":
-        import onnxruntime  # noqa: PLC0415 - not in every environment
+        import onnxruntime  # noqa: PLC0415 - optional dependency
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads

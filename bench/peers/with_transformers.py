@@ -1,4 +1,4 @@
-"""transformers with PyTorch, with batches sorted by length, as a user who cares about speed would write it.
+"""Runs transformers with PyTorch, with batches sorted by length.
 
 python -m bench.peers.with_transformers CHECKPOINT (sdpa|eager) THREADS MAX_TOKENS
 """
@@ -22,7 +22,7 @@ class Encoder:
 
     @torch.inference_mode()
     def run(self, texts: list[str], what: str, batch_size: int) -> list[Any]:
-        """Return what was asked for, text by text, in the order of the texts."""
+        """Return the results of `what` in text order."""
         results: list[Any] = [None] * len(texts)
         for batch in sorted_batches([len(text) for text in texts], batch_size):
             inputs = self._tokenizer(
@@ -37,11 +37,13 @@ class Encoder:
                 results[index] = result
         return results
 
-    def _results(self, outputs: Any, inputs: Any, what: str) -> Any:  # noqa: ANN401 - as transformers has it
+    def _results(self, outputs: Any, inputs: Any, what: str) -> Any:  # noqa: ANN401 - untyped in transformers
         if what == "attention":
             layers = outputs.attentions  # each (B, H, T, T)
             if len(layers) != self._model.config.num_hidden_layers:
-                raise RuntimeError(f"{len(layers)} layers of attention, not all")
+                raise RuntimeError(
+                    f"{len(layers)} layers of attention instead of {self._model.config.num_hidden_layers}"
+                )
             return zip(*(layer.numpy() for layer in layers), strict=True)
         if what == "attention mean":
             return outputs.attentions[-1].mean(dim=1).numpy()
