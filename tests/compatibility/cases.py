@@ -1,6 +1,6 @@
-"""What each release is asked, so that later ones can be asked the same: one request of every kind.
+"""One request of every kind, sent to each release so that later releases can repeat it.
 
-Cases are added, never changed: what an earlier release has recorded stays as it was sent.
+Cases are added but never changed, because earlier recordings refer to them.
 """
 
 from google.protobuf.message import Message
@@ -34,7 +34,7 @@ ATTENTION = [
 ]
 NO_PROMPT = pb.Prompt(text="")
 
-# Name of the case -> method and request.
+# Case name -> method and request.
 CASES: dict[str, tuple[str, Message]] = {
     "embed": ("Embed", pb.EmbedRequest(inputs=[text(FIRST), text(SECOND), text("")])),
     "embed with all options": (

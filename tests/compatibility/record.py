@@ -1,6 +1,7 @@
 """Record a release: `python tests/compatibility/record.py 0.1`.
 
-It makes a bundle, asks a server, and writes both down in `tests/compatibility/v0.1/`, which stays as it is.
+Exports a bundle, sends the requests to a server, and writes both to `tests/compatibility/v0.1/`,
+which is never changed afterwards.
 """
 
 import json
@@ -13,7 +14,7 @@ import grpc
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent)]
 
-from compatibility import recording  # noqa: E402 - the path comes first
+from compatibility import recording  # noqa: E402 - sys.path must be set first
 from compatibility.cases import CASES  # noqa: E402
 from odd_models import OddModel  # noqa: E402
 from served import ServerProcess  # noqa: E402
@@ -30,11 +31,11 @@ SIZES = {
 
 
 def make_bundle(directory: Path) -> None:
-    """Export a BERT of odd sizes with all that a bundle may have: fp16, dense layers, prompts."""
-    import torch  # noqa: PLC0415 - heavy
-    from safetensors.torch import save_file  # noqa: PLC0415 - heavy
+    """Export a BERT with unusual sizes that uses every bundle feature: fp16, dense layers and prompts."""
+    import torch  # noqa: PLC0415 - slow import
+    from safetensors.torch import save_file  # noqa: PLC0415 - slow import
 
-    from attnlens_export import ExportOptions, Fp16, export_bundle  # noqa: PLC0415 - heavy
+    from attnlens_export import ExportOptions, Fp16, export_bundle  # noqa: PLC0415 - slow import
 
     with tempfile.TemporaryDirectory() as temporary:
         source = Path(temporary)

@@ -1,4 +1,4 @@
-"""Calls as bytes: made against a server, written down, read again."""
+"""Recorded calls: sent to a server as bytes, written to a file and read back."""
 
 import base64
 import json
@@ -21,7 +21,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["EncoderService"]
 
 @dataclass(frozen=True)
 class Recorded:
-    """One call: its request, its responses and how it ended."""
+    """One call: the request, the responses and the final status."""
 
     name: str
     method: str
@@ -50,12 +50,12 @@ class Recorded:
         }
 
     def replies(self) -> list[dict[str, Any]]:
-        """The responses as JSON values, the numbers of tensors in lists."""
+        """Responses as JSON values, with tensor data as lists."""
         kind = GetMessageClass(SERVICE.methods_by_name[self.method].output_type)
         return [as_values(kind.FromString(response)) for response in self.responses]
 
     def failure(self) -> dict[str, Any]:
-        """Status and details of a call that failed."""
+        """Status and details of a failed call."""
         return {"code": self.code, **as_values(ErrorDetails.FromString(self.error))}
 
 
@@ -64,7 +64,7 @@ def _text(data: bytes) -> str:
 
 
 def call(channel: grpc.Channel, name: str, method: str, request: bytes) -> Recorded:
-    """Send the bytes of a request, and return what came back."""
+    """Send the request bytes and return the recorded call."""
     path = f"/{SERVICE.full_name}/{method}"
     try:
         if SERVICE.methods_by_name[method].server_streaming:
@@ -92,7 +92,7 @@ def read(path: Path) -> list[Recorded]:
 
 
 def as_values(message: Message) -> dict[str, Any]:
-    """Return what a message states, by field name; a tensor as its shape, type and numbers."""
+    """Convert a message to JSON values by field name; a tensor becomes its shape, data type and values."""
     values: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True)
     _unpack(message, values)
     return values

@@ -1,4 +1,4 @@
-"""Compatibility of the protocol with each release, and of its final messages with the previous commit."""
+"""The protocol stays compatible with each release, and its final messages with the previous commit."""
 
 import io
 import re
@@ -24,7 +24,7 @@ CHANGES = {
 }
 
 
-# Numbers that future methods will use. `reserved` in the .proto files would make them unusable forever.
+# Field numbers set aside for future methods. `reserved` in the .proto files would block them forever.
 FREE_NUMBERS = {
     "ExplainRequest": (15, 16, 17),
     "Explanation": (7,),
@@ -74,7 +74,7 @@ def test_final_messages_are_compatible_with_the_previous_commit(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", FREE_NUMBERS)
-def test_numbers_of_future_methods_are_free(name: str) -> None:
+def test_field_numbers_of_future_methods_are_unused(name: str) -> None:
     modules = (encoder_service_pb2, explanation_pb2, manifest_pb2, model_pb2, tensor_pb2)
     [descriptor] = [
         types[name]
@@ -88,14 +88,14 @@ def test_numbers_of_future_methods_are_free(name: str) -> None:
 
 
 @pytest.mark.parametrize("baseline", BASELINES, ids=lambda path: path.stem)
-def test_the_protocol_breaks_no_release(baseline: Path) -> None:
+def test_protocol_is_compatible_with_every_release(baseline: Path) -> None:
     result = breaking(PROTOS, baseline)
     assert result.returncode == 0, result.stdout
 
 
 @pytest.fixture(scope="module")
 def today(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The protocol of the sources, as a release would record it."""
+    """The current protocol, recorded as a release would be."""
     path = tmp_path_factory.mktemp("today") / "today.binpb"
     command = [str(BUF), "build", "--exclude-source-info", "-o", str(path)]
     subprocess.run(command, cwd=PROTOS, capture_output=True, check=True)
@@ -103,7 +103,7 @@ def today(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("old", "new"), CHANGES.values(), ids=CHANGES)
-def test_a_change_that_breaks_would_be_noticed(old: str, new: str, today: Path, tmp_path: Path) -> None:
+def test_breaking_change_is_detected(old: str, new: str, today: Path, tmp_path: Path) -> None:
     changed = Path(shutil.copytree(PROTOS, tmp_path / "protos"))
     path = changed / "attnlens" / "v1" / "encoder_service.proto"
     text = path.read_text(encoding="utf-8")
@@ -114,7 +114,7 @@ def test_a_change_that_breaks_would_be_noticed(old: str, new: str, today: Path, 
     assert result.returncode != 0
 
 
-def test_additions_are_welcome(today: Path, tmp_path: Path) -> None:
+def test_additions_are_not_breaking(today: Path, tmp_path: Path) -> None:
     changed = Path(shutil.copytree(PROTOS, tmp_path / "protos"))
     path = changed / "attnlens" / "v1" / "error.proto"
     text = path.read_text(encoding="utf-8")

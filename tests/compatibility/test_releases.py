@@ -1,4 +1,4 @@
-"""What earlier releases have written, with the code of today: bundles, requests, replies."""
+"""Bundles, requests and responses of earlier releases work with the current code."""
 
 import hashlib
 import json
@@ -28,10 +28,10 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RELEASES = sorted(HERE.glob("v*"))
 
-# What is another server's or another run's own: neither kept nor promised.
+# Values that depend on the server or the run. They are not part of the compatibility promise.
 NOT_KEPT = {"timings", "versions", "limits", "execution_providers", "error_id"}
 TOLERANCE = 1e-5
-# Methods that a release did not have yet.
+# Methods added after a release.
 SINCE: dict[str, set[str]] = {}
 TOLERANCE_FP16 = 2e-3
 
@@ -50,7 +50,7 @@ def server(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def missing(recorded: object, found: object, path: str = "") -> Iterator[str]:
-    """Yield what a reply of today lacks, or has otherwise, of a recorded one. It may have more."""
+    """Yield each recorded value that is missing or different in the current response. Additions are fine."""
     if isinstance(recorded, dict):
         if "data" in recorded and "shape" in recorded and isinstance(found, dict):
             yield from _other_numbers(recorded, found, path)
@@ -78,9 +78,7 @@ def _other_numbers(recorded: dict[str, Any], found: dict[str, Any], path: str) -
         yield f"{path}: numbers differ by {worst}"
 
 
-def test_the_server_answers_recorded_requests_as_they_were_answered(
-    release: Path, server: ServerProcess
-) -> None:
+def test_server_reproduces_recorded_responses(release: Path, server: ServerProcess) -> None:
     with grpc.insecure_channel(server.address) as channel:
         for recorded in recording.read(release / "calls.json"):
             found = recording.call(channel, recorded.name, recorded.method, recorded.request)
@@ -91,7 +89,7 @@ def test_the_server_answers_recorded_requests_as_they_were_answered(
                 assert list(missing(recorded.failure(), found.failure())) == [], recorded.name
 
 
-def test_a_difference_would_be_noticed(release: Path) -> None:
+def test_differences_are_detected(release: Path) -> None:
     calls = {recorded.name: recorded for recorded in recording.read(release / "calls.json")}
     replies, other = (calls["embed"].replies() for _ in range(2))
     other[0]["embeddings"]["data"][3] += 1e-3
@@ -100,31 +98,31 @@ def test_a_difference_would_be_noticed(release: Path) -> None:
     assert any("usages" in line for line in missing(replies, other))
 
 
-def test_every_method_and_kind_of_failure_is_recorded(release: Path) -> None:
+def test_recording_covers_every_method_and_failure(release: Path) -> None:
     calls = recording.read(release / "calls.json")
     since = SINCE.get(release.name, set())
     assert {recorded.method for recorded in calls} == set(SERVICE.methods_by_name) - since
     assert {recorded.code for recorded in calls} == {"OK", "INVALID_ARGUMENT", "NOT_FOUND"}
 
 
-def test_the_bundle_is_what_it_was(release: Path) -> None:
+def test_recorded_bundle_is_unchanged(release: Path) -> None:
     manifest = read_manifest(release / "bundle")
     assert len(verify_files(release / "bundle", manifest)) > 8
 
 
-def test_the_bundle_still_passes_its_check(release: Path) -> None:
+def test_recorded_bundle_passes_the_current_check(release: Path) -> None:
     command = [sys.executable, "-m", "attnlens_cli.main", "check", str(release / "bundle"), "--json"]
     result = subprocess.run(command, capture_output=True, check=False, text=True)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["passed"]
 
 
-# --- the client with recorded replies -----------------------------------------------------------------
+# --- the client with recorded responses --------------------------------------------------------------
 
 
 @contextmanager
 def replayed(calls: list[Recorded]) -> Iterator[str]:
-    """A server that answers each method with the given recorded call, whatever it is asked."""
+    """Serve the given recorded calls, one per method, regardless of the request."""
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
     for recorded in calls:
         method = SERVICE.methods_by_name[recorded.method]
@@ -168,7 +166,7 @@ def _answer_stream(recorded: Recorded) -> Any:
 
 
 def arrays(recorded: Recorded) -> list[npt.NDArray[Any]]:
-    """The tensors of a recorded reply, in the order in which they stand there."""
+    """Tensors of a recorded response, in order of appearance."""
     found: list[npt.NDArray[Any]] = []
 
     def collect(values: object) -> None:
@@ -200,7 +198,7 @@ READ: dict[str, Callable[[Client], list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", READ)
-def test_the_client_reads_recorded_replies(release: Path, name: str) -> None:
+def test_client_reads_recorded_responses(release: Path, name: str) -> None:
     calls = {recorded.name: recorded for recorded in recording.read(release / "calls.json")}
     with replayed([calls["get model"], calls[name]]) as address, Client(address) as client:
         found = READ[name](client)
@@ -210,7 +208,7 @@ def test_the_client_reads_recorded_replies(release: Path, name: str) -> None:
         np.testing.assert_array_equal(array, wanted)
 
 
-def test_the_client_reads_a_recorded_stream(release: Path) -> None:
+def test_client_reads_a_recorded_stream(release: Path) -> None:
     calls = {recorded.name: recorded for recorded in recording.read(release / "calls.json")}
     with replayed([calls["get model"], calls["stream"]]) as address, Client(address) as client:
         texts = list(client.encode_stream([FIRST, (FIRST, "rain")], attention=[LAST_TWO, MEAN]))
@@ -222,7 +220,7 @@ def test_the_client_reads_a_recorded_stream(release: Path) -> None:
     assert {token.source for token in texts[1].tokens} == {"special", "prompt", "text", "second_text"}
 
 
-def test_the_client_reads_recorded_tokens_models_and_failures(release: Path) -> None:
+def test_client_reads_recorded_tokens_models_and_failures(release: Path) -> None:
     calls = {recorded.name: recorded for recorded in recording.read(release / "calls.json")}
     chosen = [calls[name] for name in ("get model", "tokenize", "too long")]
     with replayed(chosen) as address, Client(address) as client:

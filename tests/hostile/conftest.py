@@ -1,4 +1,4 @@
-"""One server that all attacks share; each attack must leave it unchanged."""
+"""Server shared by all attacks. Each attack must leave it unharmed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ def attacked_server(minilm_bundle: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def target(attacked_server: ServerProcess) -> Iterator[Target]:
-    """The server under attack, which is checked again after the test."""
+    """Yield the server under attack, and check it again after the test."""
     target = Target(attacked_server)
     target.remember()
     yield target

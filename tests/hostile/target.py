@@ -1,4 +1,4 @@
-"""What the attacks share: requests as bytes, and checks of the server before and after."""
+"""Shared helpers: requests as bytes, and checks of the server before and after an attack."""
 
 import grpc
 import numpy as np
@@ -22,7 +22,7 @@ INTERNAL = grpc.StatusCode.INTERNAL.value[0]
 
 
 class Target:
-    """A server, and its state before the attack."""
+    """A server and its state before the attack."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
@@ -30,7 +30,7 @@ class Target:
         self.process = RunningServer(server.address, server.process.pid)
 
     def remember(self) -> None:
-        """Record what must not change."""
+        """Record the state that must not change."""
         self._vector = self.vector()
         self._log_size = len(self.server.log())
         self.process.forget_peak()
@@ -38,28 +38,28 @@ class Target:
 
     @property
     def new_log(self) -> str:
-        """What the server has logged since `remember`."""
+        """Log output since the call to `remember`."""
         return self.server.log()[self._log_size :]
 
     @property
     def peak_growth_mib(self) -> float:
-        """The most memory since `remember`, above what it had then."""
+        """Peak memory growth since the call to `remember`."""
         return self.process.peak_rss_mib - self._rss_mib
 
     def ask(self, path: str, message: bytes, timeout_s: float = DEADLINE_S) -> Reply:
-        """Make one call with a connection of its own and read the whole reply."""
+        """Make one call over a new connection and read the complete response."""
         with RawClient(self.address) as client:
             reply = client.call(path, message)
             client.wait_for_ends([reply], timeout_s)
         return reply
 
     def vector(self) -> bytes:
-        """The bytes of one vector."""
+        """Embed one text and return the vector's bytes."""
         with grpc.insecure_channel(self.address) as channel:
             return EncoderServiceStub(channel).Embed(HELLO, timeout=DEADLINE_S).embeddings.data
 
     def check_unharmed(self) -> None:
-        """Check that the server runs, serves, gives the same vector, and has logged no traceback."""
+        """Check that the server still runs and returns the same vector, and that it logged no traceback."""
         assert self.server.process.poll() is None
         with grpc.insecure_channel(self.address) as channel:
             health = health_pb2_grpc.HealthStub(channel)

@@ -1,4 +1,4 @@
-"""Clients that read nothing, leave in the middle of a reply, or cancel most of their calls."""
+"""Clients that never read responses, disconnect early, or cancel most of their calls."""
 
 import subprocess
 import time
@@ -15,13 +15,13 @@ from bench.studies.raw_http2 import RawClient, method
 from hostile.target import CANCELLED, OK, RESOURCE_EXHAUSTED, Target
 from served import ServerProcess
 
-# The attention of 115 tokens is 3.8 MB: 70 such replies are all that may wait at a time.
+# The attention of 115 tokens takes 3.8 MB, and at most 70 such responses may be pending.
 MAPS = pb.EncodeRequest(inputs=[pb.Input(text="word " * 113)], attention=[pb.AttentionQuery()])
 STREAM = pb.EncodeStreamRequest(inputs=[pb.Input(text="word " * 200)] * 4, attention=[pb.AttentionQuery()])
 MANY_TEXTS = pb.TokenizeRequest(
     inputs=[pb.Input(text="word " * 26_000)] * 32
-)  # 4 MB, all that a request may have
-IN_TIME_S = 30.0  # far more than the stall timeout, far less than for ever
+)  # 4 MB, the maximum request size
+IN_TIME_S = 30.0  # well above the stall timeout, but finite
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
@@ -32,7 +32,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
 
 
 def ask_until_served(target: Target, path: str, message: bytes) -> None:
-    """Ask as an honest caller does: try again while the server is overloaded."""
+    """Retry like a well-behaved client while the server is overloaded."""
     end = time.monotonic() + IN_TIME_S
     while (reply := target.ask(path, message)).status != OK:
         assert reply.reason == "OVERLOADED"
@@ -40,8 +40,8 @@ def ask_until_served(target: Target, path: str, message: bytes) -> None:
         time.sleep(0.1)
 
 
-def stall_and_ask(target: Target, name: str, request: bytes, num_calls: int) -> None:
-    """Make calls and leave their replies unread; an honest caller must be served, and each call must end."""
+def leave_responses_unread(target: Target, name: str, request: bytes, num_calls: int) -> None:
+    """Leave responses unread. A well-behaved client must still be served, and each stalled call must end."""
     with ExitStack() as stack:
         clients = [stack.enter_context(RawClient(target.address, window_bytes=0)) for _ in range(8)]
         shares = [num_calls // 8 + (number < num_calls % 8) for number in range(8)]
@@ -49,7 +49,7 @@ def stall_and_ask(target: Target, name: str, request: bytes, num_calls: int) -> 
             (client, [client.call(method(name), request) for _ in range(share)])
             for client, share in zip(clients, shares, strict=True)
         ]
-        for client, replies in calls:  # each waits for its reader, or was refused
+        for client, replies in calls:  # each call either waits for its reader or was rejected
             client.wait_for_heads(replies)
         ask_until_served(target, method(name), request)
         for client, replies in calls:
@@ -60,15 +60,15 @@ def stall_and_ask(target: Target, name: str, request: bytes, num_calls: int) -> 
     assert statuses <= {(CANCELLED, ""), (RESOURCE_EXHAUSTED, "OVERLOADED")}
 
 
-def test_unread_replies_do_not_block_other_callers(target: Target) -> None:
-    stall_and_ask(target, "Encode", MAPS.SerializeToString(), num_calls=72)
+def test_unread_responses_do_not_block_other_callers(target: Target) -> None:
+    leave_responses_unread(target, "Encode", MAPS.SerializeToString(), num_calls=72)
 
 
 def test_unread_streams_do_not_block_other_callers(target: Target) -> None:
-    stall_and_ask(target, "EncodeStream", STREAM.SerializeToString(), num_calls=50)
+    leave_responses_unread(target, "EncodeStream", STREAM.SerializeToString(), num_calls=50)
 
 
-def test_a_stream_whose_first_message_is_not_read_is_ended(target: Target) -> None:
+def test_stream_ends_when_its_first_message_is_not_read(target: Target) -> None:
     with RawClient(target.address, window_bytes=0) as client:
         reply = client.call(method("EncodeStream"), STREAM.SerializeToString())
         client.wait_for_heads([reply])
@@ -77,7 +77,7 @@ def test_a_stream_whose_first_message_is_not_read_is_ended(target: Target) -> No
 
 
 @pytest.mark.parametrize(("name", "request_"), [("Encode", MAPS), ("EncodeStream", STREAM)])
-def test_clients_that_leave_during_a_reply_cause_no_fault(
+def test_clients_that_disconnect_during_a_response_cause_no_error(
     target: Target, name: str, request_: pb.EncodeRequest | pb.EncodeStreamRequest
 ) -> None:
     for _ in range(5):
@@ -90,14 +90,14 @@ def test_clients_that_leave_during_a_reply_cause_no_fault(
 def start_tokenizing(
     target: Target, stub: EncoderServiceStub
 ) -> "list[grpc._CallFuture[pb.TokenizeResponse]]":
-    """Start long work, and return when some of it is done."""
+    """Start slow work and return once part of it is done."""
     before = target.process.cpu_s
     calls = [stub.Tokenize.future(MANY_TEXTS) for _ in range(16)]
     wait_until(lambda: target.process.cpu_s - before > 0.5)
     return calls
 
 
-def test_the_work_of_cancelled_calls_is_dropped(target: Target) -> None:
+def test_work_of_cancelled_calls_is_dropped(target: Target) -> None:
     with grpc.insecure_channel(target.address) as channel:
         stub = EncoderServiceStub(channel)
         for call in start_tokenizing(target, stub):

@@ -1,4 +1,4 @@
-"""Bytes that are not a message, messages that cost far more than their size, and texts that are slow."""
+"""Invalid messages, messages that are expensive for their size, and texts that are slow to tokenize."""
 
 import gzip
 from contextlib import ExitStack
@@ -9,21 +9,21 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from bench.studies.raw_http2 import RawClient, method, repeated_field
 from hostile.target import INVALID_ARGUMENT, OK, RESOURCE_EXHAUSTED, Target
 
-LONGEST_TEXT = "word " * 26_000  # nearly the 128 KiB that a text may have
-LARGEST_BYTES = (32 << 20) - 64  # nearly what a message may have
+LONGEST_TEXT = "word " * 26_000  # just under the 128 KiB text limit
+LARGEST_BYTES = (32 << 20) - 64  # just under the message size limit
 QUERIES = pb.EncodeRequest.ATTENTION_FIELD_NUMBER
 METHODS = ["Embed", "Encode", "EncodeStream", "Tokenize", "ListModels", "GetModel"]
 MALFORMED = [
     b"\xff" * 11,
     b"\x12\x7f",
     b"\x0b",
-]  # an endless number, a missing end, a group that stays open
-# Processor time of the event loop's thread; other processes on the machine do not change it.
+]  # an endless varint, a truncated message, an unclosed group
+# CPU time of the event-loop thread, which does not depend on other processes.
 LOOP_CPU_S = 0.3
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_bytes_that_are_not_a_message_are_refused_and_not_logged(target: Target, name: str) -> None:
+def test_invalid_messages_are_rejected_and_not_logged(target: Target, name: str) -> None:
     for message in MALFORMED * 10:
         reply = target.ask(method(name), message)
         assert (reply.status, reply.reason) == (INVALID_ARGUMENT, "MALFORMED_REQUEST")
@@ -49,8 +49,8 @@ def test_malformed_health_and_reflection_requests_are_rejected_as_invalid(target
     assert target.new_log == ""
 
 
-def test_compressed_requests_are_refused_before_they_are_inflated(target: Target) -> None:
-    """Half of 16 million empty inputs each: 33 KB that would be 32 MB, and 800 MB once parsed."""
+def test_compressed_requests_are_rejected_before_decompression(target: Target) -> None:
+    """The message has 16 million empty inputs: 33 KB compressed, 32 MB inflated, and 800 MB once parsed."""
     bomb = gzip.compress(b"\x12\x00" * (LARGEST_BYTES // 2))
     assert len(bomb) < 33_000
     with ExitStack() as stack:
@@ -75,7 +75,7 @@ def test_unfinished_uploads_do_not_disturb_other_calls(target: Target) -> None:
 
 
 @pytest.mark.parametrize("number", [2, 3], ids=["layers", "heads"])
-def test_a_long_list_of_numbers_does_not_hold_up_the_event_loop(target: Target, number: int) -> None:
+def test_long_list_of_numbers_does_not_block_the_event_loop(target: Target, number: int) -> None:
     request = pb.EncodeRequest(inputs=[pb.Input(text="hello")]).SerializeToString()
     numbers = repeated_field(number, b"\x01" * (4 << 20))
     before = target.process.loop_cpu_s
@@ -84,7 +84,7 @@ def test_a_long_list_of_numbers_does_not_hold_up_the_event_loop(target: Target, 
     assert target.process.loop_cpu_s - before < LOOP_CPU_S
 
 
-def test_many_queries_do_not_hold_up_the_event_loop(target: Target) -> None:
+def test_many_queries_do_not_block_the_event_loop(target: Target) -> None:
     request = pb.EncodeRequest(inputs=[pb.Input(text="hello")]).SerializeToString()
     before = target.process.loop_cpu_s
     reply = target.ask(method("Encode"), request + repeated_field(QUERIES, b"") * (1 << 20))
@@ -104,7 +104,7 @@ def test_many_ids_do_not_block_the_event_loop(target: Target, name: str) -> None
     assert target.process.loop_cpu_s - before < LOOP_CPU_S
 
 
-def test_the_longest_text_is_tokenized_in_time(target: Target) -> None:
+def test_longest_text_is_tokenized_in_time(target: Target) -> None:
     request = pb.TokenizeRequest(inputs=[pb.Input(text=LONGEST_TEXT)]).SerializeToString()
     reply = target.ask(method("Tokenize"), request, timeout_s=10)
     assert reply.status == OK
@@ -114,8 +114,8 @@ def test_the_longest_text_is_tokenized_in_time(target: Target) -> None:
 
 
 @pytest.mark.parametrize("name", ["Embed", "Encode", "EncodeStream"])
-def test_texts_that_are_too_long_are_refused_without_tokenizing_them_all(target: Target, name: str) -> None:
-    # All have the same two fields.
+def test_overlong_texts_are_rejected_without_tokenizing_all_of_them(target: Target, name: str) -> None:
+    # Both request types have these two fields.
     request = pb.EncodeRequest(inputs=[pb.Input(text=LONGEST_TEXT)] * 32).SerializeToString()
     before = target.process.cpu_s
     reply = target.ask(method(name), request)
@@ -123,7 +123,7 @@ def test_texts_that_are_too_long_are_refused_without_tokenizing_them_all(target:
     assert target.process.cpu_s - before < 1
 
 
-def test_thousands_of_refusals_leave_nothing_behind(target: Target) -> None:
+def test_thousands_of_rejected_requests_leak_no_memory(target: Target) -> None:
     refused = [
         (method("Embed"), pb.EmbedRequest().SerializeToString()),
         (method("Embed"), pb.EmbedRequest(model="another").SerializeToString()),
@@ -145,7 +145,7 @@ def test_thousands_of_refusals_leave_nothing_behind(target: Target) -> None:
                 client.wait_for_ends(replies)
                 assert all(reply.status not in (None, OK) for reply in replies)
 
-    refuse(30)  # what is kept for use again
+    refuse(30)  # fills caches and reusable buffers
     before = target.process.rss_mib
     refuse(400)
     assert target.process.rss_mib - before < 5

@@ -1,4 +1,4 @@
-"""A tokenizer that fails in a way that Python calls no Exception."""
+"""A tokenizer whose failure does not derive from `Exception`."""
 
 import hashlib
 import json
@@ -12,12 +12,12 @@ from bench.studies.raw_http2 import method
 from hostile.target import INVALID_ARGUMENT, OK, Target
 from served import ServerProcess
 
-ENDLESS = "a" * 40 + "!"  # what (a+)+$ gives up on
+ENDLESS = "a" * 40 + "!"  # makes (a+)+$ exceed its backtracking limit
 
 
 @pytest.fixture
 def panicking_bundle(minilm_bundle: Path, tmp_path: Path) -> Path:
-    """MiniLM with a regular expression in its tokenizer that some texts make the library panic on."""
+    """MiniLM whose tokenizer has a regular expression that makes the library panic on some texts."""
     bundle = tmp_path / "bundle"
     shutil.copytree(minilm_bundle, bundle)
     tokenizer = json.loads((bundle / "tokenizer.json").read_text())
@@ -36,7 +36,7 @@ def panicking_bundle(minilm_bundle: Path, tmp_path: Path) -> Path:
     return bundle
 
 
-def test_a_tokenizer_that_panics_fails_the_call_and_nothing_else(panicking_bundle: Path) -> None:
+def test_tokenizer_panic_fails_only_the_call(panicking_bundle: Path) -> None:
     with ServerProcess(panicking_bundle) as server:
         target = Target(server)
         before = target.vector()
@@ -47,7 +47,7 @@ def test_a_tokenizer_that_panics_fails_the_call_and_nothing_else(panicking_bundl
             ("EncodeStream", pb.EncodeStreamRequest(inputs=inputs)),
             ("Tokenize", pb.TokenizeRequest(inputs=inputs)),
         ):
-            for _ in range(3):  # more than there are workers
+            for _ in range(3):  # more calls than there are workers
                 reply = target.ask(method(name), request.SerializeToString(), timeout_s=20)
                 assert (reply.status, reply.reason) == (INVALID_ARGUMENT, "INVALID_FIELD"), name
         assert target.ask(method("ListModels"), b"").status == OK

@@ -1,4 +1,4 @@
-"""What the server's tests share."""
+"""Shared fixtures of the server tests."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What `open_bundle` refuses before anything is loaded."""
+"""`open_bundle` rejects invalid bundles before it loads anything."""
 
 import hashlib
 import json
@@ -41,7 +41,7 @@ def refusal(bundle: Path, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("name", [EMBEDDINGS, ATTENTIONS, "tokenizer.json"])
-def test_an_altered_file_is_refused_by_name(bundle: Path, name: str) -> None:
+def test_modified_file_is_rejected_by_name(bundle: Path, name: str) -> None:
     path = bundle / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -51,19 +51,19 @@ def test_an_altered_file_is_refused_by_name(bundle: Path, name: str) -> None:
     assert f"{path} was altered: it has {len(content) - 1} bytes" in refusal(bundle)
 
 
-def test_a_missing_file_is_refused_by_name(bundle: Path) -> None:
+def test_missing_file_is_rejected_by_name(bundle: Path) -> None:
     (bundle / "config.json").unlink()
     assert "config.json is missing" in refusal(bundle)
 
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/hostname", "onnx/../../secret"])
-def test_a_manifest_that_points_outside_is_refused(bundle: Path, path: str) -> None:
+def test_manifest_with_a_path_outside_the_bundle_is_rejected(bundle: Path, path: str) -> None:
     with manifest_of(bundle) as manifest:
         manifest["files"].append({"path": path, "size_bytes": "1", "sha256": "0"})
     assert f"names a file outside the bundle: {path}" in refusal(bundle)
 
 
-def test_a_file_that_is_listed_twice_is_refused_before_it_is_read(bundle: Path) -> None:
+def test_file_listed_twice_is_rejected_before_it_is_read(bundle: Path) -> None:
     with manifest_of(bundle) as manifest:
         manifest["files"] += [file for file in manifest["files"] if file["path"] == EMBEDDINGS] * 99
         manifest["files"][0]["sha256"] = "0"
@@ -71,7 +71,7 @@ def test_a_file_that_is_listed_twice_is_refused_before_it_is_read(bundle: Path) 
 
 
 @pytest.mark.parametrize(("name", "limit"), [("model_name", 256), ("source", 4096)])
-def test_a_text_for_every_response_is_limited(bundle: Path, name: str, limit: int) -> None:
+def test_strings_included_in_every_response_are_limited(bundle: Path, name: str, limit: int) -> None:
     with manifest_of(bundle) as manifest:
         manifest[name] = "n" * limit
     assert open_bundle(bundle).manifest
@@ -83,7 +83,7 @@ def test_a_text_for_every_response_is_limited(bundle: Path, name: str, limit: in
 @pytest.mark.parametrize(
     ("key", "value"), [("length", str(1 << 40)), ("offset", str(1 << 40)), ("length", "-1")]
 )
-def test_weights_beyond_the_end_of_their_file_are_refused(bundle: Path, key: str, value: str) -> None:
+def test_weights_beyond_the_end_of_their_file_are_rejected(bundle: Path, key: str, value: str) -> None:
     model = onnx.load(bundle / ATTENTIONS, load_external_data=False)
     tensor = next(each for each in model.graph.initializer if each.external_data)
     entry = next(each for each in tensor.external_data if each.key == key)
@@ -105,9 +105,7 @@ def test_weights_beyond_the_end_of_their_file_are_refused(bundle: Path, key: str
         ("the " * 1000, r"has \d+ tokens, but the limit is \d+: export the bundle again"),
     ],
 )
-def test_a_default_prompt_that_leaves_no_room_for_a_text_is_refused(
-    bundle: Path, prompt: str, why: str
-) -> None:
+def test_default_prompt_that_fills_the_token_limit_is_rejected(bundle: Path, prompt: str, why: str) -> None:
     with manifest_of(bundle) as manifest:
         manifest["prompts"] = {"long": prompt}
     ServedModel(ServerConfig(bundle=bundle))
@@ -117,7 +115,7 @@ def test_a_default_prompt_that_leaves_no_room_for_a_text_is_refused(
         ServedModel(ServerConfig(bundle=bundle))
 
 
-def test_a_tokenizer_of_another_vocabulary_is_refused(bundle: Path) -> None:
+def test_tokenizer_with_a_different_vocabulary_is_rejected(bundle: Path) -> None:
     with manifest_of(bundle) as manifest:
         manifest["architecture"]["vocab_size"] = 7
         manifest["architecture"]["pad_token_id"] = 0
@@ -125,13 +123,13 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(bundle: Path) -> None:
         ServedModel(ServerConfig(bundle=bundle))
 
 
-def test_a_graph_without_a_hash_is_refused(bundle: Path) -> None:
+def test_graph_without_a_hash_is_rejected(bundle: Path) -> None:
     with manifest_of(bundle) as manifest:
         manifest["files"] = [file for file in manifest["files"] if file["path"] != ATTENTIONS]
     assert f"has no hash for its graph {ATTENTIONS}" in refusal(bundle)
 
 
-def test_a_tokenizer_without_a_hash_is_refused(bundle: Path) -> None:
+def test_tokenizer_without_a_hash_is_rejected(bundle: Path) -> None:
     with manifest_of(bundle) as manifest:
         manifest["files"] = [file for file in manifest["files"] if file["path"] != "tokenizer.json"]
     assert f"{bundle / 'tokenizer.json'} is not in the manifest" in refusal(bundle)
@@ -139,7 +137,7 @@ def test_a_tokenizer_without_a_hash_is_refused(bundle: Path) -> None:
     assert open_bundle(bundle).tokenizer_path is None
 
 
-def test_weights_in_a_file_without_a_hash_are_refused(bundle: Path) -> None:
+def test_weights_in_a_file_without_a_hash_are_rejected(bundle: Path) -> None:
     def move_weights(graph: onnx.GraphProto) -> None:
         tensor = next(tensor for tensor in graph.initializer if tensor.external_data)
         [location] = [entry for entry in tensor.external_data if entry.key == "location"]
@@ -154,7 +152,7 @@ def test_weights_in_a_file_without_a_hash_are_refused(bundle: Path) -> None:
     open_bundle(bundle)
 
 
-def test_a_file_that_is_no_graph_is_refused(bundle: Path) -> None:
+def test_invalid_graph_file_is_rejected(bundle: Path) -> None:
     (bundle / EMBEDDINGS).write_bytes(b"not a graph")
     put_hashes_right(bundle)
     assert f"{bundle / EMBEDDINGS} is not valid ONNX" in refusal(bundle)
@@ -163,12 +161,12 @@ def test_a_file_that_is_no_graph_is_refused(bundle: Path) -> None:
 # --- the manifest ---------------------------------------------------------------------------------
 
 
-def test_a_directory_without_a_bundle_is_refused(tmp_path: Path) -> None:
+def test_directory_without_a_bundle_is_rejected(tmp_path: Path) -> None:
     assert f"{tmp_path} is not a bundle" in refusal(tmp_path)
     assert "export" not in refusal(tmp_path)
 
 
-def test_a_checkpoint_is_refused_with_how_to_make_a_bundle_of_it(tmp_path: Path, bundle: Path) -> None:
+def test_checkpoint_is_rejected_with_the_export_command(tmp_path: Path, bundle: Path) -> None:
     checkpoint = tmp_path / "my model"
     checkpoint.mkdir()
     (checkpoint / "config.json").write_text("{}")
@@ -181,7 +179,7 @@ def test_a_checkpoint_is_refused_with_how_to_make_a_bundle_of_it(tmp_path: Path,
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without FIFOs")
-def test_a_manifest_that_is_no_file_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+def test_manifest_that_is_not_a_regular_file_is_rejected_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "manifest.json")
     assert "manifest.json is not a regular file" in refusal(tmp_path)
 
@@ -191,25 +189,25 @@ def test_a_manifest_that_is_no_file_is_refused_instead_of_waited_for(tmp_path: P
     [("{", "is not a manifest"), ('{"a":' * 100_000, "is not a manifest"), ("\xff", "is not UTF-8")],
     ids=["cut", "deep", "latin"],
 )
-def test_a_file_that_is_no_manifest_is_refused(bundle: Path, text: str, message: str) -> None:
+def test_invalid_manifest_is_rejected(bundle: Path, text: str, message: str) -> None:
     (bundle / "manifest.json").write_bytes(text.encode("latin-1"))
     assert message in refusal(bundle)
 
 
-def test_a_manifest_as_large_as_a_model_is_refused_unread(bundle: Path) -> None:
+def test_oversized_manifest_is_rejected_unread(bundle: Path) -> None:
     with (bundle / "manifest.json").open("wb") as file:
-        file.truncate(1 << 40)  # takes no space, and would take 1 TB of memory
+        file.truncate(1 << 40)  # sparse: takes no disk space, but would take 1 TB of memory
     assert "it is larger than 16777216 bytes" in refusal(bundle)
 
 
 @pytest.mark.parametrize("version", [1, 3])
-def test_another_format_is_refused(bundle: Path, version: int) -> None:
+def test_unsupported_format_is_rejected(bundle: Path, version: int) -> None:
     with manifest_of(bundle) as manifest:
         manifest["format_version"] = version
     assert f"has format version {version}, but this version of attnlens only reads 2" in refusal(bundle)
 
 
-def test_a_required_feature_that_is_unknown_is_refused_and_named(bundle: Path) -> None:
+def test_unknown_required_feature_is_rejected_by_name(bundle: Path) -> None:
     with manifest_of(bundle) as manifest:
         manifest["required_features"] = ["heads.scores", "another"]
     assert "requires another, heads.scores, which this version of attnlens does not support" in refusal(
@@ -217,13 +215,13 @@ def test_a_required_feature_that_is_unknown_is_refused_and_named(bundle: Path) -
     )
 
 
-def test_failed_parity_is_refused(bundle: Path) -> None:
+def test_failed_parity_check_is_rejected(bundle: Path) -> None:
     with manifest_of(bundle) as manifest:
         manifest["parity"]["passed"] = False
     assert re.search(r"parity failed.*report\.md", refusal(bundle))
 
 
-def test_a_precision_that_is_not_there_is_refused(bundle: Path) -> None:
+def test_unavailable_precision_is_rejected(bundle: Path) -> None:
     assert "has no graph in int8: export it again with --precision int8" in refusal(bundle, precision="int8")
 
 
@@ -293,7 +291,7 @@ def drop_attentions(manifest: Json) -> None:
         ),
     ],
 )
-def test_a_manifest_that_contradicts_itself_is_refused_at_once(
+def test_inconsistent_manifest_is_rejected_when_opened(
     bundle: Path, change: Callable[[Json], object], message: str
 ) -> None:
     with manifest_of(bundle) as manifest:
@@ -302,7 +300,7 @@ def test_a_manifest_that_contradicts_itself_is_refused_at_once(
     assert str(bundle / "manifest.json") in found
 
 
-def test_what_a_later_version_adds_is_no_reason_to_refuse(bundle: Path) -> None:
+def test_additions_of_a_later_version_are_accepted(bundle: Path) -> None:
     with manifest_of(bundle) as manifest:
         manifest["of_tomorrow"] = json.loads('{"a": [1]}')
         [*_, weights] = manifest["graphs"][1]["outputs"]
@@ -318,7 +316,7 @@ def test_what_a_later_version_adds_is_no_reason_to_refuse(bundle: Path) -> None:
     assert opened.model.graphs["attention"].unknown_outputs == {"of_tomorrow"}
 
 
-def test_the_version_is_the_hash_of_the_manifest(bundle: Path) -> None:
+def test_version_is_the_hash_of_the_manifest(bundle: Path) -> None:
     before = open_bundle(bundle).model.version
     assert before == hashlib.sha256((bundle / "manifest.json").read_bytes()).hexdigest()
     with manifest_of(bundle) as manifest:

@@ -1,4 +1,4 @@
-"""Which files a graph has its weights in, and whether somebody has written to them."""
+"""Which files hold the weights of a graph, and whether they have been modified."""
 
 import os
 from collections.abc import Callable
@@ -54,7 +54,7 @@ PLACES: dict[str, onnx.ModelProto] = {
 
 
 def all_locations(message: Any) -> set[str]:
-    """The oracle: every value with the key `location`, wherever it is."""
+    """Test oracle: every value with the key `location`, at any depth."""
     if isinstance(message, onnx.StringStringEntryProto):
         return {message.value} if message.key == "location" else set()
     found: set[str] = set()
@@ -66,15 +66,15 @@ def all_locations(message: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("model", PLACES.values(), ids=PLACES)
-def test_every_place_for_weights_is_looked_at(model: onnx.ModelProto, tmp_path: Path) -> None:
+def test_every_location_of_weights_is_searched(model: onnx.ModelProto, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
     assert "here" in all_locations(model)
     assert {*external_locations(path)} == all_locations(model)
 
 
-def test_no_field_of_onnx_that_leads_to_a_tensor_is_missing() -> None:
-    """Every way from a model to a tensor in onnx.proto of today is in one of the places above."""
+def test_search_covers_every_onnx_field_that_leads_to_a_tensor() -> None:
+    """The search covers every path from a model to a tensor in the current onnx.proto."""
     leading: set[tuple[str, str]] = set()
 
     def leads(kind: Any, seen: tuple[str, ...]) -> bool:
@@ -99,11 +99,11 @@ def test_no_field_of_onnx_that_leads_to_a_tensor_is_missing() -> None:
 
     for model in PLACES.values():
         visit(model)
-    missing = leading - visited - {("TrainingInfoProto", "initialization")}  # as `algorithm`
+    missing = leading - visited - {("TrainingInfoProto", "initialization")}  # such as `algorithm`
     assert missing == set()
 
 
-def test_a_graph_of_the_exporter_has_the_files_that_it_has(small_bundle: Callable[[str], Path]) -> None:
+def test_exported_graph_lists_its_weight_files(small_bundle: Callable[[str], Path]) -> None:
     onnx_directory = small_bundle("wordpiece") / "onnx"
     assert external_locations(onnx_directory / "model.onnx") == {}
     [(location, end)] = external_locations(onnx_directory / "model_attentions.onnx").items()
@@ -114,7 +114,7 @@ def test_a_graph_of_the_exporter_has_the_files_that_it_has(small_bundle: Callabl
 @pytest.mark.parametrize(
     "content", [b"", b"not a graph", b"\x3a\xff\xff\xff\xff\x7f", b"\x08" + b"\xff" * 11], ids=repr
 )
-def test_what_is_no_model_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_invalid_model_is_rejected(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
     with pytest.raises(StartupError, match=r"model\.onnx is not valid ONNX"):
@@ -125,7 +125,7 @@ def test_what_is_no_model_is_refused(content: bytes, tmp_path: Path) -> None:
     ("location", "is_listed"),
     [("data", True), ("./data", True), ("../data", False), ("/onnx/data", False), ("other", False)],
 )
-def test_only_listed_files_are_taken(location: str, is_listed: bool, tmp_path: Path) -> None:
+def test_only_listed_files_are_used(location: str, is_listed: bool, tmp_path: Path) -> None:
     (tmp_path / "onnx").mkdir()
     model = onnx.ModelProto(graph=graph_of(initializer=[weights_in(location)]))
     (tmp_path / "onnx" / "model.onnx").write_bytes(model.SerializeToString())
@@ -138,12 +138,12 @@ def test_only_listed_files_are_taken(location: str, is_listed: bool, tmp_path: P
             graph_files(tmp_path, "onnx/model.onnx", listed)
 
 
-def test_a_mapped_file_that_is_written_to_is_noticed_and_one_that_is_replaced_does_not_matter(
+def test_mapped_file_reports_writes_but_not_replacement(
     tmp_path: Path,
 ) -> None:
     path, new = tmp_path / "weights", tmp_path / "new"
     path.write_bytes(b"before")
-    os.utime(path, ns=(1, 1))  # a clock may be too coarse for a test
+    os.utime(path, ns=(1, 1))  # allow for a coarse file-system clock
     mapped = MappedFiles({path: read_state(path)})
     mapped.check()
     path.chmod(0o400)

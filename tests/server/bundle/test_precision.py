@@ -1,4 +1,4 @@
-"""A server that computes embeddings in fp16 or int8, beside one in fp32 with the same bundle."""
+"""Servers with fp16 or int8 embeddings, compared with an fp32 server of the same bundle."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def half_server(half_bundle: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def clients(half_bundle: Path, half_server: ServerProcess) -> Iterator[tuple[Client, Client]]:
-    """Of fp16, and of fp32."""
+    """Clients of the fp16 and fp32 servers."""
     with (
         ServerProcess(half_bundle, "--provider", "cpu") as server,
         Client(half_server.address) as half,
@@ -55,14 +55,14 @@ def smallest_cosine(ours: npt.NDArray[np.floating], expected: npt.NDArray[np.flo
     return float(((ours * expected).sum(axis=-1) / norms).min())
 
 
-def test_vectors_are_those_of_fp32_but_for_rounding(clients: tuple[Client, Client]) -> None:
+def test_fp16_vectors_match_fp32_up_to_rounding(clients: tuple[Client, Client]) -> None:
     ours, expected = (client.embed(TEXTS) for client in clients)
     assert ours.dtype == np.float32
     assert smallest_cosine(ours, expected) >= 0.9999
-    assert np.abs(ours - expected).max() > 1e-5  # it is not the fp32 graph
+    assert np.abs(ours - expected).max() > 1e-5  # proves that the fp32 graph did not run
 
 
-def test_attention_and_what_comes_with_it_is_fp32(clients: tuple[Client, Client]) -> None:
+def test_encode_results_are_fp32(clients: tuple[Client, Client]) -> None:
     half, _ = clients
     [alone] = half.encode(TEXTS[1:2])
     [ours], [expected] = (client.encode(TEXTS[1:2], attention=AttentionQuery()) for client in clients)
@@ -74,17 +74,17 @@ def test_attention_and_what_comes_with_it_is_fp32(clients: tuple[Client, Client]
     assert 1e-5 < np.abs(alone.last_hidden_state - ours.last_hidden_state).max() < 1e-1
 
 
-def test_the_model_tells_its_precision(clients: tuple[Client, Client], half_server: ServerProcess) -> None:
+def test_model_info_reports_the_precision(clients: tuple[Client, Client], half_server: ServerProcess) -> None:
     assert [client.get_model().precision for client in clients] == ["fp16", "fp32"]
     result = CliRunner().invoke(info, ["--address", half_server.address])
     assert "fp16, attention in fp32" in result.stdout
 
 
-def test_on_a_cpu_the_log_warns(half_server: ServerProcess) -> None:
+def test_fp16_on_a_cpu_logs_a_warning(half_server: ServerProcess) -> None:
     assert half_server.log().count("precision is fp16 on a CPU") == 1
 
 
-def test_a_bundle_without_fp16_is_refused(small_bundle: Callable[[str], Path]) -> None:
+def test_bundle_without_fp16_is_rejected(small_bundle: Callable[[str], Path]) -> None:
     bundle = small_bundle("wordpiece")
     command = [*ServerProcess(bundle).command, "--precision", "fp16"]
     result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
@@ -101,7 +101,7 @@ def int8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export_small("wordpiece", tmp_path_factory.mktemp("int8"), precisions=[Int8(gate)])
 
 
-def test_int8_gives_near_vectors_that_do_not_depend_on_other_texts(int8_bundle: Path) -> None:
+def test_int8_vectors_are_close_and_independent_of_the_batch(int8_bundle: Path) -> None:
     texts = [*TEXTS, "the cat on the mat sat on the other mat"]
     with (
         ServerProcess(int8_bundle, "--provider", "cpu", "--precision", "int8") as server,
@@ -111,7 +111,7 @@ def test_int8_gives_near_vectors_that_do_not_depend_on_other_texts(int8_bundle: 
     ):
         ours, expected = client.embed(texts), exact.embed(texts)
         assert smallest_cosine(ours, expected) >= 0.9
-        assert np.abs(ours - expected).max() > 1e-5  # it is not the fp32 graph
+        assert np.abs(ours - expected).max() > 1e-5  # proves that the fp32 graph did not run
         alone = np.concatenate([client.embed([text]) for text in texts])
         assert np.abs(alone - ours).max() <= 1e-5
         assert client.get_model().precision == "int8"
@@ -121,7 +121,9 @@ def test_int8_gives_near_vectors_that_do_not_depend_on_other_texts(int8_bundle: 
         assert np.array_equal(found, stated)
 
 
-def test_int8_is_for_a_cpu_whatever_else_there_is(int8_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_runs_on_the_cpu_even_when_other_devices_exist(
+    int8_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         "attnlens_server.engine.runtimes.onnx_runtime.ort.get_available_providers", lambda: [CUDA, CPU]
     )
@@ -131,6 +133,6 @@ def test_int8_is_for_a_cpu_whatever_else_there_is(int8_bundle: Path, monkeypatch
         Engine(bundle, ServerConfig(bundle=int8_bundle, precision="int8", provider="cuda"))
 
 
-def test_another_precision_is_refused() -> None:
+def test_unknown_precision_is_rejected() -> None:
     with pytest.raises(ConfigError, match="precision is 'int4': use one of fp32, fp16, int8, bf16"):
         ServerConfig(bundle=Path(), precision="int4")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A bundle that is replaced while it is served: a whole new directory under the same name."""
+"""A bundle directory is replaced by a new one with the same name while it is served."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +14,7 @@ INPUTS = [pb.Input(text="a bundle is replaced")]
 
 
 def answers(stub: EncoderServiceStub) -> list[bytes]:
-    """The vector, the attention and the tokens of a text, without the times."""
+    """Vector, attention and tokens of a text, without timings."""
     embedded = stub.Embed(pb.EmbedRequest(inputs=INPUTS), timeout=60)
     request = pb.EncodeRequest(inputs=INPUTS, attention=[pb.AttentionQuery()])
     [encoded] = stub.Encode(request, timeout=60).results
@@ -26,7 +26,7 @@ def answers(stub: EncoderServiceStub) -> list[bytes]:
 
 
 @pytest.mark.parametrize("is_kept", [True, False], ids=["the old one is kept", "the old one is removed"])
-def test_a_server_goes_on_with_the_bundle_that_it_has_opened(
+def test_server_keeps_serving_the_bundle_it_opened(
     minilm_bundle: Path, tmp_path: Path, *, is_kept: bool
 ) -> None:
     bundle, other = tmp_path / "bundle", tmp_path / "other"
@@ -35,7 +35,7 @@ def test_a_server_goes_on_with_the_bundle_that_it_has_opened(
         new = other / path.relative_to(bundle)
         new.parent.mkdir(parents=True, exist_ok=True)
         new.write_bytes(b"another bundle")
-    # With one lane there is one session of each graph, and both are open after the first answers.
+    # With one lane there is one session per graph, and both are open after the first responses.
     with ServerProcess(bundle, "--lanes", "1") as server, grpc.insecure_channel(server.address) as channel:
         stub = EncoderServiceStub(channel)
         before = answers(stub)

@@ -1,4 +1,4 @@
-"""The engine on real graphs: one text's result is its own, and one text's trouble stays its own."""
+"""The engine with real graphs: results and failures of one text do not affect others."""
 
 import logging
 import shutil
@@ -42,7 +42,7 @@ def ids(length: int, seed: int = 0) -> npt.NDArray[np.int64]:
 
 @given(st.lists(st.integers(1, 64), min_size=2, max_size=24))
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_text_gets_the_same_vectors_alone_and_in_a_crowd(engine: Engine, lengths: list[int]) -> None:
+def test_vectors_are_the_same_alone_and_in_a_batch(engine: Engine, lengths: list[int]) -> None:
     texts = [ids(length, seed) for seed, length in enumerate(lengths)]
     crowd = submit(engine, [Item(text, HIDDEN) for text in texts])
     for text, future in zip(texts, crowd, strict=True):
@@ -52,21 +52,21 @@ def test_a_text_gets_the_same_vectors_alone_and_in_a_crowd(engine: Engine, lengt
         np.testing.assert_allclose(together, alone.result(60).arrays[0], atol=1e-5)
 
 
-def test_attention_holds_only_what_was_asked_for(engine: Engine) -> None:
+def test_attention_contains_only_the_requested_outputs(engine: Engine) -> None:
     futures = submit(engine, [Item(ids(20), weights(2, 5)), Item(ids(20), HIDDEN)], attention=True)
     first, second = (future.result(60).arrays for future in futures)
     assert [array.shape for array in first] == [(12, 20, 20)] * 2
     assert [array.shape for array in second] == [(20, 384)]
 
 
-def test_a_text_in_a_shared_batch_does_not_hold_on_to_the_others_attention(engine: Engine) -> None:
+def test_result_does_not_keep_the_attention_of_other_texts_alive(engine: Engine) -> None:
     items = [Item(ids(20, seed), weights(0)) for seed in range(8)]
     for future in submit(engine, items, attention=True):
         [array] = future.result(60).arrays
         assert array.base is None or array.base.nbytes == array.nbytes
 
 
-def test_attention_does_not_hold_up_embeddings(engine: Engine) -> None:
+def test_attention_does_not_delay_embeddings(engine: Engine) -> None:
     heavy = submit(engine, [Item(ids(256, seed), weights(*range(6))) for seed in range(24)], attention=True)
     [light] = submit(engine, [Item(ids(8), HIDDEN)])
     light.result(60)
@@ -75,9 +75,9 @@ def test_attention_does_not_hold_up_embeddings(engine: Engine) -> None:
         future.result(120)
 
 
-def test_one_bad_text_does_not_spoil_its_batch(engine: Engine) -> None:
+def test_failing_text_does_not_affect_its_batch(engine: Engine) -> None:
     bad = ids(16)
-    bad[3] = 10**6  # the checker refuses such an id; here it reaches the graph
+    bad[3] = 10**6  # validation would reject this ID; here it reaches the graph
     items = [Item(ids(16, 1), HIDDEN), Item(bad, HIDDEN), Item(ids(16, 2), HIDDEN)]
     first, spoiled, last = submit(engine, items)
     assert first.result(60).arrays[0].shape == (16, 384)
@@ -100,7 +100,7 @@ def test_cancelled_texts_never_reach_the_session(engine: Engine) -> None:
     assert engine.lanes["embeddings"].num_live_tokens - before <= 8 * 256 + 4
 
 
-def test_what_waits_is_finished_before_the_engine_closes(minilm_bundle: Path) -> None:
+def test_queued_texts_finish_before_the_engine_closes(minilm_bundle: Path) -> None:
     engine = Engine(open_bundle(minilm_bundle), ServerConfig(bundle=minilm_bundle))
     engine.start(max_tokens=16)
     futures = submit(engine, [Item(ids(64, seed), HIDDEN) for seed in range(20)])
@@ -108,7 +108,7 @@ def test_what_waits_is_finished_before_the_engine_closes(minilm_bundle: Path) ->
     assert all(future.done() and future.exception() is None for future in futures)
 
 
-def test_the_attention_session_opens_at_the_first_request_for_attention(minilm_bundle: Path) -> None:
+def test_attention_session_opens_on_the_first_attention_request(minilm_bundle: Path) -> None:
     bundle = open_bundle(minilm_bundle)
     engine = Engine(bundle, ServerConfig(bundle=minilm_bundle))
     engine.start(max_tokens=16)
@@ -120,9 +120,7 @@ def test_the_attention_session_opens_at_the_first_request_for_attention(minilm_b
     engine.close()
 
 
-def test_an_attention_graph_that_changed_since_the_start_is_never_used(
-    minilm_bundle: Path, tmp_path: Path
-) -> None:
+def test_attention_graph_changed_since_startup_is_never_used(minilm_bundle: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(minilm_bundle, tmp_path / "bundle"))
     engine = Engine(open_bundle(copy), ServerConfig(bundle=copy))
     engine.start(max_tokens=16)
@@ -137,15 +135,13 @@ def test_an_attention_graph_that_changed_since_the_start_is_never_used(
     engine.close()
 
 
-def test_more_lanes_than_threads_are_refused_with_both_numbers(minilm_bundle: Path) -> None:
+def test_more_lanes_than_threads_are_rejected_with_both_numbers(minilm_bundle: Path) -> None:
     config = ServerConfig(bundle=minilm_bundle, provider="cpu", threads=2, lanes=300)
     with pytest.raises(ConfigError, match=r"lanes is 300, .* 2 threads: use 1 to 2"):
         Engine(open_bundle(minilm_bundle), config)
 
 
-def test_more_threads_than_cpus_are_warned_about(
-    minilm_bundle: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_more_threads_than_cpus_log_a_warning(minilm_bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
     Engine(
         open_bundle(minilm_bundle), ServerConfig(bundle=minilm_bundle, provider="cpu", threads=1000, lanes=1)
     )
@@ -155,7 +151,7 @@ def test_more_threads_than_cpus_are_warned_about(
     assert len(caplog.records) == 1
 
 
-def test_each_batch_is_told_at_debug(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_batch_is_logged_at_debug(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "attnlens_server.engine"):
         [future] = submit(engine, [Item(ids(7), weights(0))], attention=True)
         future.result(60)

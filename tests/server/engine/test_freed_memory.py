@@ -1,4 +1,4 @@
-"""Freed memory goes back to the system."""
+"""Freed memory is returned to the operating system."""
 
 import platform
 import subprocess
@@ -24,6 +24,6 @@ print(before - resident_mib())
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep no freed memory")
-def test_what_was_freed_below_memory_in_use_is_given_back() -> None:
+def test_freed_memory_below_an_allocation_is_returned_to_the_system() -> None:
     result = subprocess.run([sys.executable, "-c", FREEING], capture_output=True, check=True, text=True)
-    assert float(result.stdout) > 32  # of 64 MiB
+    assert float(result.stdout) > 32  # 64 MiB each

@@ -1,4 +1,4 @@
-"""Lanes whose sessions do as a test says: what happens to items when something goes wrong."""
+"""Lanes with scripted sessions: the fate of queued items when a session fails."""
 
 import gc
 import logging
@@ -37,7 +37,7 @@ Run = Callable[[npt.NDArray[np.int64]], HostOutputs]
 
 
 class ScriptedSession:
-    """Runs a function in place of a graph."""
+    """Runs a function instead of a graph."""
 
     providers = ("CPUExecutionProvider",)
 
@@ -56,7 +56,7 @@ def make_lanes(run: Run) -> Lanes:
 
 
 def hidden(input_ids: npt.NDArray[np.int64]) -> HostOutputs:
-    """Token vectors (B, T, 2) that hold the ids."""
+    """Token vectors (B, T, 2) filled with the token IDs."""
     return HostOutputs({"last_hidden_state": np.stack([input_ids] * 2, axis=-1).astype(np.float32)})
 
 
@@ -64,9 +64,9 @@ def make_item(*ids: int) -> Item:
     return Item(np.array(ids, dtype=np.int64), (HIDDEN,))
 
 
-def test_a_lane_that_dies_fails_what_waits_and_says_so() -> None:
+def test_dying_lane_fails_queued_items_and_logs_it() -> None:
     class PanicError(BaseException):
-        """What no handler of exceptions catches."""
+        """Not a subclass of `Exception`, so no `except Exception` catches it."""
 
     go_on, died = threading.Event(), threading.Event()
 
@@ -87,9 +87,9 @@ def test_a_lane_that_dies_fails_what_waits_and_says_so() -> None:
     lanes.close()
 
 
-def test_a_lane_that_dies_in_a_batch_leaves_none_of_its_texts_without_an_end() -> None:
+def test_lane_dying_in_a_batch_completes_every_item() -> None:
     class PanicError(BaseException):
-        """What no handler of exceptions catches."""
+        """Not a subclass of `Exception`, so no `except Exception` catches it."""
 
     def die(input_ids: npt.NDArray[np.int64]) -> HostOutputs:
         raise RuntimeError if len(input_ids) > 1 else PanicError
@@ -102,9 +102,9 @@ def test_a_lane_that_dies_in_a_batch_leaves_none_of_its_texts_without_an_end() -
     lanes.close()
 
 
-def test_a_failure_holds_no_items(caplog: pytest.LogCaptureFixture) -> None:
-    """Or what a failed call has brought would stay until a full garbage collection."""
-    caplog.set_level(logging.CRITICAL, lanes_logger.name)  # a record of the warning would hold the error
+def test_failure_keeps_no_items_alive(caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise, the data of a failed call would stay in memory until a full garbage collection."""
+    caplog.set_level(logging.CRITICAL, lanes_logger.name)  # a captured log record would keep the error alive
 
     def fail(input_ids: npt.NDArray[np.int64]) -> HostOutputs:
         raise RuntimeError(str(input_ids.shape))
@@ -116,7 +116,7 @@ def test_a_failure_holds_no_items(caplog: pytest.LogCaptureFixture) -> None:
     lanes.submit(items)
     for item in items:
         item.future.exception(timeout=30)
-    while not lanes.num_idle:  # until the lane waits again
+    while not lanes.num_idle:  # until the lane is idle again
         time.sleep(0.001)
     gc.disable()
     try:
@@ -127,14 +127,14 @@ def test_a_failure_holds_no_items(caplog: pytest.LogCaptureFixture) -> None:
     lanes.close()
 
 
-def test_an_idle_lane_keeps_no_results() -> None:
+def test_idle_lane_keeps_no_results_alive() -> None:
     lanes = make_lanes(hidden)
     lanes.start()
     item = make_item(1, 2, 3)
     lanes.submit([item])
     result = item.future.result(timeout=30).arrays[0]
     np.testing.assert_array_equal(result[:, 0], [1, 2, 3])
-    while not lanes.num_idle:  # until the lane waits again
+    while not lanes.num_idle:  # until the lane is idle again
         time.sleep(0.001)
     forgotten = weakref.ref(result)
     del item, result
@@ -143,7 +143,7 @@ def test_an_idle_lane_keeps_no_results() -> None:
     lanes.close()
 
 
-def test_the_hint_for_those_who_come_later_counts_lanes_once() -> None:
+def test_retry_delay_counts_lanes_once() -> None:
     lanes = make_lanes(hidden)
     assert lanes.retry_after_s() == MIN_RETRY_S
     lanes.submit([make_item(*range(60))] * 40)
@@ -154,7 +154,7 @@ def test_the_hint_for_those_who_come_later_counts_lanes_once() -> None:
 
 
 @pytest.mark.parametrize("pooling", list(Pooling))
-def test_vectors_are_pooled_in_the_lane_and_hold_no_batch(pooling: Pooling) -> None:
+def test_vectors_are_pooled_in_the_lane_and_keep_no_batch_alive(pooling: Pooling) -> None:
     batch = np.random.default_rng(0).standard_normal((3, 5, 4)).astype(np.float32)
     wanted = Wanted("last_hidden_state", keep=TokenPooling(pooling, num_excluded=1))
     vector = HostOutputs({"last_hidden_state": batch}).part(1, 4, wanted)
@@ -162,7 +162,7 @@ def test_vectors_are_pooled_in_the_lane_and_hold_no_batch(pooling: Pooling) -> N
     assert vector.base is None or vector.base.size == vector.size
 
 
-def test_the_token_vectors_of_one_text_hold_no_batch() -> None:
+def test_token_vectors_of_one_text_keep_no_batch_alive() -> None:
     batch = np.zeros((3, 5, 4), np.float32)
     vectors = HostOutputs({"last_hidden_state": batch}).part(1, 2, HIDDEN)
     assert vectors.shape == (2, 4)
@@ -178,7 +178,7 @@ def test_the_token_vectors_of_one_text_hold_no_batch() -> None:
     ],
     ids=str,
 )
-def test_heads_are_chosen_where_an_output_has_a_row_for_each_token(
+def test_heads_are_selected_from_per_token_outputs(
     selection: HeadSelection, expected: list[int] | None
 ) -> None:
     batch = np.random.default_rng(0).random((2, 5, 3), dtype=np.float32)  # (B, T, H)
@@ -187,7 +187,7 @@ def test_heads_are_chosen_where_an_output_has_a_row_for_each_token(
     np.testing.assert_array_equal(part, chosen)
 
 
-def test_an_output_may_be_wanted_twice_and_comes_in_the_order_asked_for() -> None:
+def test_outputs_may_repeat_and_keep_the_requested_order() -> None:
     lanes = make_lanes(hidden)
     lanes.start()
     mean = Wanted("last_hidden_state", keep=TokenPooling(Pooling.MEAN))
@@ -199,7 +199,7 @@ def test_an_output_may_be_wanted_twice_and_comes_in_the_order_asked_for() -> Non
     lanes.close()
 
 
-def test_token_types_reach_the_graph_padded_and_are_zeros_where_none_are_given() -> None:
+def test_token_types_are_padded_and_default_to_zeros() -> None:
     items = [make_item(1, 2, 3), Item(np.array([4, 5]), (HIDDEN,), np.array([0, 1]))]
     inputs = pad(items, 4, pad_token_id=9)
     assert inputs.input_ids.tolist() == [[1, 2, 3, 9], [4, 5, 9, 9]]

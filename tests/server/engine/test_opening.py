@@ -1,4 +1,4 @@
-"""Opening graphs that are not what their manifest says: refused before anybody is served."""
+"""Graphs that do not match their manifest are rejected before they serve a request."""
 
 import os
 import threading
@@ -106,7 +106,7 @@ HOSTILE_EMBEDDINGS: dict[str, tuple[Callable[[onnx.GraphProto], None], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), HOSTILE_EMBEDDINGS.values(), ids=HOSTILE_EMBEDDINGS)
-def test_an_embeddings_graph_that_is_another_ends_the_start(
+def test_mismatched_embeddings_graph_aborts_startup(
     bundle: Path, change: Callable[[onnx.GraphProto], None], message: str
 ) -> None:
     change_graph(bundle, EMBEDDINGS, change)
@@ -114,7 +114,7 @@ def test_an_embeddings_graph_that_is_another_ends_the_start(
         start(bundle)
 
 
-# The weights w, to something like them: w + 0.001, scaled to a sum of 1; 2w - mean(w); the mean over heads.
+# Replace the weights w with similar values: w + 0.001, rescaled to sum 1; 2w - mean(w); the mean over heads.
 SPREAD = [
     constant("little", 1e-3),
     helper.make_node("Add", ["inner", "little"], ["more"]),
@@ -148,7 +148,7 @@ HOSTILE_ATTENTIONS: dict[str, tuple[Callable[[onnx.GraphProto], None], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), HOSTILE_ATTENTIONS.values(), ids=HOSTILE_ATTENTIONS)
-def test_an_attention_graph_that_is_another_serves_nobody(
+def test_mismatched_attention_graph_serves_no_request(
     bundle: Path, change: Callable[[onnx.GraphProto], None], message: str
 ) -> None:
     change_graph(bundle, ATTENTIONS, change)
@@ -160,27 +160,27 @@ def test_an_attention_graph_that_is_another_serves_nobody(
     engine.close()
 
 
-def test_ids_beyond_the_table_of_the_graph_end_the_start(bundle: Path) -> None:
+def test_ids_beyond_the_embedding_table_abort_startup(bundle: Path) -> None:
     with manifest_of(bundle) as manifest:
         manifest["architecture"]["vocab_size"] = 301
     with pytest.raises(StartupError, match=r"model\.onnx cannot be run: .*Gather"):
         start(bundle)
 
 
-def test_positions_beyond_the_table_of_the_graph_end_the_start(bundle: Path) -> None:
+def test_positions_beyond_the_position_table_abort_startup(bundle: Path) -> None:
     engine = engine_of(bundle)
     with pytest.raises(StartupError, match=r"model\.onnx cannot be run"):
         engine.start(MAX_TOKENS + 1)
     engine.close()
 
 
-def test_a_graph_that_never_ends_ends_with_the_time_limit(bundle: Path) -> None:
+def test_graph_that_never_finishes_is_stopped_at_the_time_limit(bundle: Path) -> None:
     change_graph(bundle, EMBEDDINGS, through(HIDDEN, *endless_loop("inner", HIDDEN)))
     with pytest.raises(StartupError, match=r"took more than 0\.5 s: use a larger --start-timeout-s"):
         start(bundle, start_timeout_s=0.5)
 
 
-def test_an_attention_graph_that_never_ends_does_not_hold_its_lane(bundle: Path) -> None:
+def test_attention_graph_that_never_finishes_does_not_block_its_lane(bundle: Path) -> None:
     change_graph(bundle, ATTENTIONS, through(WEIGHTS, *endless_loop("inner", WEIGHTS)))
     engine = engine_of(bundle, start_timeout_s=0.5)
     engine.start(MAX_TOKENS)
@@ -189,7 +189,7 @@ def test_an_attention_graph_that_never_ends_does_not_hold_its_lane(bundle: Path)
     engine.close()
 
 
-def test_a_start_that_never_ends_can_be_stopped(bundle: Path) -> None:
+def test_startup_that_never_finishes_can_be_stopped(bundle: Path) -> None:
     change_graph(bundle, EMBEDDINGS, through(HIDDEN, *endless_loop("inner", HIDDEN)))
     engine = engine_of(bundle)
     failures: list[StartupError] = []
@@ -201,13 +201,13 @@ def test_a_start_that_never_ends_can_be_stopped(bundle: Path) -> None:
 
     starting = threading.Thread(target=start_engine)
     starting.start()
-    engine.stop_opening()  # whenever it comes: before, while or after it opens
+    engine.stop_opening()  # at any time: before, during or after startup
     starting.join()
     engine.close()
     assert "the server is stopping" in str(failures[0])
 
 
-def test_both_sessions_of_a_graph_are_tried_before_they_serve(
+def test_both_sessions_of_a_graph_are_checked_before_they_serve(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[tuple[int, tuple[int, ...]]] = []
@@ -227,25 +227,25 @@ def test_both_sessions_of_a_graph_are_tried_before_they_serve(
     engine.close()
 
 
-def test_weights_that_are_written_to_while_they_are_used_serve_nobody_any_more(bundle: Path) -> None:
+def test_weights_modified_during_use_serve_no_further_requests(bundle: Path) -> None:
     engine = engine_of(bundle)
     engine.start(MAX_TOKENS)
     ask_for_attention(engine)
     weights = bundle / EMBEDDINGS
     before = weights.read_bytes()
     with weights.open("r+b") as file:
-        file.write(before[:100])  # the same bytes: only the time changes
-    os.utime(weights, ns=(1, 1))  # a clock may be too coarse for a test
+        file.write(before[:100])  # same bytes: only the modification time changes
+    os.utime(weights, ns=(1, 1))  # allow for a coarse file-system clock
     for _ in range(2):
         with pytest.raises(GraphUnavailableError, match=r"model\.onnx was altered while in use"):
             ask_for_attention(engine)
     item = Item(np.arange(2, 12), (Wanted(HIDDEN),))
-    engine.submit([item], kind="embeddings")  # whose weights are in the memory of the process
+    engine.submit([item], kind="embeddings")  # their weights are in process memory
     item.future.result(60)
     engine.close()
 
 
-def test_a_bundle_that_is_replaced_as_a_whole_does_not_disturb_who_serves_the_old_one(
+def test_replacing_the_bundle_does_not_affect_a_running_engine(
     bundle: Path, small_bundle: Callable[[str], Path], tmp_path: Path
 ) -> None:
     engine = engine_of(bundle)
@@ -259,7 +259,7 @@ def test_a_bundle_that_is_replaced_as_a_whole_does_not_disturb_who_serves_the_ol
     engine.close()
 
 
-def test_a_file_that_was_only_touched_is_read_again_and_used(bundle: Path) -> None:
+def test_touched_file_is_verified_again_and_used(bundle: Path) -> None:
     engine = engine_of(bundle)
     engine.start(MAX_TOKENS)
     os.utime(bundle / EMBEDDINGS)
@@ -268,7 +268,7 @@ def test_a_file_that_was_only_touched_is_read_again_and_used(bundle: Path) -> No
     engine.close()
 
 
-def test_only_what_a_graph_needs_is_read_again_and_only_if_it_was_touched(
+def test_only_touched_files_of_a_graph_are_verified_again(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = open_bundle(bundle)
@@ -290,7 +290,7 @@ def test_only_what_a_graph_needs_is_read_again_and_only_if_it_was_touched(
         opened.verify_graph(opened.model.graphs["attention"])
 
 
-def test_where_cuda_does_not_open_auto_is_the_cpu_with_its_settings(
+def test_auto_falls_back_to_the_cpu_settings_when_cuda_fails(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class NoDriver(OnnxSession):

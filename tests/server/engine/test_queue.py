@@ -1,4 +1,4 @@
-"""The queue: nobody waits for what nobody wants, nothing is lost."""
+"""The queue loses no item and spends no time on items that nobody waits for."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Queue(ItemQueue):
-    """A queue and how its lanes choose."""
+    """A queue and the batch selection of its lanes."""
 
     def __init__(self, max_tokens: int = 64, num_lanes: int = 1) -> None:
         super().__init__(num_lanes)
@@ -45,7 +45,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def test_items_come_out_in_batches_oldest_first() -> None:
+def test_batches_are_taken_oldest_first() -> None:
     queue = make_queue()
     items = [make_item(32) for _ in range(5)]
     queue.put(items)
@@ -57,7 +57,7 @@ def test_items_come_out_in_batches_oldest_first() -> None:
     assert queue.num_tokens == 0
 
 
-def test_a_cancelled_item_never_comes_out() -> None:
+def test_cancelled_item_is_never_taken() -> None:
     queue = make_queue()
     cancelled, live = make_item(8), make_item(8)
     queue.put([cancelled, live])
@@ -65,7 +65,7 @@ def test_a_cancelled_item_never_comes_out() -> None:
     assert queue.taken() == [live]
 
 
-def test_an_expired_item_fails_with_its_reason_and_never_comes_out() -> None:
+def test_expired_item_fails_with_its_reason_and_is_never_taken() -> None:
     queue = make_queue()
     expired, live = make_item(8, deadline=time.monotonic() - 1), make_item(8, time.monotonic() + 60)
     queue.put([expired, live])
@@ -74,7 +74,7 @@ def test_an_expired_item_fails_with_its_reason_and_never_comes_out() -> None:
         expired.future.result(timeout=0)
 
 
-def test_a_taker_waits_for_an_item() -> None:
+def test_take_waits_for_an_item() -> None:
     queue, item = make_queue(), make_item(4)
     taken: list[list[Item]] = []
     taker = threading.Thread(target=lambda: taken.append(queue.taken()))
@@ -85,7 +85,7 @@ def test_a_taker_waits_for_an_item() -> None:
     assert taken == [[item]]
 
 
-def test_a_taker_is_not_woken_for_good_by_dead_items_alone() -> None:
+def test_take_keeps_waiting_when_all_items_are_dead() -> None:
     queue, live, expired = make_queue(), make_item(4), make_item(4, deadline=time.monotonic() - 1)
     taken: list[list[Item]] = []
     taker = threading.Thread(target=lambda: taken.append(queue.taken()))
@@ -97,7 +97,7 @@ def test_a_taker_is_not_woken_for_good_by_dead_items_alone() -> None:
     assert taken == [[live]]
 
 
-def test_a_closed_queue_gives_what_it_has_then_nothing_and_takes_no_more() -> None:
+def test_closed_queue_drains_and_rejects_new_items() -> None:
     queue, item = make_queue(), make_item(4)
     queue.put([item])
     queue.close()
@@ -111,7 +111,7 @@ def make_background(length: int) -> Item:
     return Item(np.ones(length, dtype=np.int64), (), is_background=True)
 
 
-def test_other_items_overtake_background_items_and_never_share_a_batch_with_them() -> None:
+def test_background_items_run_last_and_in_separate_batches() -> None:
     queue = make_queue(max_tokens=64)
     background = [make_background(8) for _ in range(4)]
     early, late = make_item(8), make_item(8)
@@ -122,7 +122,7 @@ def test_other_items_overtake_background_items_and_never_share_a_batch_with_them
     assert queue.num_tokens == 0
 
 
-def test_background_items_get_a_batch_now_and_then_while_others_wait() -> None:
+def test_background_items_are_not_starved() -> None:
     queue, background = make_queue(max_tokens=8), [make_background(8), make_background(8)]
     queue.put([*background, *(make_item(8) for _ in range(2 * BACKGROUND_INTERVAL))])
     taken = [queue.taken() for _ in range(2 * BACKGROUND_INTERVAL)]
@@ -130,7 +130,7 @@ def test_background_items_get_a_batch_now_and_then_while_others_wait() -> None:
     assert places == [BACKGROUND_INTERVAL, 2 * BACKGROUND_INTERVAL]
 
 
-def test_a_lane_is_kept_free_of_background_items_for_a_while_after_others() -> None:
+def test_one_lane_stays_free_of_background_items_after_other_work() -> None:
     queue = make_queue(max_tokens=8, num_lanes=2)
     queue.put([make_item(8)])
     assert len(queue.taken()) == 1
@@ -142,10 +142,10 @@ def test_a_lane_is_kept_free_of_background_items_for_a_while_after_others() -> N
     item = make_item(8)
     queue.put([item])
     assert taken.get(timeout=10) == [item]
-    assert queue.taken() == background[1:2]  # this lane runs nothing else any more
+    assert queue.taken() == background[1:2]  # this lane no longer runs anything else
 
 
-def test_background_items_use_all_lanes_when_nothing_else_was_there_for_a_while() -> None:
+def test_background_items_use_all_lanes_after_an_idle_period() -> None:
     queue = make_queue(max_tokens=8, num_lanes=2)
     background, taken = [make_background(8) for _ in range(2)], SimpleQueue[list[Item]]()
     queue.put(background)
@@ -154,8 +154,8 @@ def test_background_items_use_all_lanes_when_nothing_else_was_there_for_a_while(
     assert taken.get(timeout=10) == background[1:]
 
 
-def test_idle_lanes_share_what_waits() -> None:
-    """Two lanes that wait get half of it each, though one batch could hold it all."""
+def test_idle_lanes_share_queued_items() -> None:
+    """Two idle lanes get half of the items each, even if one batch could hold all of them."""
     queue = make_queue(max_tokens=1024, num_lanes=2)
     taken: SimpleQueue[list[Item]] = SimpleQueue()
     lanes = [threading.Thread(target=lambda: taken.put(queue.taken())) for _ in range(2)]
@@ -168,22 +168,22 @@ def test_idle_lanes_share_what_waits() -> None:
     assert sorted(len(batch) for batch in batches) == [4, 4]
 
 
-def test_a_lane_beside_busy_ones_takes_a_whole_batch() -> None:
+def test_lane_takes_a_full_batch_while_the_others_are_busy() -> None:
     queue = make_queue(max_tokens=1024, num_lanes=2)
     queue.put([make_item(16) for _ in range(8)])
     assert len(queue.taken()) == 8
 
 
-def test_a_batch_has_the_whole_machine_where_nothing_else_waits_or_runs() -> None:
+def test_batch_runs_on_all_threads_when_nothing_else_is_queued_or_running() -> None:
     one_lane, two_lanes = make_queue(), make_queue(num_lanes=2)
     for queue in (one_lane, two_lanes):
         queue.put([make_item(64), make_item(64)])
     batches = [queue.take(queue._scheduler.choose) for queue in (one_lane, one_lane, two_lanes, two_lanes)]
-    # With two lanes, the other one runs something.
+    # With two lanes, the other lane is busy.
     assert [batch and batch.has_whole_machine for batch in batches] == [False, True, False, False]
 
 
-def test_many_threads_lose_and_double_nothing() -> None:
+def test_concurrent_threads_neither_lose_nor_duplicate_items() -> None:
     queue = make_queue()
     batches = [[make_item(length) for length in range(1, 20)] for _ in range(8)]
     putters = [threading.Thread(target=queue.put, args=(batch,)) for batch in batches]
@@ -199,7 +199,7 @@ def test_many_threads_lose_and_double_nothing() -> None:
     assert {id(item) for item in taken} == {id(item) for batch in batches for item in batch}
 
 
-def test_a_fault_in_choosing_costs_the_batch_and_not_the_lane(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_in_batch_selection_fails_the_batch_but_not_the_lane(caplog: pytest.LogCaptureFixture) -> None:
     def fail(lengths: Sequence[int], num_idle: int) -> list[int]:
         raise RuntimeError(f"{lengths} {num_idle}")
 
@@ -211,7 +211,7 @@ def test_a_fault_in_choosing_costs_the_batch_and_not_the_lane(caplog: pytest.Log
     assert queue.num_idle == 0
 
 
-def test_putting_does_not_wait_for_a_lane_that_chooses() -> None:
+def test_put_does_not_wait_for_batch_selection() -> None:
     choosing, go_on = threading.Event(), threading.Event()
 
     def choose(lengths: Sequence[int], num_idle: int) -> list[int]:
@@ -234,14 +234,14 @@ def test_putting_does_not_wait_for_a_lane_that_chooses() -> None:
     assert [batch and batch.items for batch in taken] == [[first], [second]]
 
 
-def test_the_time_in_the_queue_begins_with_the_queue() -> None:
+def test_queue_time_starts_when_the_item_is_queued() -> None:
     queue, item = make_queue(), make_item(4)
-    made_at = item.queued_at = time.monotonic() - 100  # as if it had waited for a slow reader
+    made_at = item.queued_at = time.monotonic() - 100  # as if it had waited for a slow consumer
     queue.put([item])
     assert item.queued_at >= made_at + 100
 
 
-def test_a_queue_that_fails_gives_each_item_an_error_of_its_own() -> None:
+def test_failing_queue_gives_each_item_a_separate_error() -> None:
     queue, items = make_queue(), [make_item(4), make_item(4)]
     queue.put(items)
     queue.fail_all(lambda: DeadlineError("none"))
@@ -253,9 +253,9 @@ def test_a_queue_that_fails_gives_each_item_an_error_of_its_own() -> None:
         queue.put([make_item(4)])
 
 
-def test_an_item_that_is_cancelled_while_it_is_looked_at_is_counted_once() -> None:
+def test_item_cancelled_during_inspection_is_counted_once() -> None:
     class CancelledLater(Item):
-        """Alive at the first look, and dead from then on."""
+        """Alive on the first check and dead afterwards."""
 
         def is_dead(self, now: float) -> bool:
             del now

@@ -1,6 +1,6 @@
-"""What the engine makes of a batch's weights: put together, of one text of several, layers in order.
+"""Reduced outputs of a batch: combined queries, one text of several, layers in order.
 
-Letters: B texts, T tokens of a text, T' tokens of a row of the batch, H heads.
+Dimensions: B texts, T tokens of a text, T' tokens of a batch row, H heads.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ UNITS = TextUnits.of([None, 0, 0, *range(1, 6), None], [True, *[False] * 7, True
 
 
 def outputs_of(pattern: Pattern | None) -> tuple[list[Output], HostOutputs]:
-    """Two layers of a batch of two texts, of which the second has T tokens."""
+    """Two layers of a batch of two texts, the second of which has T tokens."""
     layout = {Band: Layout.BAND, BlockTable: Layout.BLOCKS}.get(type(pattern), Layout.DENSE)
     layers = [
         Output(f"layer.{layer}", OutputRole.ATTENTION_WEIGHTS, layout, layer, HEADS, 0, RowSum.ONE, pattern)
@@ -53,11 +53,11 @@ def dense(outputs: HostOutputs, layer: Output, heads: list[int]) -> np.ndarray:
         AttentionReduction(level="words", special_tokens="drop"),
     ],
 )
-def test_a_text_of_a_batch_is_reduced_as_its_dense_weights_are(
+def test_reducing_a_batch_row_matches_reducing_its_dense_weights(
     pattern: Pattern | None, view: AttentionView, reduction: AttentionReduction
 ) -> None:
     layers, outputs = outputs_of(pattern)
-    backwards = (layers[1], layers[0])  # as a request may have them: a rollout is in the order of layers
+    backwards = (layers[1], layers[0])  # any order is valid in a request; a rollout sorts the layers
     plan = QueryPlan(0, OutputRole.ATTENTION_WEIGHTS, backwards, (2, 0), view, reduction)
     assert plan.layout is Layout.DENSE
     whole = [dense(outputs, layer, [2, 0]) for layer in layers]
@@ -103,7 +103,7 @@ def test_equal_reductions_of_a_text_are_computed_once() -> None:
     ]
 
 
-def test_putting_weights_together_counts() -> None:
+def test_combining_weights_counts_towards_the_cost() -> None:
     plans = [
         QueryPlan(
             0,

@@ -1,4 +1,4 @@
-"""Batches: within their limits, never without the oldest text, hardly any padding."""
+"""Batches respect their limits, always contain the oldest text and have little padding."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ limits = st.builds(
 
 
 @given(waiting, limits)
-def test_the_oldest_text_is_always_in_the_batch(lengths: list[int], limits: BatchLimits) -> None:
+def test_batch_always_contains_the_oldest_text(lengths: list[int], limits: BatchLimits) -> None:
     chosen = pack(lengths, limits)
     assert chosen[0] == 0
     assert chosen == sorted(set(chosen))
@@ -29,7 +29,7 @@ def test_the_oldest_text_is_always_in_the_batch(lengths: list[int], limits: Batc
 
 
 @given(waiting, limits)
-def test_a_batch_of_several_texts_is_within_every_limit(lengths: list[int], limits: BatchLimits) -> None:
+def test_batch_of_several_texts_respects_every_limit(lengths: list[int], limits: BatchLimits) -> None:
     chosen = [lengths[index] for index in pack(lengths, limits)]
     if len(chosen) == 1:
         return
@@ -40,16 +40,14 @@ def test_a_batch_of_several_texts_is_within_every_limit(lengths: list[int], limi
         assert num_tokens * max(chosen) <= limits.max_square_tokens
 
 
-def test_the_memory_of_attention_grows_with_the_square_of_the_longest_text() -> None:
+def test_attention_memory_grows_with_the_square_of_the_longest_text() -> None:
     limits = BatchLimits(10_000, max_square_tokens=3 * 100**2)
     assert len(pack([100] * 10, limits)) == 3
     assert len(pack([50] * 20, limits)) == 12
 
 
 @given(waiting, limits)
-def test_a_text_waits_for_at_most_as_many_batches_as_texts_came_before(
-    lengths: list[int], limits: BatchLimits
-) -> None:
+def test_text_waits_for_at_most_one_batch_per_earlier_text(lengths: list[int], limits: BatchLimits) -> None:
     queue = list(enumerate(lengths))
     num_batches = 0
     while queue:
@@ -61,8 +59,8 @@ def test_a_text_waits_for_at_most_as_many_batches_as_texts_came_before(
 
 
 @given(waiting, limits, st.integers(1, 16))
-def test_idle_lanes_find_their_part(lengths: list[int], limits: BatchLimits, num_idle: int) -> None:
-    """A batch of several texts leaves at least what the other lanes would get of an even division."""
+def test_batch_leaves_items_for_idle_lanes(lengths: list[int], limits: BatchLimits, num_idle: int) -> None:
+    """With several texts, a batch leaves at least what an even split would give the other lanes."""
     chosen = pack(lengths, share(lengths, limits, num_idle))
     num_taken = sum(lengths[index] for index in chosen)
     assert len(chosen) == 1 or num_taken <= -(-sum(lengths) // num_idle)
@@ -79,17 +77,17 @@ def test_texts_of_one_length_fill_the_batch(length: int, count: int) -> None:
     ("lengths", "expected"),
     [
         ([10], [0]),
-        ([40, 400, 40, 41], [0, 2, 3]),  # the long text would be padding for all others
+        ([40, 400, 40, 41], [0, 2, 3]),  # next to the long text, all others would be mostly padding
         ([400, 10, 10, 390], [0, 3]),
-        ([5000, 10], [0]),  # longer than a batch: alone
+        ([5000, 10], [0]),  # longer than a batch, so it runs alone
         ([100, 97, 103, 98, 60], [0, 1, 2, 3]),
     ],
 )
-def test_neighbours_in_length_run_together(lengths: list[int], expected: list[int]) -> None:
+def test_texts_of_similar_length_run_together(lengths: list[int], expected: list[int]) -> None:
     assert pack(lengths, BatchLimits(max_tokens=1024)) == expected
 
 
-def test_real_prose_is_padded_by_less_than_the_limit_and_batches_are_well_filled() -> None:
+def test_real_prose_has_little_padding_and_full_batches() -> None:
     lines = (DATA / "passages.jsonl").read_text(encoding="utf-8").splitlines()
     queue = [min(256, len(json.loads(line)["text"].split()) * 4 // 3 + 2) for line in lines]
     limits = BatchLimits(max_tokens=512)
@@ -108,7 +106,7 @@ def test_real_prose_is_padded_by_less_than_the_limit_and_batches_are_well_filled
 
 
 @given(st.integers(1, 600), st.integers(1, 16), st.integers(1, 512))
-def test_a_length_is_padded_to_the_next_multiple_or_to_the_last_position(
+def test_length_is_padded_to_the_next_multiple_or_the_maximum(
     num_tokens: int, multiple: int, max_length: int
 ) -> None:
     padded = LengthBuckets(multiple, max_length).round_up(num_tokens)
@@ -118,7 +116,7 @@ def test_a_length_is_padded_to_the_next_multiple_or_to_the_last_position(
 
 
 @given(st.lists(st.integers(1, 256), min_size=1, max_size=60), st.integers(1, 3))
-def test_where_the_runtime_wants_few_shapes_a_batch_has_one_length_and_an_allowed_number_of_texts(
+def test_runtime_with_few_shapes_gets_batches_of_one_length_and_allowed_size(
     lengths: list[int], num_idle: int
 ) -> None:
     counts = (1, 2, 3, 4, 6, 8)

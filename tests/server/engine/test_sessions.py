@@ -1,4 +1,4 @@
-"""Which session runs a batch: opened once, for the right number of threads; and what follows a failure."""
+"""Each session is opened once, with the right number of threads, and retried after transient failures."""
 
 import gc
 import threading
@@ -16,7 +16,7 @@ GRAPH = Path(__file__).parents[3] / "server" / "attnlens_server" / "engine" / "r
 
 
 class Opener:
-    """Opens a real session, or fails as it is told, and remembers for what."""
+    """Opens a real session or fails as configured, and records the arguments."""
 
     def __init__(self) -> None:
         self.error: StartupError | None = None
@@ -40,7 +40,7 @@ def opener() -> Opener:
     return Opener()
 
 
-def test_a_batch_with_the_whole_machine_has_all_threads_and_lanes_divide_them(opener: Opener) -> None:
+def test_sole_batch_uses_all_threads_and_lanes_divide_them(opener: Opener) -> None:
     sessions = Sessions(opener, threads=4, num_lanes=2)
     assert not sessions.providers
     assert sessions.get(has_whole_machine=True) is not sessions.get(has_whole_machine=False)
@@ -55,14 +55,14 @@ def test_one_lane_has_one_session(opener: Opener) -> None:
     assert opener.divisions == [(2, 1)]
 
 
-def test_where_lanes_do_not_divide_the_threads_one_session_runs_all_batches(opener: Opener) -> None:
+def test_one_session_runs_all_batches_when_lanes_do_not_divide_the_threads(opener: Opener) -> None:
     sessions = Sessions(opener, threads=2, num_lanes=3, divides_threads=False)
     sessions.open_all()
     assert sessions.get(has_whole_machine=True) is sessions.get(has_whole_machine=False)
     assert opener.divisions == [(2, 3)]
 
 
-def test_lanes_that_come_at_once_open_one_session(opener: Opener) -> None:
+def test_concurrent_lanes_open_one_session(opener: Opener) -> None:
     sessions = Sessions(opener, threads=2, num_lanes=8)
     found: list[Session] = []
     lanes = [
@@ -82,7 +82,7 @@ def refused(sessions: Sessions) -> GraphUnavailableError:
     return caught.value
 
 
-def test_what_may_pass_is_tried_again_after_ever_longer_pauses(opener: Opener) -> None:
+def test_transient_failure_is_retried_with_backoff(opener: Opener) -> None:
     changes: list[bool] = []
     sessions = Sessions(opener, threads=2, num_lanes=2, clock=opener.clock)
     sessions.on_change = changes.append
@@ -93,7 +93,7 @@ def test_what_may_pass_is_tried_again_after_ever_longer_pauses(opener: Opener) -
         again = refused(sessions)
         assert again.retry_after_s == pytest.approx(0.5)
         assert str(again) == "the graph cannot be used now: out of memory; try again in 0.5 s"
-        assert len(opener.divisions) == number  # and was not tried
+        assert len(opener.divisions) == number  # no attempt was made
         opener.now += 0.5
     assert changes == [False]
     opener.error = None
@@ -101,13 +101,13 @@ def test_what_may_pass_is_tried_again_after_ever_longer_pauses(opener: Opener) -
     assert changes == [False, True]
 
 
-def test_what_took_long_to_fail_is_not_tried_again_for_as_long(opener: Opener) -> None:
+def test_slow_failure_is_not_retried_for_as_long_as_it_took(opener: Opener) -> None:
     sessions = Sessions(opener, threads=2, num_lanes=2, clock=opener.clock)
     opener.error, opener.duration_s = StartupError("too slow"), 600.0
     assert refused(sessions).retry_after_s == pytest.approx(600)
 
 
-def test_what_cannot_pass_is_not_tried_again(opener: Opener) -> None:
+def test_permanent_failure_is_not_retried(opener: Opener) -> None:
     sessions = Sessions(opener, threads=2, num_lanes=2, clock=opener.clock)
     opener.error = UnusableGraphError("model.onnx was altered")
     first = refused(sessions)
@@ -119,13 +119,13 @@ def test_what_cannot_pass_is_not_tried_again(opener: Opener) -> None:
     assert opener.divisions == [(1, 2)]
 
 
-def test_at_the_start_a_failure_is_told_as_it_is(opener: Opener) -> None:
+def test_startup_failure_is_raised_unchanged(opener: Opener) -> None:
     opener.error = StartupError("no room")
     with pytest.raises(StartupError, match=r"^no room$"):
         Sessions(opener, threads=2, num_lanes=2).open_all()
 
 
-def test_a_refused_call_leaves_nothing_behind(opener: Opener) -> None:
+def test_failed_call_keeps_no_request_alive(opener: Opener) -> None:
     class Request:
         pass
 
@@ -134,7 +134,9 @@ def test_a_refused_call_leaves_nothing_behind(opener: Opener) -> None:
         try:
             sessions.get(has_whole_machine=False)
         except GraphUnavailableError as error:
-            assert error.__traceback__ is not None  # it leads to this frame, and so to the request
+            assert (
+                error.__traceback__ is not None
+            )  # the traceback refers to this frame, and so to the request
         return weakref.ref(request)
 
     sessions = Sessions(opener, threads=2, num_lanes=2)
@@ -144,7 +146,7 @@ def test_a_refused_call_leaves_nothing_behind(opener: Opener) -> None:
     assert [reference() for reference in kept[1:]] == [None, None]
 
 
-def test_sessions_whose_files_were_altered_are_given_up(opener: Opener) -> None:
+def test_sessions_are_closed_when_their_files_are_modified(opener: Opener) -> None:
     altered: list[UnusableGraphError] = []
     changes: list[bool] = []
 
@@ -158,9 +160,9 @@ def test_sessions_whose_files_were_altered_are_given_up(opener: Opener) -> None:
     session.check_results()
     altered.append(UnusableGraphError("weights were altered"))
     with pytest.raises(GraphUnavailableError, match="cannot be used: weights were altered"):
-        session.check_results()  # a batch that ran meanwhile
+        session.check_results()  # a batch that was running at the same time
     assert str(refused(sessions)) == "the graph cannot be used: weights were altered"
-    altered.clear()  # who puts them right has to restart: the sessions are gone
+    altered.clear()  # restoring the files requires a restart: the sessions are closed
     assert str(refused(sessions)) == "the graph cannot be used: weights were altered"
     assert opener.divisions == [(1, 2)]
     assert changes == [False]

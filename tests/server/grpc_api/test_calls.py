@@ -1,4 +1,4 @@
-"""Parsing and limits of request bytes, and the end of calls that are cancelled or not read."""
+"""Parsing and limits of request bytes; cancelled calls and slow consumers."""
 
 import asyncio
 from queue import SimpleQueue
@@ -28,19 +28,21 @@ AnyRequest = TypeVar("AnyRequest", bound=Message)
 def parser_of(
     message_class: type[AnyRequest], max_texts: int, inputs_number: int | None = INPUTS
 ) -> Parser[AnyRequest, AnyRequest]:
-    """A parser that leaves a request as it is."""
+    """A parser that returns the request unchanged."""
     return Parser(message_class, lambda request: request, inputs_number, max_texts)
 
 
-def test_a_message_of_millions_of_texts_is_refused_by_its_first_ones() -> None:
+def test_message_with_millions_of_texts_is_rejected_early() -> None:
     parser = parser_of(pb.EmbedRequest, 512)
-    broken_behind = b"\x12\x00" * 2000 + b"\xff" * SMALL_BYTES  # a parser would say that it is no message
+    broken_behind = (
+        b"\x12\x00" * 2000 + b"\xff" * SMALL_BYTES
+    )  # a complete parse would report an invalid message
     with pytest.raises(InvalidFieldsError, match="inputs has more than 512 texts") as caught:
         parser.parse(broken_behind)
     assert caught.value.violations[0].field == "inputs"
 
 
-def test_as_many_texts_as_a_request_may_have_are_parsed() -> None:
+def test_request_with_the_maximum_number_of_texts_is_parsed() -> None:
     parser = parser_of(pb.EncodeStreamRequest, 3)
     request = pb.EncodeStreamRequest(inputs=[pb.Input(text="x" * SMALL_BYTES)] * 3)
     assert parser.parse(request.SerializeToString()) == request
@@ -50,13 +52,13 @@ def test_as_many_texts_as_a_request_may_have_are_parsed() -> None:
     assert caught.value.violations[0].field == "inputs"
 
 
-def test_a_small_message_is_left_to_the_checks_that_count_exactly() -> None:
+def test_small_message_is_left_to_the_exact_checks() -> None:
     request = pb.EmbedRequest(inputs=[pb.Input(text="a")] * 5)
     assert parser_of(pb.EmbedRequest, 3).parse(request.SerializeToString()) == request
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 11, b"\x12\x7f", b"\x0b", b"\x0b" + bytes(SMALL_BYTES)])
-def test_what_is_no_message_is_named_with_its_size(data: bytes) -> None:
+def test_undecodable_message_is_reported_with_its_size(data: bytes) -> None:
     with pytest.raises(
         MalformedRequestError,
         match=f"the request of {len(data)} bytes is not a valid attnlens.v1.EmbedRequest",
@@ -69,18 +71,18 @@ def test_what_is_no_message_is_named_with_its_size(data: bytes) -> None:
     [b"\x18\x01", b"\x32\x00"],
     ids=["truncate", "an empty query"],
 )
-def test_fields_without_end_are_not_all_looked_at(field: bytes) -> None:
+def test_scan_of_endless_fields_stops_early(field: bytes) -> None:
     broken_behind = field * 40_000 + b"\xff" * 11
     with pytest.raises(InvalidFieldsError, match="inputs is among more than 1024 other fields"):
         parser_of(pb.EncodeRequest, 512).parse(broken_behind)
 
 
 def wrapped(number: int, content: bytes) -> bytes:
-    """A length-delimited field."""
+    """Encode a length-delimited field."""
     return start_field(number, len(content)) + content
 
 
-SWITCHED = b"\x12\x00\x1a\x00" * (1 << 16)  # text_pair {} token_ids {}, again and again
+SWITCHED = b"\x12\x00\x1a\x00" * (1 << 16)  # text_pair {} and token_ids {}, alternating
 REDUCTION = pb.AttentionQuery.REDUCTION_FIELD_NUMBER
 FORMS = wrapped(REDUCTION, b"\x3a\x00\x42\x00" * (1 << 16))
 
@@ -95,21 +97,21 @@ FORMS = wrapped(REDUCTION, b"\x3a\x00\x42\x00" * (1 << 16))
     ],
     ids=["an input", "an input of a pair", "the other text", "a reduction"],
 )
-def test_a_oneof_that_is_set_again_and_again_is_refused_before_it_is_parsed(
+def test_repeatedly_set_oneof_is_rejected_before_parsing(
     message_class: type[Message], inputs_number: int, data: bytes
 ) -> None:
     with pytest.raises(InvalidFieldsError, match="more than 3072 nested fields"):
         parser_of(message_class, 512, inputs_number).parse(data)
 
 
-def test_a_request_of_large_pairs_and_queries_is_parsed() -> None:
+def test_request_with_large_pairs_and_queries_is_parsed() -> None:
     pair = pb.Input(text_pair=pb.TextPair(first="x" * 200, second="y"))
     request = pb.CompareRequest(pairs=[pb.ComparedPair(a=pair, b=pair)] * 512)
     assert parser_of(pb.CompareRequest, 512, 2).parse(request.SerializeToString()) == request
 
 
-def test_what_hides_texts_behind_a_group_is_no_message_of_ours() -> None:
-    """A parser skips a group that it does not know, and reads on."""
+def test_texts_hidden_behind_a_group_are_rejected() -> None:
+    """A parser skips an unknown group and continues with the fields after it."""
     with pytest.raises(MalformedRequestError):
         parser_of(pb.EmbedRequest, 512).parse(b"\x7b\x7c" + b"\x12\x00" * SMALL_BYTES)
 
@@ -119,8 +121,8 @@ def some_calls(stall_timeout_s: float) -> Calls:
     return Calls(admission, lambda: None, Workers(1), max_calls=1, stall_timeout_s=stall_timeout_s)
 
 
-async def test_a_cancellation_is_not_lost_when_it_arrives_as_a_message_is_taken() -> None:
-    """A stream of endless messages, whose reader takes one and cancels in the same turn of the event loop."""
+async def test_cancellation_is_not_lost_while_a_message_is_taken() -> None:
+    """The stream is endless. Its reader takes one message and cancels in the same event-loop iteration."""
     calls = some_calls(stall_timeout_s=3600)
 
     async def stream(request: pb.EncodeStreamRequest, call: Call) -> None:
@@ -134,7 +136,7 @@ async def test_a_cancellation_is_not_lost_when_it_arrives_as_a_message_is_taken(
     task = asyncio.create_task(call.run())
     while events.empty():
         await asyncio.sleep(0)
-    await asyncio.sleep(0)  # the second message waits for its reader
+    await asyncio.sleep(0)  # the second message waits for the reader
     call.acknowledge()
     task.cancel()
     done, _ = await asyncio.wait([task], timeout=60)
@@ -145,7 +147,7 @@ async def test_a_cancellation_is_not_lost_when_it_arrives_as_a_message_is_taken(
     assert cast("CallError", end.error).code() == grpc.StatusCode.CANCELLED
 
 
-async def test_a_client_that_leaves_the_first_message_unread_gets_a_status_when_it_reads_on(
+async def test_slow_consumer_gets_a_status_when_it_resumes_reading(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(calls_module, "STATUS_GRACE_S", 0.05)
@@ -158,7 +160,7 @@ async def test_a_client_that_leaves_the_first_message_unread_gets_a_status_when_
         await call.write(b"message")
 
     handle = calls.handler(parser_of(pb.EncodeStreamRequest, 1), stream, "EncodeStream")
-    behaviour: Any = handle  # bytes in, bytes out
+    behaviour: Any = handle  # pass bytes through unchanged
     handlers: dict[str, Any] = {"EncodeStream": grpc.unary_stream_rpc_method_handler(behaviour)}
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))

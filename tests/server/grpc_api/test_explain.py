@@ -1,4 +1,4 @@
-"""Explain and Compare: calls to a real process with real weights, against figures and plain ONNX Runtime."""
+"""Explain and Compare on a real server with real weights, checked against references and ONNX Runtime."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +32,7 @@ from references import TEXTS
 
 SENTENCE = "The animal didn't cross the street because it was too tired."
 A, B = "A man is playing a guitar.", "Someone plays an instrument."
-# Computed in float64 by another program, from the formulas of docs/explanations.md.
+# Computed in float64 by an independent program from the formulas in docs/explanations.md.
 FIGURES: dict[int, list[float]] = {
     EXPLAIN_METHOD_CONTRIBUTIONS: [
         .01596, .04536, .28130, .04249, .00595, .01989, .09207, .01495,
@@ -92,10 +92,10 @@ def tensor(values: Any) -> Tensor:
     return to_tensor(np.asarray(values, np.float32), DataType.DATA_TYPE_FLOAT32)
 
 
-# --- figures --------------------------------------------------------------------------------------
+# --- reference values -----------------------------------------------------------------------------
 
 
-def test_the_scores_of_a_sentence_are_those_of_another_program(stub: EncoderServiceStub) -> None:
+def test_scores_of_a_sentence_match_the_reference(stub: EncoderServiceStub) -> None:
     [text] = explain(stub, SENTENCE, methods=[*FIGURES, EXPLAIN_METHOD_RECEIVED_ATTENTION])
     assert text.target_value == pytest.approx(1, abs=1e-9)
     for scores, (method, expected) in zip(text.scores, FIGURES.items(), strict=False):
@@ -120,7 +120,7 @@ def test_the_scores_of_a_sentence_are_those_of_another_program(stub: EncoderServ
         assert scores.faithfulness == measured.get(scores.method, 0)
 
 
-def test_the_scores_of_a_pair_are_those_of_another_program(stub: EncoderServiceStub) -> None:
+def test_scores_of_a_pair_match_the_reference(stub: EncoderServiceStub) -> None:
     pair = compare(stub, A, B, matrix=PAIR_MATRIX_OUTPUT)
     assert pair.similarity == pytest.approx(0.667446, abs=TOLERANCE)
     for side, (values, baseline) in zip((pair.a, pair.b), PAIR, strict=True):
@@ -134,7 +134,7 @@ def test_the_scores_of_a_pair_are_those_of_another_program(stub: EncoderServiceS
     assert matrix.sum(dtype=np.float64) == pytest.approx(pair.similarity, abs=1e-6)
 
 
-def test_the_interaction_of_a_pair_is_that_of_another_program(stub: EncoderServiceStub) -> None:
+def test_interaction_of_a_pair_matches_the_reference(stub: EncoderServiceStub) -> None:
     pair = compare(stub, A, B, matrix=PAIR_MATRIX_INTERACTION)
     matrix = from_tensor(pair.matrix)
     assert matrix[6, 4] == pytest.approx(0.4181, abs=TOLERANCE)
@@ -143,7 +143,9 @@ def test_the_interaction_of_a_pair_is_that_of_another_program(stub: EncoderServi
     assert np.isfinite(matrix[1:-1, 1:-1]).all()
 
 
-def test_leaving_a_token_out_is_a_run_of_its_own(stub: EncoderServiceStub, minilm_bundle: Path) -> None:
+def test_leave_one_out_matches_embeddings_without_the_token(
+    stub: EncoderServiceStub, minilm_bundle: Path
+) -> None:
     tokenizer = tokenizers.Tokenizer.from_file(str(minilm_bundle / "tokenizer.json"))
     tokenizer.no_padding()
     session = onnxruntime.InferenceSession(minilm_bundle / "onnx" / "model.onnx")
@@ -166,7 +168,7 @@ def test_leaving_a_token_out_is_a_run_of_its_own(stub: EncoderServiceStub, minil
     assert np.isnan(found[[0, -1]]).all()  # special tokens
 
 
-# --- every target, pooling and cut ----------------------------------------------------------------
+# --- every target, pooling and truncation ----------------------------------------------------------
 
 TARGETS: dict[str, dict[str, Any]] = {
     "own_embedding": {},
@@ -178,7 +180,7 @@ TARGETS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("pooling", Pooling.values()[1:])
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-def test_scores_and_baseline_add_up_to_what_embed_returns(
+def test_scores_and_baseline_sum_to_the_embed_similarity(
     stub: EncoderServiceStub, target: dict[str, Any], pooling: Pooling.ValueType
 ) -> None:
     texts = [SENTENCE, A, "wet"]
@@ -199,7 +201,7 @@ def test_scores_and_baseline_add_up_to_what_embed_returns(
         assert scores.sum == pytest.approx(total(scores), abs=1e-9)
 
 
-def test_a_contrast_is_the_difference_of_two_explanations(stub: EncoderServiceStub) -> None:
+def test_contrast_is_the_difference_of_two_explanations(stub: EncoderServiceStub) -> None:
     to, rather_than = given(B), given("It rained.")
     [both] = explain(stub, A, contrast=pb.Contrast(to=to, rather_than=rather_than))
     [first], [second] = explain(stub, A, to=to), explain(stub, A, to=rather_than)
@@ -209,7 +211,7 @@ def test_a_contrast_is_the_difference_of_two_explanations(stub: EncoderServiceSt
     assert first.target_value == pytest.approx(vector(stub, A) @ vector(stub, B), abs=1e-5)
 
 
-def test_only_the_components_that_are_kept_are_explained(stub: EncoderServiceStub) -> None:
+def test_only_the_requested_dimensions_are_explained(stub: EncoderServiceStub) -> None:
     for fields in ({}, {"to": given(B)}):
         methods = [EXPLAIN_METHOD_CONTRIBUTIONS, EXPLAIN_METHOD_OUTPUT_SHARE]
         [text] = explain(stub, A, dimensions=50, methods=methods, **fields)
@@ -224,7 +226,7 @@ def test_only_the_components_that_are_kept_are_explained(stub: EncoderServiceStu
     )
 
 
-def test_the_prompts_of_text_and_target_are_their_own(stub: EncoderServiceStub) -> None:
+def test_text_and_target_have_separate_prompts(stub: EncoderServiceStub) -> None:
     prompt, other = pb.Prompt(text="query: "), pb.Prompt(text="passage: ")
     [text] = explain(stub, A, prompt=prompt, to=given(B), target_prompt=other)
     expected = vector(stub, A, prompt=prompt) @ vector(stub, B, prompt=other)
@@ -235,14 +237,14 @@ def test_the_prompts_of_text_and_target_are_their_own(stub: EncoderServiceStub) 
     assert "target_prompt is set, but" in refusal(stub, target_prompt=other).message
 
 
-def test_words_are_the_sums_of_their_tokens(stub: EncoderServiceStub) -> None:
+def test_word_scores_are_the_sums_of_their_token_scores(stub: EncoderServiceStub) -> None:
     methods = [EXPLAIN_METHOD_CONTRIBUTIONS, EXPLAIN_METHOD_LEAVE_ONE_OUT]
     text = "Unbelievably electroencephalographic!"
     [tokens] = explain(stub, text, methods=methods)
     [words] = explain(stub, text, methods=methods, level=EXPLAIN_LEVEL_WORDS)
     numbers = list(words.unit_ids)
     assert numbers[0] == 0
-    assert max(numbers) + 1 == 5  # [CLS], two words, the mark, [SEP]
+    assert max(numbers) + 1 == 5  # [CLS], two words, the punctuation mark, [SEP]
     for of_tokens, of_words in zip(tokens.scores, words.scores, strict=True):
         values = from_tensor(of_tokens.values)
         sums = [values[np.array(numbers) == word].sum() for word in range(5)]
@@ -255,7 +257,7 @@ def test_words_are_the_sums_of_their_tokens(stub: EncoderServiceStub) -> None:
         stub.Explain(pb.ExplainRequest(inputs=[ids], level=EXPLAIN_LEVEL_WORDS))
 
 
-def test_the_contributions_of_heads_come_where_asked_for(stub: EncoderServiceStub) -> None:
+def test_head_contributions_are_returned_on_request(stub: EncoderServiceStub) -> None:
     [text] = explain(stub, SENTENCE, head_contributions=True)
     heads = from_tensor(text.head_contributions)
     assert heads.shape == (6, 12)
@@ -264,10 +266,10 @@ def test_the_contributions_of_heads_come_where_asked_for(stub: EncoderServiceStu
     assert not explain(stub, SENTENCE)[0].HasField("head_contributions")
 
 
-# --- a crowd --------------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------
 
 
-def test_a_text_has_the_same_scores_alone_and_in_a_crowd(stub: EncoderServiceStub) -> None:
+def test_scores_are_the_same_alone_and_in_a_batch(stub: EncoderServiceStub) -> None:
     fields: list[dict[str, Any]] = [
         {"pooling": pooling, **target}
         for pooling in (POOLING_MEAN, POOLING_MAX)
@@ -285,8 +287,8 @@ def test_a_text_has_the_same_scores_alone_and_in_a_crowd(stub: EncoderServiceStu
         assert other.target_value == pytest.approx(one.target_value, abs=1e-5 * size)
 
 
-def test_the_texts_of_one_request_are_told_apart(stub: EncoderServiceStub) -> None:
-    texts = [text[:100] for text in TEXTS]  # a run for each token that is left out
+def test_texts_of_one_request_get_their_own_scores(stub: EncoderServiceStub) -> None:
+    texts = [text[:100] for text in TEXTS]  # one run for each omitted token
     together = explain(stub, *texts, to=given(B), methods=list(FIGURES))
     for text, found in zip(texts, together, strict=True):
         [alone] = explain(stub, text, to=given(B), methods=list(FIGURES))
@@ -295,7 +297,7 @@ def test_the_texts_of_one_request_are_told_apart(stub: EncoderServiceStub) -> No
             np.testing.assert_allclose(from_tensor(other.values), from_tensor(one.values), atol=1e-5)
 
 
-def test_texts_that_run_in_one_batch_keep_their_numbers(stub: EncoderServiceStub) -> None:
+def test_texts_of_one_batch_get_their_own_scores(stub: EncoderServiceStub) -> None:
     texts = [
         f"The {name} sat there." for name in ("cat", "dog", "king", "car", "judge", "rain", "child", "sun")
     ]
@@ -316,7 +318,7 @@ def test_texts_that_run_in_one_batch_keep_their_numbers(stub: EncoderServiceStub
             np.testing.assert_allclose(from_tensor(one.values), from_tensor(other.values), atol=1e-5)
 
 
-def test_both_sides_of_a_pair_are_explanations_towards_the_other(stub: EncoderServiceStub) -> None:
+def test_both_sides_of_a_pair_are_explained_towards_each_other(stub: EncoderServiceStub) -> None:
     pair = compare(stub, A, B)
     [a], [b] = explain(stub, A, to=given(B)), explain(stub, B, to=given(A))
     for side, alone in ((pair.a, a), (pair.b, b)):
@@ -329,7 +331,7 @@ def test_both_sides_of_a_pair_are_explanations_towards_the_other(stub: EncoderSe
         assert found.similarity == pytest.approx(compare(stub, text, B).similarity, abs=1e-5)
 
 
-# --- refusals -------------------------------------------------------------------------------------
+# --- rejected requests ----------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "zeros": ({"direction": tensor(np.zeros(384))}, "direction is zero"),
@@ -363,7 +365,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("fields", "message"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_told_by_its_field(
+def test_invalid_request_is_reported_with_its_field(
     stub: EncoderServiceStub, fields: dict[str, Any], message: str
 ) -> None:
     failure = refusal(stub, **fields)
@@ -371,7 +373,7 @@ def test_what_is_wrong_is_told_by_its_field(
     assert re.search(message, failure.message), failure.message
 
 
-def test_a_wrong_pair_is_told_by_its_place(stub: EncoderServiceStub) -> None:
+def test_invalid_pair_is_reported_with_its_index(stub: EncoderServiceStub) -> None:
     pairs = [pb.ComparedPair(a=given("a"), b=given("b")), pb.ComparedPair(a=given("a"))]
     request = pb.CompareRequest(pairs=pairs, prompt_b=pb.Prompt(name="x"), matrix=PairMatrix.ValueType(9))
     with pytest.raises(grpc.RpcError) as caught:
@@ -387,7 +389,7 @@ def test_a_wrong_pair_is_told_by_its_place(stub: EncoderServiceStub) -> None:
         stub.Compare(pb.CompareRequest())
 
 
-def test_more_runs_than_a_request_may_need_are_refused(stub: EncoderServiceStub) -> None:
+def test_request_with_too_many_runs_is_rejected(stub: EncoderServiceStub) -> None:
     texts, methods = ["word " * 200] * 7, [EXPLAIN_METHOD_LEAVE_ONE_OUT]
     with pytest.raises(grpc.RpcError) as caught:
         explain(stub, *texts, methods=methods)
@@ -397,7 +399,7 @@ def test_more_runs_than_a_request_may_need_are_refused(stub: EncoderServiceStub)
     assert "methods[0] needs 282800 computed tokens, but the limit is 262144" in failure.message
 
 
-def test_the_model_says_what_can_be_asked_for(stub: EncoderServiceStub) -> None:
+def test_model_info_lists_the_supported_explanations(stub: EncoderServiceStub) -> None:
     model = stub.GetModel(pb.GetModelRequest()).model
     assert list(model.explain_methods) == [1, 2, 3, 4, 5, 6]
     assert list(model.pair_matrices) == [1, 2, 3]

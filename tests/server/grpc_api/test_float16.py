@@ -1,4 +1,4 @@
-"""Vectors with values that float16 has not: a bundle whose last norm multiplies them."""
+"""Vectors that overflow float16, produced by a bundle whose last norm scales them up."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ INPUTS = [pb.Input(text="a cat")]
 
 @pytest.fixture(scope="module")
 def loud(small_bundle: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle whose token vectors go beyond 65504: some 100,000 times as long as they were."""
+    """A bundle whose token vectors exceed 65504: about 100,000 times their original length."""
     bundle = tmp_path_factory.mktemp("loud") / "bundle"
     shutil.copytree(small_bundle("wordpiece"), bundle)
     graph = onnx.load(bundle / "onnx" / "model.onnx")
@@ -39,7 +39,7 @@ def loud(small_bundle: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         path = bundle / file["path"]
         if path.suffix == ".onnx":
             content = path.read_bytes()
-            assert content.count(weight.raw_data) <= 1  # the graphs may share it
+            assert content.count(weight.raw_data) <= 1  # the graphs may share the tensor
             path.write_bytes(content.replace(weight.raw_data, louder))
             file["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     (bundle / "manifest.json").write_text(json.dumps(manifest))
@@ -52,7 +52,7 @@ def stub(loud: Path) -> Iterator[EncoderServiceStub]:
         yield EncoderServiceStub(channel)
 
 
-def test_values_that_float16_has_not_are_refused_with_the_largest(stub: EncoderServiceStub) -> None:
+def test_float16_overflow_is_rejected_with_the_largest_value(stub: EncoderServiceStub) -> None:
     embedding = from_tensor(stub.Embed(pb.EmbedRequest(inputs=INPUTS, normalize=False)).embeddings)
     [text] = stub.Encode(pb.EncodeRequest(inputs=INPUTS)).results
     expected = {"Embed": embedding, "Encode": from_tensor(text.last_hidden_state)}
@@ -76,7 +76,7 @@ def test_values_that_float16_has_not_are_refused_with_the_largest(stub: EncoderS
     assert list(read_failure(caught.value).violations) == ["data_type"]
 
 
-def test_what_float16_has_is_returned_by_the_same_model(stub: EncoderServiceStub) -> None:
+def test_values_in_the_float16_range_are_returned(stub: EncoderServiceStub) -> None:
     embedding = from_tensor(
         stub.Embed(pb.EmbedRequest(inputs=INPUTS, data_type=HALF, normalize=True)).embeddings
     )
@@ -90,7 +90,7 @@ def test_what_float16_has_is_returned_by_the_same_model(stub: EncoderServiceStub
     ("value", "is_refused"),
     [(-65504, False), (65505, True), (-65505, True), (np.inf, False), (np.nan, False)],
 )
-def test_only_numbers_that_are_lost_are_refused(value: float, *, is_refused: bool) -> None:
+def test_only_values_lost_in_float16_are_rejected(value: float, *, is_refused: bool) -> None:
     vectors = np.array([[1, value]], dtype=np.float32)
     check_range(vectors, FLOAT32)
     if is_refused:

@@ -1,4 +1,4 @@
-"""Whatever a client sends, it gets a result or is told what is wrong with it."""
+"""Every request gets a result or an error that names the problem."""
 
 from typing import Any
 
@@ -104,7 +104,7 @@ REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
 
 @given(embed_requests)
 @quietly
-def test_embed_answers_or_refuses(stub: EncoderServiceStub, request: pb.EmbedRequest) -> None:
+def test_embed_returns_a_result_or_a_clear_error(stub: EncoderServiceStub, request: pb.EmbedRequest) -> None:
     try:
         response = stub.Embed(request, timeout=60)
     except grpc.RpcError as error:
@@ -117,7 +117,9 @@ def test_embed_answers_or_refuses(stub: EncoderServiceStub, request: pb.EmbedReq
 
 @given(encode_requests)
 @quietly
-def test_encode_answers_or_refuses(stub: EncoderServiceStub, request: pb.EncodeRequest) -> None:
+def test_encode_returns_a_result_or_a_clear_error(
+    stub: EncoderServiceStub, request: pb.EncodeRequest
+) -> None:
     try:
         response = stub.Encode(request, timeout=60)
     except grpc.RpcError as error:
@@ -133,7 +135,9 @@ def test_encode_answers_or_refuses(stub: EncoderServiceStub, request: pb.EncodeR
 
 @given(explain_requests)
 @quietly
-def test_explain_answers_or_refuses(stub: EncoderServiceStub, request: pb.ExplainRequest) -> None:
+def test_explain_returns_a_result_or_a_clear_error(
+    stub: EncoderServiceStub, request: pb.ExplainRequest
+) -> None:
     try:
         response = stub.Explain(request, timeout=60)
     except grpc.RpcError as error:
@@ -150,7 +154,9 @@ def test_explain_answers_or_refuses(stub: EncoderServiceStub, request: pb.Explai
 
 @given(compare_requests)
 @quietly
-def test_compare_answers_or_refuses(stub: EncoderServiceStub, request: pb.CompareRequest) -> None:
+def test_compare_returns_a_result_or_a_clear_error(
+    stub: EncoderServiceStub, request: pb.CompareRequest
+) -> None:
     try:
         response = stub.Compare(request, timeout=60)
     except grpc.RpcError as error:

@@ -1,4 +1,4 @@
-"""Malformed requests of the services that come with gRPC: health and reflection."""
+"""Malformed requests to the standard gRPC services: health and reflection."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -20,7 +20,7 @@ METHODS = [
 
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to a server that has these services alone."""
+    """A channel to a server that offers only these services."""
     server = grpc.aio.server()
     HealthService([]).add_to(server)
     add_reflection(server, [])
@@ -33,7 +33,7 @@ async def channel() -> AsyncIterator[grpc.aio.Channel]:
 
 @pytest.mark.parametrize("path", METHODS)
 @pytest.mark.parametrize("data", [b"\xff" * 11, b"\x12\x7f", b"\x0b"])
-async def test_a_malformed_request_is_an_invalid_argument(
+async def test_malformed_request_is_an_invalid_argument(
     channel: grpc.aio.Channel, path: str, data: bytes
 ) -> None:
     call: Any = channel.stream_stream(path)
@@ -44,7 +44,7 @@ async def test_a_malformed_request_is_an_invalid_argument(
     assert "class" not in failure.message
 
 
-async def test_a_name_of_a_megabyte_is_not_quoted_in_full(channel: grpc.aio.Channel) -> None:
+async def test_megabyte_long_name_is_not_quoted_in_full(channel: grpc.aio.Channel) -> None:
     call: Any = channel.unary_unary(METHODS[0])
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(b"\x0a\x80\x80\x40" + b"x" * (1 << 20))

@@ -1,4 +1,4 @@
-"""PAIR_MATRIX_INPUT: calls to a real process with real weights, against figures and other explanations."""
+"""PAIR_MATRIX_INPUT on a real server with real weights, checked against references and other explanations."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def cells(pair: pb.Comparison) -> np.ndarray:
 
 
 def check_sums(found: np.ndarray, pair: pb.Comparison, tolerance: float = 1e-4) -> None:
-    """Check that all cells add up to the cosine, and rows and columns to the scores of each side."""
+    """Check that all cells sum to the cosine similarity, and rows and columns to the scores of each side."""
     assert found.sum() == pytest.approx(pair.similarity, abs=tolerance)
     for axis, side in ((1, pair.a), (0, pair.b)):
         [scores] = side.scores
@@ -47,7 +47,7 @@ def check_sums(found: np.ndarray, pair: pb.Comparison, tolerance: float = 1e-4) 
         np.testing.assert_allclose(found.sum(axis=axis), expected, atol=tolerance)
 
 
-def test_the_input_matrix_of_a_pair_is_that_of_another_program(stub: EncoderServiceStub) -> None:
+def test_input_matrix_of_a_pair_matches_the_reference(stub: EncoderServiceStub) -> None:
     pair = compare(stub, A, B)
     matrix = from_tensor(pair.matrix)
     assert matrix.shape == (9, 7)
@@ -59,12 +59,12 @@ def test_the_input_matrix_of_a_pair_is_that_of_another_program(stub: EncoderServ
     check_sums(found, pair, 2e-5)
 
 
-def test_the_order_of_the_texts_transposes_the_matrix(stub: EncoderServiceStub) -> None:
+def test_swapping_the_texts_transposes_the_matrix(stub: EncoderServiceStub) -> None:
     np.testing.assert_allclose(cells(compare(stub, A, B)), cells(compare(stub, B, A)).T, atol=2e-5)
 
 
 @pytest.mark.parametrize("pooling", [POOLING_CLS, POOLING_MAX, POOLING_WEIGHTED_MEAN])
-def test_rows_and_columns_add_up_for_every_pooling(
+def test_rows_and_columns_sum_to_the_scores_for_every_pooling(
     stub: EncoderServiceStub, pooling: Pooling.ValueType
 ) -> None:
     for fields in ({}, {"dimensions": 50}):
@@ -72,18 +72,18 @@ def test_rows_and_columns_add_up_for_every_pooling(
         check_sums(cells(pair), pair)
 
 
-def test_words_are_the_sums_of_cells(stub: EncoderServiceStub) -> None:
+def test_word_cells_are_the_sums_of_token_cells(stub: EncoderServiceStub) -> None:
     text = "Unbelievably electroencephalographic!"
     tokens, words = compare(stub, text, A), compare(stub, text, A, level=EXPLAIN_LEVEL_WORDS)
     found = cells(words)
-    assert found.shape == (6, 10)  # [CLS], two words, the mark, [SEP] and the baseline
+    assert found.shape == (6, 10)  # [CLS], two words, the punctuation mark, [SEP] and the baseline
     numbers = np.array([*words.a.unit_ids, 5])
     sums = [cells(tokens)[numbers == number].sum(axis=0) for number in range(6)]
     np.testing.assert_allclose(found, sums, atol=1e-5)
     check_sums(found, words)
 
 
-def test_several_pairs_of_a_request_are_told_apart(stub: EncoderServiceStub) -> None:
+def test_pairs_of_one_request_get_their_own_matrices(stub: EncoderServiceStub) -> None:
     pairs = [pair_of(A, B), pair_of(B, "It rained."), pair_of("wet", A)]
     request = pb.CompareRequest(pairs=pairs, matrix=PAIR_MATRIX_INPUT, dimensions=64)
     for given, found in zip(pairs, stub.Compare(request, timeout=60).results, strict=True):
@@ -99,7 +99,7 @@ def test_other_matrices_have_no_baselines(stub: EncoderServiceStub) -> None:
     assert not any(pair.HasField(name) for name in ("baseline_row", "baseline_column", "baseline"))
 
 
-def test_more_runs_than_a_request_may_need_are_refused(stub: EncoderServiceStub) -> None:
+def test_request_with_too_many_runs_is_rejected(stub: EncoderServiceStub) -> None:
     pairs = [pair_of(A, B)] * 48
     request = pb.CompareRequest(pairs=pairs, matrix=PAIR_MATRIX_INPUT, methods=[EXPLAIN_METHOD_LEAVE_ONE_OUT])
     with pytest.raises(grpc.RpcError) as caught:

@@ -1,4 +1,4 @@
-"""Attention weights that stay on the device until they are cut; without a GPU, the CPU stands in for it."""
+"""Attention weights stay on the device until heads are selected. Without a GPU, the CPU replaces it."""
 
 import threading
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ PROVIDERS = [
 
 
 def make_graph(name: str, *, is_mean: bool) -> onnx.ModelProto:
-    """What `select_heads.onnx` and `mean_of_heads.onnx` were written from."""
+    """Build the graph that `select_heads.onnx` or `mean_of_heads.onnx` was saved from."""
     nodes = [
         helper.make_node("Slice", ["attentions", "starts", "ends", "axes"], ["cut"]),
         helper.make_node("Gather", ["cut", "heads"], ["chosen" if is_mean else "weights"], axis=1),
@@ -73,7 +73,7 @@ def make_graph(name: str, *, is_mean: bool) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("path", "is_mean"), [(device._SELECT_GRAPH, False), (device._MEAN_GRAPH, True)], ids=["select", "mean"]
 )
-def test_the_graphs_in_the_package_are_those_described(path: Path, is_mean: bool) -> None:
+def test_packaged_graphs_match_their_source(path: Path, is_mean: bool) -> None:
     assert onnx.load(path) == make_graph(path.stem, is_mean=is_mean)
 
 
@@ -112,7 +112,7 @@ def run(session: OnnxSession, batch: list[Item], buckets: LengthBuckets | None =
 
 
 @pytest.mark.parametrize("selection", SELECTIONS, ids=str)
-def test_what_is_cut_on_the_device_is_what_is_cut_on_the_host(
+def test_selection_on_the_device_matches_selection_on_the_host(
     on_host: OnnxSession, on_device: DeviceSession, selection: HeadSelection
 ) -> None:
     batch = texts(9, 1, 21, 20)
@@ -128,9 +128,7 @@ def test_what_is_cut_on_the_device_is_what_is_cut_on_the_host(
 
 @pytest.mark.parametrize("selection", SELECTIONS, ids=str)
 @pytest.mark.parametrize("lengths", [(16,), (16, 5, 1)], ids=str)
-def test_what_is_cut_on_the_host_is_a_plain_index_and_mean(
-    selection: HeadSelection, lengths: tuple[int, ...]
-) -> None:
+def test_selection_on_the_host_matches_numpy(selection: HeadSelection, lengths: tuple[int, ...]) -> None:
     shape = (len(lengths), 12, max(lengths), max(lengths))
     weights = np.random.default_rng(2).random(shape, dtype=np.float32)
     for row, length in enumerate(lengths):
@@ -144,7 +142,7 @@ def test_what_is_cut_on_the_host_is_a_plain_index_and_mean(
         assert np.shares_memory(found, weights) == is_view
 
 
-def test_threads_that_share_a_session_have_bindings_of_their_own(on_device: DeviceSession) -> None:
+def test_threads_sharing_a_session_have_separate_bindings(on_device: DeviceSession) -> None:
     batches = [texts(*range(length, length + 3)) for length in range(1, 9)]
     expected = [run(on_device, batch).part(1, batch[1].num_tokens, LAST) for batch in batches]
     found: dict[int, npt.NDArray[np.float32]] = {}
@@ -163,7 +161,7 @@ def test_threads_that_share_a_session_have_bindings_of_their_own(on_device: Devi
         np.testing.assert_array_equal(found[index], weights)
 
 
-def test_the_files_of_a_graph_are_checked_after_each_batch(
+def test_graph_files_are_checked_after_each_batch(
     on_device: DeviceSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def altered() -> None:
@@ -174,7 +172,7 @@ def test_the_files_of_a_graph_are_checked_after_each_batch(
         run(on_device, texts(3))
 
 
-def test_a_bucket_changes_nothing_for_live_tokens(on_host: OnnxSession) -> None:
+def test_bucket_padding_does_not_change_real_tokens(on_host: OnnxSession) -> None:
     batch, buckets = texts(9, 1, 21, 20), LengthBuckets(8, 512)
     plain, padded = run(on_host, batch), run(on_host, batch, buckets)
     assert padded.arrays["attentions.0"].shape == (4, 12, 24, 24)
@@ -183,14 +181,14 @@ def test_a_bucket_changes_nothing_for_live_tokens(on_host: OnnxSession) -> None:
             np.testing.assert_allclose(found, array, rtol=0, atol=1e-6, strict=True)
 
 
-def test_a_batch_has_room_for_texts_as_long_as_they_are_padded() -> None:
+def test_batch_size_accounts_for_bucket_padding() -> None:
     scheduler = Scheduler(BatchLimits(64), LengthBuckets(8, 512))
     assert scheduler.choose([*[1] * 10, 8, 9], 1) == list(range(8))
 
 
 @pytest.fixture
 def device_engine(minilm_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """An engine that does on the CPU what it does on CUDA."""
+    """An engine that uses the CUDA code path on the CPU."""
     monkeypatch.setitem(onnx_runtime.SESSIONS["attention"], "cpu", DeviceSession)
     monkeypatch.setitem(onnx_runtime.LENGTH_MULTIPLES, "cpu", 8)
     config = ServerConfig(bundle=minilm_bundle, provider="cpu", threads=2, lanes=2)
@@ -200,7 +198,9 @@ def device_engine(minilm_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     running.close()
 
 
-def test_an_engine_answers_on_the_device_as_on_the_host(device_engine: Engine, on_host: OnnxSession) -> None:
+def test_engine_returns_the_same_results_on_device_and_host(
+    device_engine: Engine, on_host: OnnxSession
+) -> None:
     items = texts(*range(1, 36, 2)) + texts(*range(1, 36, 2))
     for index, item in enumerate(items):
         item.wanted = everything(SELECTIONS[index % len(SELECTIONS)])
@@ -215,7 +215,7 @@ def test_an_engine_answers_on_the_device_as_on_the_host(device_engine: Engine, o
     assert lanes["attention"].num_computed_tokens % 8 == 0
 
 
-def test_cuda_multiplies_in_full_fp32_and_takes_the_memory_that_it_needs(
+def test_cuda_options_disable_tf32_and_allocate_memory_as_needed(
     graph: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Any] = []

@@ -1,4 +1,4 @@
-"""Execution providers: what was asked for, or a refusal that says why."""
+"""Execution providers: the requested one is used, or the error explains why it cannot be."""
 
 import os
 import subprocess
@@ -29,36 +29,36 @@ without_cuda = pytest.mark.skipif(
 
 
 @without_cuda
-def test_cuda_is_refused_where_the_build_has_none() -> None:
+def test_cuda_is_rejected_when_the_build_lacks_it() -> None:
     with pytest.raises(StartupError, match=r"only .*CPUExecutionProvider.*attnlens\[gpu\]"):
         resolve_provider("cuda")
     assert resolve_provider("auto") == "cpu"
     assert resolve_provider("cpu") == "cpu"
 
 
-def test_a_graph_that_fell_back_to_the_cpu_is_refused() -> None:
+def test_graph_that_fell_back_to_the_cpu_is_rejected() -> None:
     with pytest.raises(StartupError, match=r"runs no node of model.onnx.*CPUExecutionProvider"):
         check_placement({CPU: Counter(MatMul=48)}, GRAPH)
 
 
-def test_a_graph_with_arithmetic_left_on_the_cpu_is_refused() -> None:
+def test_graph_with_arithmetic_on_the_cpu_is_rejected() -> None:
     placements = {CUDA: Counter(MatMul=42), CPU: Counter(MatMul=6, Shape=1)}
     with pytest.raises(StartupError, match=r"CPUExecutionProvider runs 6 MatMul of model\.onnx"):
         check_placement(placements, GRAPH)
 
 
-def test_shape_bookkeeping_may_stay_on_the_cpu() -> None:
+def test_shape_operators_may_stay_on_the_cpu() -> None:
     check_placement({CUDA: Counter(MatMul=48, Softmax=6), CPU: Counter(Shape=1, Slice=1)}, GRAPH)
 
 
-def test_which_operators_may_not_stray_is_up_to_the_graph() -> None:
+def test_operators_required_on_the_device_depend_on_the_graph() -> None:
     placements = {CUDA: Counter(Gather=1), CPU: Counter(Slice=1)}
     check_placement(placements, GRAPH)
     with pytest.raises(StartupError, match=r"CPUExecutionProvider runs 1 Slice of model\.onnx"):
         check_placement(placements, GRAPH, {"Slice", "Gather"})
 
 
-def test_placements_are_counted_from_a_real_session(minilm_bundle: Path) -> None:
+def test_placements_of_a_real_session_are_counted(minilm_bundle: Path) -> None:
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     session = onnxruntime.InferenceSession(minilm_bundle / GRAPH, options, providers=[CPU])
@@ -69,7 +69,7 @@ def test_placements_are_counted_from_a_real_session(minilm_bundle: Path) -> None
         check_placement(placements, GRAPH)
 
 
-def test_a_file_that_is_not_a_graph_is_refused_by_name(tmp_path: Path) -> None:
+def test_invalid_graph_file_is_rejected_by_name(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"not a graph")
     with pytest.raises(StartupError, match=r"model\.onnx"):
@@ -77,7 +77,7 @@ def test_a_file_that_is_not_a_graph_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["attnlens_server.engine.runtimes.onnx_session", "attnlens_cli.main"])
-def test_onnx_runtime_reports_nothing_to_its_publisher(module: str, tmp_path: Path) -> None:
+def test_onnx_runtime_telemetry_is_disabled(module: str, tmp_path: Path) -> None:
     script = f"""
 import sys, {module}
 if {module!r} == "attnlens_cli.main":

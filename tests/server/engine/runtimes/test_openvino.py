@@ -1,4 +1,4 @@
-"""OpenVINO in place of ONNX Runtime: the same answers, and refusals that say what is missing."""
+"""OpenVINO matches ONNX Runtime, and its errors name what is missing."""
 
 import importlib.util
 import logging
@@ -42,10 +42,10 @@ def model(minilm_bundle: Path) -> Iterator[Local]:
         yield model
 
 
-# --- the same answers -----------------------------------------------------------------------------
+# --- same results ---------------------------------------------------------------------------------
 
 
-def test_in_fp32_embeddings_and_attention_are_those_of_onnx_runtime(model: Local, expected: Local) -> None:
+def test_fp32_embeddings_and_attention_match_onnx_runtime(model: Local, expected: Local) -> None:
     np.testing.assert_allclose(model.embed(TEXTS), expected.embed(TEXTS), rtol=0, atol=1e-5)
     queries = [AttentionQuery(), AttentionQuery(layers=[5], heads=[3, 0]), AttentionQuery(view="head_mean")]
     pairs = zip(
@@ -60,14 +60,14 @@ def test_in_fp32_embeddings_and_attention_are_those_of_onnx_runtime(model: Local
             np.testing.assert_allclose(ours.weights.sum(axis=-1), 1, atol=1e-5)
 
 
-def test_explanations_add_up_to_those_of_onnx_runtime(model: Local, expected: Local) -> None:
+def test_explanations_match_onnx_runtime(model: Local, expected: Local) -> None:
     for found, other in zip(model.explain(TEXTS), expected.explain(TEXTS), strict=True):
         assert found.scores[0].sum == pytest.approx(1, abs=1e-4)
         np.testing.assert_allclose(found.values, other.values, rtol=0, atol=1e-5)
         assert (found.engine, found.precision) == ("openvino", "fp32")
 
 
-def test_a_small_encoder_of_another_family_is_the_same_too(small_bundle: Callable[[str], Path]) -> None:
+def test_small_encoder_of_another_family_matches_onnx_runtime(small_bundle: Callable[[str], Path]) -> None:
     bundle = small_bundle("byte-level")
     with (
         attnlens_server.local(bundle, threads=1, engine="openvino") as model,
@@ -76,7 +76,7 @@ def test_a_small_encoder_of_another_family_is_the_same_too(small_bundle: Callabl
         np.testing.assert_allclose(model.embed(SMALL_TEXTS), other.embed(SMALL_TEXTS), rtol=0, atol=1e-5)
 
 
-def test_what_a_text_got_is_not_overwritten_by_the_next_batch(model: Local) -> None:
+def test_results_are_not_overwritten_by_the_next_batch(model: Local) -> None:
     [first] = model.encode(TEXTS[:1], attention=AttentionQuery())
     assert first.last_hidden_state is not None
     kept = first.last_hidden_state.copy(), first.weights.copy()
@@ -87,7 +87,7 @@ def test_what_a_text_got_is_not_overwritten_by_the_next_batch(model: Local) -> N
 
 
 @needs_bf16
-def test_in_bf16_embeddings_are_near_and_attention_is_in_fp32(minilm_bundle: Path, expected: Local) -> None:
+def test_bf16_embeddings_are_close_and_attention_is_fp32(minilm_bundle: Path, expected: Local) -> None:
     with attnlens_server.local(minilm_bundle, threads=2, engine="openvino", precision="bf16") as model:
         found = model.embed_with_usage(TEXTS)
         [encoded] = model.encode(TEXTS[:1], attention=AttentionQuery())
@@ -102,7 +102,7 @@ def test_in_bf16_embeddings_are_near_and_attention_is_in_fp32(minilm_bundle: Pat
 
 
 @needs_bf16
-def test_a_server_says_what_computes(minilm_bundle: Path) -> None:
+def test_server_reports_its_engine(minilm_bundle: Path) -> None:
     options = ("--engine", "openvino", "--precision", "bf16", "--threads", "1")
     with ServerProcess(minilm_bundle, *options) as server, Client(server.address) as client:
         assert ", OpenVINO CPU, bf16, " in server.ready_line
@@ -114,7 +114,7 @@ def test_a_server_says_what_computes(minilm_bundle: Path) -> None:
         assert "attnlens check" in server.log()
 
 
-def test_onnx_runtime_is_not_in_memory_with_it(minilm_bundle: Path) -> None:
+def test_onnx_runtime_is_not_loaded_with_openvino(minilm_bundle: Path) -> None:
     script = f"""
 import sys
 import attnlens_server
@@ -126,7 +126,7 @@ assert "onnxruntime" not in sys.modules
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
-# --- refusals -------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -141,30 +141,30 @@ assert "onnxruntime" not in sys.modules
         ({"engine": "tensorrt"}, "engine is 'tensorrt': use one of onnxruntime, openvino"),
     ],
 )
-def test_what_an_engine_does_not_have_is_refused(options: dict[str, Any], message: str) -> None:
+def test_unsupported_engine_options_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ServerConfig(bundle=Path(), **options)
 
 
-def test_where_openvino_is_not_installed_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_openvino_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(StartupError, match=r"pip install 'attnlens\[openvino\]'"):
         OpenvinoRuntime("CPU", "fp32")
 
 
-def test_a_device_that_is_not_there_is_refused() -> None:
+def test_unavailable_device_is_rejected() -> None:
     with pytest.raises(StartupError, match=r"device GPU\.7 was asked for, but OpenVINO .* finds only CPU"):
         OpenvinoRuntime("GPU.7", "fp32")
 
 
-def test_bf16_is_refused_where_the_processor_has_no_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_is_rejected_without_processor_support(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openvino_runtime, "multiplies_bf16", lambda: False)
     with pytest.raises(StartupError, match=r"has no instructions for it; .*avx512_bf16 or amx_bf16"):
         OpenvinoRuntime("CPU", "bf16")
     assert OpenvinoRuntime("CPU", "fp32").is_on_cpu
 
 
-def test_a_graph_that_is_computed_in_something_else_is_refused(minilm_bundle: Path) -> None:
+def test_graph_compiled_to_another_precision_is_rejected(minilm_bundle: Path) -> None:
     class Compiled:
         def get_property(self, _name: str) -> Any:
             return type("Type", (), {"get_type_name": lambda _: "f16"})()
@@ -177,7 +177,7 @@ def test_a_graph_that_is_computed_in_something_else_is_refused(minilm_bundle: Pa
         OpenvinoSession(compile_model, minilm_bundle / "onnx" / "model.onnx", "CPU", properties)
 
 
-def test_a_compilation_that_does_not_end_is_given_up() -> None:
+def test_compilation_is_abandoned_after_the_timeout() -> None:
     forever = threading.Event()
 
     def compile_model(_device: str, _properties: dict[str, str]) -> Any:
@@ -188,18 +188,18 @@ def test_a_compilation_that_does_not_end_is_given_up() -> None:
     forever.set()
 
 
-def test_a_file_that_is_not_a_graph_is_refused_by_name(tmp_path: Path) -> None:
+def test_invalid_graph_file_is_rejected_by_name(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"not a graph")
     with pytest.raises(StartupError, match=r"OpenVINO cannot open .*model\.onnx on CPU"):
         OpenvinoRuntime("CPU", "fp32").open("embeddings", path, Division(1, 1))
 
 
-# --- what was measured ----------------------------------------------------------------------------
+# --- recorded checks ------------------------------------------------------------------------------
 
 
 def checked(bundle: Path, **values: Any) -> None:
-    """Write into a manifest what `attnlens check --engine openvino` has found."""
+    """Write an `attnlens check --engine openvino` result into the manifest."""
     check = {"engine": "openvino", "precision": "PRECISION_FP32", "device": "CPU", "version": "2026.0"}
     with manifest_of(bundle) as manifest:
         manifest["engineChecks"] = [check | {"precision": "PRECISION_BF16"}, check | values]
@@ -210,7 +210,7 @@ def small(small_bundle: Callable[[str], Path], tmp_path: Path) -> Path:
     return copy_of(small_bundle("wordpiece"), tmp_path)
 
 
-def test_an_engine_that_failed_its_check_is_refused(small: Path) -> None:
+def test_engine_that_failed_its_check_is_rejected(small: Path) -> None:
     checked(small, passed=False)
     with pytest.raises(
         StartupError, match=r"openvino in fp32 on CPU failed its check.*attnlens check .*openvino"
@@ -220,9 +220,7 @@ def test_an_engine_that_failed_its_check_is_refused(small: Path) -> None:
         assert model.get_model().engine_check is None
 
 
-def test_an_engine_that_passed_says_so_and_what_has_changed_since(
-    small: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_passed_check_is_logged_with_later_changes(small: Path, caplog: pytest.LogCaptureFixture) -> None:
     checked(small, passed=True, numCases=12)
     with (
         caplog.at_level(logging.INFO),
@@ -234,9 +232,7 @@ def test_an_engine_that_passed_says_so_and_what_has_changed_since(
     assert "was checked with version 2026.0" in caplog.text
 
 
-def test_an_engine_that_nobody_has_checked_is_warned_of(
-    small: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unchecked_engine_logs_a_warning(small: Path, caplog: pytest.LogCaptureFixture) -> None:
     with attnlens_server.local(small, engine="openvino", threads=1) as model:
         assert model.get_model().engine_check is None
     [warning] = [record for record in caplog.records if record.levelno == logging.WARNING]
@@ -261,7 +257,7 @@ os.kill(os.getpid(), signal.SIGHUP)
 """
 
 
-def test_a_signal_is_handled_after_another_thread_has_closed_the_model(minilm_bundle: Path) -> None:
+def test_signal_is_handled_after_another_thread_closes_the_model(minilm_bundle: Path) -> None:
     command = [sys.executable, "-c", SIGNAL_AFTER_CLOSE, str(minilm_bundle)]
     result = subprocess.run(command, capture_output=True, check=False, text=True)
     assert (result.returncode, result.stdout) == (0, "handled\n"), result.stderr

@@ -1,4 +1,4 @@
-"""OpenVINO gives a text the same bits whatever it is batched with, and few shapes to make kernels for."""
+"""OpenVINO results do not depend on the batch, and few distinct shapes need compiled kernels."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ LENGTHS = (1, 2, 3, 5, 8, 9, 11, 15, 16, 17, 18, 20, 24, 30, 31, 32, 33, 40, 47,
 def hidden_states(
     engine: Engine, texts: list[npt.NDArray[np.int64]], *, at_once: bool
 ) -> list[npt.NDArray[np.float32]]:
-    """Return the token vectors (T, D) of each text, run alone or with all others waiting."""
+    """Return the token vectors (T, D) of each text, run alone or queued together."""
     items = [Item(text, (Wanted("last_hidden_state"),)) for text in texts]
     if at_once:
         engine.submit(items, kind="embeddings")
@@ -39,7 +39,7 @@ def engine(minilm_bundle: Path, request: pytest.FixtureRequest) -> Iterator[Engi
     running.close()
 
 
-def test_a_text_gets_the_same_bits_alone_on_all_threads_and_in_any_batch(engine: Engine) -> None:
+def test_results_are_bit_identical_alone_on_all_threads_and_in_any_batch(engine: Engine) -> None:
     chance = np.random.default_rng(5)
     texts = [chance.integers(1000, 20_000, length) for length in (*LENGTHS, *LENGTHS[::-1])]
     alone = hidden_states(engine, texts, at_once=False)
@@ -48,7 +48,7 @@ def test_a_text_gets_the_same_bits_alone_on_all_threads_and_in_any_batch(engine:
     assert engine.lanes["embeddings"].num_computed_tokens > engine.lanes["embeddings"].num_live_tokens
 
 
-def test_the_pages_state_how_many_tokens_a_batch_has_by_default() -> None:
-    for page in ("options.md", "operations.md"):  # the first is written from the help
+def test_docs_state_the_default_batch_tokens() -> None:
+    for page in ("options.md", "operations.md"):  # the first page is generated from the help text
         text = (Path(__file__).parents[4] / "docs" / page).read_text("utf-8")
         assert f"0: 256 on a CPU, {BATCH_TOKENS[True]} with OpenVINO" in text

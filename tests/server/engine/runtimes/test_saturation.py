@@ -1,4 +1,4 @@
-"""The question whether 8-bit products are exact, and what follows from the answer."""
+"""Detection of saturating 8-bit arithmetic, and the resulting session options."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from attnlens_server.engine.runtimes.saturation import int8_products_saturate
 
 
 def make_graph() -> onnx.ModelProto:
-    """What `saturation.onnx` was written from."""
+    """Build the graph that `saturation.onnx` was saved from."""
     graph = helper.make_graph(
         [helper.make_node("MatMulInteger", ["input", "weight"], ["product"])],
         "saturation",
@@ -23,7 +23,7 @@ def make_graph() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def test_the_graph_in_the_package_is_the_one_described() -> None:
+def test_packaged_graph_matches_its_source() -> None:
     assert onnx.load(saturation._GRAPH) == make_graph()
 
 
@@ -35,7 +35,7 @@ def test_vnni_is_exact() -> None:
 
 
 @pytest.mark.parametrize(("saturates", "value"), [(True, "1"), (False, None)])
-def test_other_instructions_are_asked_for_only_where_sums_are_cut_off(
+def test_other_instructions_are_requested_only_if_sums_saturate(
     saturates: bool, value: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnx_session, "int8_products_saturate", lambda: saturates)
@@ -48,7 +48,7 @@ def test_other_instructions_are_asked_for_only_where_sums_are_cut_off(
         assert options.get_session_config_entry("session.x64quantprecision") == value
 
 
-def test_a_sum_that_is_cut_off_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saturated_sum_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = make_graph()
     graph.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.full((64, 16), 126, np.int8), "weight"))
     onnx.save(graph, tmp_path / "saturation.onnx")
