@@ -1,1 +1,1 @@
-"""The result of `make bench`: targets, tables and a chart."""
+"""Reporting for `make bench`: targets, tables and a chart."""

@@ -1,4 +1,4 @@
-"""The result as a picture: speed against accuracy, servers, single texts, and latency."""
+"""Result chart: speed against accuracy, server throughput, single-text latency and open-loop latency."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,8 +16,12 @@ from bench.setting import BASE
 from bench.show.scatter import OURS, THEIRS, draw_scatter, short_name
 from bench.show.targets import Rows, is_ours
 
-PLAIN = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # over the whisker of a bar
-WHATS = {
+PLAIN = {
+    "facecolor": "white",
+    "edgecolor": "none",
+    "pad": 1.0,
+}  # background of labels that overlap an error bar
+TASKS = {
     "embed": ("embeddings", "#1f6f8b"),
     "tokens": ("token vectors", "#6a994e"),
     "attention": ("all attention maps", "#bc4749"),
@@ -26,24 +30,24 @@ WHATS = {
 
 
 def draw_chart(result: Mapping[str, Any], path: Path) -> None:
-    """Draw speed against accuracy for three kinds of texts; below, servers, single texts and latency."""
+    """Draw all panels and write the image to `path`."""
     figure = Figure(figsize=(19, 12.5), layout="constrained")
     grid = figure.add_gridspec(2, 1, height_ratios=[1.1, 1])
-    above, below = (figure.add_subfigure(grid[half]).subplots(1, 3) for half in range(2))
+    top_row, bottom_row = (figure.add_subfigure(grid[half]).subplots(1, 3) for half in range(2))
     rows = Rows(result["rows"])
     panels = (
         (f"{MINILM}, passages", "passages", MINILM),
         (f"{MINILM}, texts of 257 to 512 tokens", "long", MINILM),
         (f"{BASE}, random weights, passages", "passages", BASE),
     )
-    for axes, (title, workload, model) in zip(above, panels, strict=True):
+    for axes, (title, workload, model) in zip(top_row, panels, strict=True):
         draw_scatter(axes, rows, workload, model)
         axes.set_title(f"{title}: tokens/s in-process", pad=20)
-    served, single, latency = below
+    served, single, latency = bottom_row
     draw_served(served, result["rows"])
     draw_single(single, result["rows"])
     draw_latency(latency, result["open_loop"])
-    for axes in (*above, *below):
+    for axes in (*top_row, *bottom_row):
         axes.spines[["top", "right"]].set_visible(False)
         axes.title.set_size(10)
         axes.tick_params(labelsize=8, which="both")
@@ -54,21 +58,21 @@ def draw_chart(result: Mapping[str, Any], path: Path) -> None:
 
 
 def draw_served(axes: Axes, rows: Sequence[Row]) -> None:
-    """Draw texts per second for 64 clients as bars, beside PyTorch's attention in-process."""
+    """Draw server throughput with 64 clients, and PyTorch's in-process attention for comparison."""
     measured = [row for row in rows if not row["failure"] and row["workload"] != "passages"]
     chosen = [row for row in measured if row["clients"] == MANY or row["name"] == EAGER]
-    chosen.sort(key=lambda row: (list(WHATS).index(row["what"]), rank(row), not is_ours(row)))
+    chosen.sort(key=lambda row: (list(TASKS).index(row["what"]), rank(row), not is_ours(row)))
     labels = [
         f"{short_name(row)}{'' if row['clients'] else ' (in-process)'}{tier_label(row)}\n"
-        f"{WHATS[row['what']][0]}, {row['workload']} texts"
+        f"{TASKS[row['what']][0]}, {row['workload']} texts"
         for row in chosen
     ]
     draw_bars(axes, chosen, labels, [row["texts_per_s"] for row in chosen])
-    axes.set_title(f"{MANY} clients, one text a request: texts/s", pad=20)
+    axes.set_title(f"{MANY} clients, one text per request: texts/s", pad=20)
 
 
 def draw_single(axes: Axes, rows: Sequence[Row]) -> None:
-    """Draw the median latency of one short text as bars, up to the 95th centile as a whisker."""
+    """Draw the median latency of one short text, with an error bar up to the 95th percentile."""
     chosen = [
         row
         for row in rows
@@ -82,11 +86,11 @@ def draw_single(axes: Axes, rows: Sequence[Row]) -> None:
     latencies = [row["latency_ms"] for row in chosen]
     bars = [{"median": each["p50"], "min": each["p50"], "max": each["p95"]} for each in latencies]
     draw_bars(axes, chosen, labels, bars)
-    axes.set_title("One short text at a time, ms: p50, and p95 as a whisker", pad=20)
+    axes.set_title("One short text at a time, ms: p50, with p95 as error bar", pad=20)
 
 
 def tier_label(row: Row) -> str:
-    """Return the tier of a row in brackets, unless it is the first."""
+    """Return the tier of a row in brackets, or an empty string for fp32."""
     tier = row.get("accuracy", {}).get("tier", "fp32")
     return "" if tier == "fp32" else f" [{tier}]"
 
@@ -94,14 +98,14 @@ def tier_label(row: Row) -> str:
 def draw_bars(
     axes: Axes, rows: Sequence[Row], labels: Sequence[str], figures: Sequence[Mapping[str, float]]
 ) -> None:
-    """Draw a horizontal bar a row, the median, with the extremes as a whisker."""
-    whiskers = [
+    """Draw a horizontal bar with the median of each row, and error bars from minimum to maximum."""
+    error_bars = [
         [figure["median"] - figure["min"] for figure in figures],
         [figure["max"] - figure["median"] for figure in figures],
     ]
     colors = [OURS if is_ours(row) else THEIRS for row in rows]
     medians, error_style = [figure["median"] for figure in figures], {"elinewidth": 1, "capsize": 2}
-    axes.barh(range(len(rows)), medians, xerr=whiskers, color=colors, error_kw=error_style)
+    axes.barh(range(len(rows)), medians, xerr=error_bars, color=colors, error_kw=error_style)
     for position, figure in enumerate(figures):
         text = f"{figure['median']:,.0f}" if figure["median"] >= 100 else f"{figure['median']:.3g}"
         axes.text(1.02 * figure["max"], position, text, va="center", fontsize=8, bbox=PLAIN)
@@ -113,18 +117,18 @@ def draw_bars(
 
 
 def draw_latency(axes: Axes, points: Sequence[Row]) -> None:
-    """Draw median and 99th centile over the rate of arrivals, a colour for each kind of request."""
+    """Draw median and 99th percentile latency over the arrival rate, one color per task."""
     answered = [point for point in points if point["latency_ms"]]
     for what in dict.fromkeys(point["what"] for point in answered):
-        of_what = [point for point in answered if point["what"] == what]
-        rates = [point["rate"] for point in of_what]
-        label, color = WHATS[what]
+        selected = [point for point in answered if point["what"] == what]
+        rates = [point["rate"] for point in selected]
+        label, color = TASKS[what]
         style: dict[str, Any] = {"color": color, "marker": "o", "markersize": 3}
-        axes.plot(rates, [point["latency_ms"]["p50"] for point in of_what], "-", label=label, **style)
-        axes.plot(rates, [point["latency_ms"]["p99"] for point in of_what], "--", **style)
+        axes.plot(rates, [point["latency_ms"]["p50"] for point in selected], "-", label=label, **style)
+        axes.plot(rates, [point["latency_ms"]["p99"] for point in selected], "--", **style)
     axes.set_yscale("log")
-    for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        which(FuncFormatter(lambda ms, _: f"{ms:g}" if f"{ms:g}"[0] in "125" else ""))
+    for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        set_formatter(FuncFormatter(lambda ms, _: f"{ms:g}" if f"{ms:g}"[0] in "125" else ""))
     axes.set_xlabel("texts arriving per second", fontsize=8)
     axes.set_title("Open loop, ms: p50, and p99 dashed", pad=20)
     if answered:

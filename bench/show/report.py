@@ -1,7 +1,7 @@
-"""The result as Markdown tables.
+"""Markdown report.
 
-Programs of different accuracy never stand in one block: each table of embeddings is sorted by tier, and only
-then by speed, and a ratio with peers is one with peers that are at least as near to fp32.
+Embedding tables are sorted by accuracy tier, then by speed. Ratios only compare a row with peers that are at
+least as accurate.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ Line = Mapping[str, object]
 
 
 def report(result: Mapping[str, Any]) -> str:
-    """Return the report: machine, embeddings by tier, single texts, servers, attention, checks, targets."""
+    """Return the report as Markdown."""
     all_rows: Sequence[Row] = result["rows"]
     rows = Rows(all_rows)
     measured = [row for row in all_rows if not row["failure"] and row["name"] != MATMUL]
@@ -32,7 +32,7 @@ def report(result: Mapping[str, Any]) -> str:
             *section("One short text at a time", single_lines(measured)),
             *section("Servers", served_lines(measured)),
             *section("Attention and token vectors, in-process", other_lines(measured, rows)),
-            *section("Texts that arrive at a fixed rate", map(open_loop_line, result["open_loop"])),
+            *section("Open loop: fixed arrival rates", map(open_loop_line, result["open_loop"])),
             *section("Memory", memory_lines(result["extras"])),
             *checks(measured),
             *section("Targets", map(target_line, result["targets"])),
@@ -54,38 +54,38 @@ def head(result: Mapping[str, Any], rows: Rows) -> Iterator[str]:
                 f"{gflop_per_s:.0f} GFLOP/s."
             )
     yield ""
-    yield "Cosines are those with our vectors in fp32 with ONNX Runtime. A tier asks for at least:"
+    yield "Cosines are relative to the fp32 engine with ONNX Runtime. Each tier requires at least:"
     yield ""
     yield from table(
-        {"tier": tier.name, "mean cosine": f"{tier.mean_cosine:g}", "smallest": f"{tier.min_cosine:g}"}
+        {"tier": tier.name, "mean cosine": f"{tier.mean_cosine:g}", "minimum": f"{tier.min_cosine:g}"}
         for tier in TIERS
         if tier is not BELOW
     )
 
 
 def section(title: str, lines: Iterable[Line]) -> Iterator[str]:
-    """Yield a table under a title; nothing if it is empty."""
-    found = list(table(lines))
-    if found:
-        yield from (f"## {title}", "", *found)
+    """Yield a table with a heading. Yields nothing if the table is empty."""
+    rendered = list(table(lines))
+    if rendered:
+        yield from (f"## {title}", "", *rendered)
 
 
 def embeddings(measured: Sequence[Row], rows: Rows) -> Iterator[str]:
-    """Yield a table for each model and kind of texts: embeddings in-process, tier by tier."""
+    """Yield a table of in-process embeddings for each model and workload."""
     chosen = [row for row in measured if (row["what"], row["clients"]) == ("embed", None)]
     for model, workload in dict.fromkeys((row["model"], row["workload"]) for row in chosen):
-        of_texts = [row for row in chosen if (row["model"], row["workload"]) == (model, workload)]
-        lines = (embedding_line(row, rows) for row in sorted(of_texts, key=by_tier_and_speed))
+        selected = [row for row in chosen if (row["model"], row["workload"]) == (model, workload)]
+        lines = (embedding_line(row, rows) for row in sorted(selected, key=by_tier_and_speed))
         yield from section(f"{model}, {workload}: embeddings in-process", lines)
 
 
 def by_tier_and_speed(row: Row) -> tuple[int, float]:
-    """Return what rows are sorted by: the nearest to fp32 first, in a tier the fastest first."""
+    """Return a sort key: most accurate tier first, then fastest first."""
     return rank(row), -row["tokens_per_s"]["median"]
 
 
 def embedding_line(row: Row, rows: Rows) -> Line:
-    """Accuracy, rate and spread, and the ratios to peers, to our engine and to the ceiling."""
+    """Return accuracy, speed, spread and speed ratios of an embedding row."""
     rate, model = row["tokens_per_s"], row["model"]
     ours = rows.find(ENGINE, "fp32", "embed", row["workload"], model=model)
     return {
@@ -93,16 +93,16 @@ def embedding_line(row: Row, rows: Rows) -> Line:
         "program": program(row),
         "tokens/s": f"{rate['median']:,.0f}",
         **cosines(row),
-        "of the best peer as near": number(ratio(row, rows.best_peer(row))),
-        "of our fp32": number(ratio(row, ours)),
-        "of MatMul": number(ratio(row, rows.ceiling(model), "gflop_per_s")),
+        "vs best peer": number(ratio(row, rows.best_peer(row))),
+        "vs attnlens fp32": number(ratio(row, ours)),
+        "vs MatMul": number(ratio(row, rows.ceiling(model), "gflop_per_s")),
         "spread": spread_of(row),
         "batch": row.get("choice", ""),
     }
 
 
 def single_lines(measured: Sequence[Row]) -> Iterator[Line]:
-    """Yield a line for each program that takes one text at a time, in-process or from one client."""
+    """Yield a line for each single-text row, in-process or over gRPC."""
     chosen = [
         row
         for row in measured
@@ -112,7 +112,7 @@ def single_lines(measured: Sequence[Row]) -> Iterator[Line]:
         yield {
             "tier": tier_name(row),
             "program": program(row),
-            "how": "in-process" if row["clients"] is None else "over gRPC",
+            "transport": "in-process" if row["clients"] is None else "over gRPC",
             "p50, ms": f"{row['latency_ms']['p50']:.2f}",
             "p95, ms": f"{row['latency_ms']['p95']:.2f}",
             **cosines(row),
@@ -120,7 +120,7 @@ def single_lines(measured: Sequence[Row]) -> Iterator[Line]:
 
 
 def served_lines(measured: Sequence[Row]) -> Iterator[Line]:
-    """Yield a line for each kind of requests to a server, the tiers one after the other."""
+    """Yield a line for each server row, grouped by task and workload."""
     chosen = [row for row in measured if row["clients"] is not None]
     chosen.sort(key=lambda row: (row["what"], row["workload"], row["clients"], *by_tier_and_speed(row)))
     for row in chosen:
@@ -134,13 +134,13 @@ def served_lines(measured: Sequence[Row]) -> Iterator[Line]:
             "spread": spread_of(row),
             **cosines(row),
             "p50 / p95 / p99, ms": milliseconds(row.get("latency_ms", {})),
-            "client's CPU": share(row.get("client_cpu_share")),
+            "client CPU": share(row.get("client_cpu_share")),
             "errors": sum(row.get("errors", {}).values()) or "",
         }
 
 
 def other_lines(measured: Sequence[Row], rows: Rows) -> Iterator[Line]:
-    """Yield a line for each row in-process that has no embeddings; all are in fp32."""
+    """Yield a line for each in-process row without embeddings. All of them are in fp32."""
     for row in measured:
         if row["clients"] is None and not row["what"].startswith("embed"):
             ours = rows.find(ENGINE, "fp32", row["what"], row["workload"])
@@ -151,14 +151,14 @@ def other_lines(measured: Sequence[Row], rows: Rows) -> Iterator[Line]:
                 "texts/s": f"{row['texts_per_s']['median']:,.0f}",
                 "tokens/s": f"{row['tokens_per_s']['median']:,.0f}",
                 "spread": spread_of(row),
-                "of our engine": number(ratio(row, ours)),
-                "of MatMul": number(ratio(row, rows.ceiling(), "gflop_per_s")),
+                "vs attnlens engine": number(ratio(row, ours)),
+                "vs MatMul": number(ratio(row, rows.ceiling(), "gflop_per_s")),
                 "batch": row.get("choice", ""),
             }
 
 
 def memory_lines(extras: Mapping[str, Any]) -> Iterator[Line]:
-    """Yield a line for each server: its memory after the same texts."""
+    """Yield the memory of each server after the same load."""
     for name, rss_mib in (extras.get("rss_mib") or {}).items():
         yield {"server": name, "resident, MiB": f"{rss_mib:,.0f}"}
 
@@ -168,14 +168,14 @@ def program(row: Row) -> str:
 
 
 def tier_name(row: Row) -> str:
-    """Return the tier of a row, or nothing for one without embeddings."""
+    """Return the tier of a row, or an empty string if it has no embeddings."""
     return str(row.get("accuracy", {}).get("tier", ""))
 
 
 def cosines(row: Row) -> Line:
     accuracy = row.get("accuracy")
     figures = (accuracy["mean_cosine"], accuracy["min_cosine"]) if accuracy else ()
-    names = ("mean cosine", "smallest")
+    names = ("mean cosine", "minimum")
     return dict.fromkeys(names, "") | {
         name: f"{value:.6f}" for name, value in zip(names, figures, strict=False)
     }
@@ -187,31 +187,31 @@ def spread_of(row: Row) -> str:
 
 
 def open_loop_line(point: Row) -> Line:
-    """The answers to requests that were sent at a fixed rate."""
+    """Return the throughput and latencies at one arrival rate."""
     return {
         "open loop": f"{point['name']} {point['precision']}: {point['what']}, {point['workload']}",
         "arrivals/s": f"{point['rate']:,.0f}",
-        "answers/s": f"{point['texts_per_s']:,.0f}",
+        "responses/s": f"{point['texts_per_s']:,.0f}",
         "p50 / p95 / p99, ms": milliseconds(point["latency_ms"]),
         "errors": sum(point["errors"].values()) + point["unanswered"],
-        "latest sending, ms": f"{point['sent_late_ms']:.0f}",
-        "client's CPU": share(point["client_cpu_share"]),
+        "max send delay, ms": f"{point['sent_late_ms']:.0f}",
+        "client CPU": share(point["client_cpu_share"]),
     }
 
 
 def checks(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a line for each server: how far replies under load are from those to the same text alone."""
+    """Yield the largest deviation of each server's responses under load from single requests."""
     checked = [row for row in rows if row.get("compared")]
     for name in dict.fromkeys(program(row) for row in checked):
-        of_name = [row for row in checked if program(row) == name]
-        worst = max(row["max_abs_difference_from_alone"] for row in of_name)
-        count = sum(row["compared"] for row in of_name)
-        yield f"{name}: {count} replies under load compared with the same text alone: within {worst:.1e}."
+        server_rows = [row for row in checked if program(row) == name]
+        worst = max(row["max_abs_difference_from_alone"] for row in server_rows)
+        count = sum(row["compared"] for row in server_rows)
+        yield f"{name}: {count} responses under load match single requests within {worst:.1e}."
     yield ""
 
 
 def target_line(target: Row) -> Line:
-    """A target, and whether it is met."""
+    """Return the value and bounds of a target, and whether it is met."""
     bound = "<=" if target["lower_is_better"] else ">="
     return {
         "target": target["what"],
@@ -223,7 +223,7 @@ def target_line(target: Row) -> Line:
 
 
 def failures(rows: Sequence[Row]) -> Iterator[str]:
-    """Say why rows are missing, once for each reason."""
+    """Yield the failure of each program, without duplicates."""
     failed = [row for row in rows if row["failure"]]
     reasons = dict.fromkeys((row["model"], program(row), row["failure"]) for row in failed)
     yield from (f"Not measured: {model}: {name}: {reason}" for model, name, reason in reasons)
@@ -242,7 +242,7 @@ def milliseconds(latencies: Mapping[str, float]) -> str:
 
 
 def table(lines: Iterable[Line]) -> Iterator[str]:
-    """Lay out a Markdown table whose columns are aligned in the source, too."""
+    """Yield the lines of a Markdown table with padded columns."""
     rows = list(lines)
     if not rows:
         return

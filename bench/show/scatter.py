@@ -1,4 +1,4 @@
-"""Speed over accuracy: a point for each program, its tier behind it."""
+"""Scatter plot of speed over accuracy, with tiers as background bands."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,7 +13,7 @@ from bench.show.targets import Rows, is_ours
 
 OURS, THEIRS = "#1f6f8b", "#8d979e"
 FARTHEST = 1.0
-NEAREST = 1e-7  # nearer is drawn here: the order of sums alone makes such a difference
+NEAREST = 1e-7  # lower clip; smaller differences are summation-order noise
 SHORT = {
     "attnlens engine": "attnlens",
     "openvino-genai": "genai",
@@ -27,20 +27,20 @@ BANDS: tuple[tuple[Tier, str], ...] = (
 )
 _LIMITS = [NEAREST / 2, *(1 - tier.mean_cosine for tier, _ in BANDS[:-1]), FARTHEST]
 BAND_EDGES = tuple(pairwise(_LIMITS))
-LABEL_GAP = 0.034  # between two labels, as a share of the height
+LABEL_GAP = 0.034  # minimum distance between labels, as a fraction of the height
 
 
 def draw_scatter(axes: Axes, rows: Rows, workload: str, model: str) -> None:
-    """Draw tokens per second over 1 - the mean cosine, with a line to 1 - the smallest."""
+    """Plot tokens per second over 1 - mean cosine, with a line to 1 - minimum cosine."""
     chosen = sorted(rows.embedding(workload, model), key=lambda row: row["tokens_per_s"]["median"])
     chosen = [row for row in chosen if of_row(row) is not None]
     axes.set_xscale("log")
     axes.set_xlim(NEAREST / 2, FARTHEST)
-    above: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}
+    style: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}
     for (left, right), (tier, color) in zip(BAND_EDGES, BANDS, strict=True):
         axes.axvspan(left, right, color=color, linewidth=0)
-        axes.text((left * right) ** 0.5, 1.01, tier.name, fontsize=7.5, **above)
-    axes.set_xlabel("1 - cosine with our fp32: mean (point) to largest (line)", fontsize=8)
+        axes.text((left * right) ** 0.5, 1.01, tier.name, fontsize=7.5, **style)
+    axes.set_xlabel("1 - cosine with attnlens fp32: mean (point) to maximum (line)", fontsize=8)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:,.0f}"))
     if not chosen:
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color="dimgray")
@@ -51,21 +51,21 @@ def draw_scatter(axes: Axes, rows: Rows, workload: str, model: str) -> None:
         mean, largest, rate = *distances(row), row["tokens_per_s"]["median"]
         color = OURS if is_ours(row) else THEIRS
         axes.plot([mean, largest], [rate, rate], color=color, linewidth=1, alpha=0.6)
-        # A hollow point: the text that is furthest off misses the tier that the mean is in.
+        # A hollow marker means that the minimum cosine misses the tier of the mean cosine.
         filling = color if rank(row) <= TIERS.index(band_of(mean)) else "white"
         axes.plot(mean, rate, "o", color=color, markerfacecolor=filling, markersize=6)
-    # Labels of one band reach into the next, but those of fp32 have room.
+    # fp32 labels are laid out separately because their band has free space.
     for left, right in (BAND_EDGES[0], (BAND_EDGES[1][0], FARTHEST)):
         draw_labels(axes, [row for row in chosen if left <= distances(row)[0] < right], top)
     draw_ceiling(axes, rows, chosen[0], top)
 
 
 def draw_labels(axes: Axes, rows: Sequence[Row], top: float) -> None:
-    """Write names beside points that are in order of their speed, pushed apart where they would overlap."""
+    """Label the points, which are sorted by speed, without overlaps."""
     heights = spread_out([row["tokens_per_s"]["median"] / top for row in rows], LABEL_GAP)
     for row, height in zip(rows, heights, strict=True):
         mean, _ = distances(row)
-        is_left = mean > 1 - INT8.mean_cosine  # there is no room on the right
+        is_left = mean > 1 - INT8.mean_cosine  # no space on the right
         axes.annotate(
             f"{short_name(row)}  {row['tokens_per_s']['median']:,.0f}",
             (mean, row["tokens_per_s"]["median"]),
@@ -80,16 +80,16 @@ def draw_labels(axes: Axes, rows: Sequence[Row], top: float) -> None:
 
 
 def spread_out(heights: Sequence[float], gap: float) -> list[float]:
-    """Return heights, given in ascending order, moved so that none is nearer to the next than `gap`.
+    """Return ascending heights, moved so that neighbors are at least `gap` apart.
 
-    Each group of neighbours that would overlap stays centred where it was.
+    Groups of overlapping neighbors keep their center.
     """
     groups: list[list[float]] = []
     for height in heights:
         groups.append([height])
         while len(groups) > 1 and lowest(groups[-1], gap) - highest(groups[-2], gap) < gap:
             groups[-2:] = [groups[-2] + groups[-1]]
-    return [lowest(group, gap) + place * gap for group in groups for place in range(len(group))]
+    return [lowest(group, gap) + index * gap for group in groups for index in range(len(group))]
 
 
 def lowest(group: Sequence[float], gap: float) -> float:
@@ -101,7 +101,7 @@ def highest(group: Sequence[float], gap: float) -> float:
 
 
 def draw_ceiling(axes: Axes, rows: Rows, row: Row, top: float) -> None:
-    """Draw the rate of ONNX Runtime's own fp32 MatMul as a line."""
+    """Draw a line at the rate of ONNX Runtime's fp32 MatMul."""
     ceiling = rows.ceiling(row["model"])
     if ceiling is None:
         return
@@ -109,11 +109,11 @@ def draw_ceiling(axes: Axes, rows: Rows, row: Row, top: float) -> None:
     limit = ceiling["gflop_per_s"]["median"] / flop_per_token
     if limit < top:
         axes.axhline(limit, color="black", linestyle=":", linewidth=1)
-        axes.text(FARTHEST, limit, "an fp32 MatMul ", ha="right", va="bottom", fontsize=7.5)
+        axes.text(FARTHEST, limit, "fp32 MatMul ", ha="right", va="bottom", fontsize=7.5)
 
 
 def distances(row: Row) -> tuple[float, float]:
-    """Return 1 - the mean and 1 - the smallest cosine, at least NEAREST and at most FARTHEST."""
+    """Return 1 - mean cosine and 1 - minimum cosine, clipped to [NEAREST, FARTHEST]."""
     accuracy = accuracy_of(row)
     mean, largest = (
         min(max(1 - cosine, NEAREST), FARTHEST) for cosine in (accuracy.mean_cosine, accuracy.min_cosine)
@@ -128,7 +128,7 @@ def accuracy_of(row: Row) -> Accuracy:
 
 
 def band_of(distance: float) -> Tier:
-    """Return the tier that a mean alone would be in."""
+    """Return the tier for a mean distance alone."""
     return next(
         tier
         for (_, right), (tier, _) in zip(BAND_EDGES, BANDS, strict=True)
@@ -137,7 +137,7 @@ def band_of(distance: float) -> Tier:
 
 
 def short_name(row: Row) -> str:
-    """Return name and precision, shortened."""
+    """Return an abbreviated name with the precision."""
     name = f"{row['name']} {row['precision']}"
     for long, short in SHORT.items():
         name = name.replace(long, short)

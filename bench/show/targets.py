@@ -1,4 +1,4 @@
-"""The targets, computed from the rows of one run."""
+"""Performance targets, computed from the rows of one run."""
 
 import statistics
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from bench.setting import BASE
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A figure and what it should be at least.
+    """A metric with a required and a desired bound.
 
     Attributes:
-        what: what the figure is.
-        value: None where a row that it needs is missing, or none is as near to fp32 as it asks for.
-        at_least: what is enough.
-        stretch: what would be better; None: nothing is asked for.
-        lower_is_better: then `at_least` is a bound from above.
+        what: Description of the metric.
+        value: Value of the metric. None if a required row is missing or not accurate enough.
+        at_least: Required bound.
+        stretch: Desired bound, if any.
+        lower_is_better: Whether the bounds are upper bounds.
     """
 
     what: str
@@ -42,7 +42,7 @@ class Target:
 
 
 class Rows:
-    """The rows that were measured."""
+    """Lookup of successfully measured rows."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = [row for row in rows if "tokens_per_s" in row]
@@ -56,29 +56,29 @@ class Rows:
         clients: int | None = None,
         model: str = MINILM,
     ) -> Row | None:
-        """Return a row, or None where it was not measured."""
+        """Return the row with the given key, or None if it was not measured."""
         key = asdict(RowKey(name, precision, what, workload, clients, model))
         return next((row for row in self._rows if key.items() <= row.items()), None)
 
     def ceiling(self, model: str = MINILM) -> Row | None:
-        """Return the MatMul that was fastest, at the sizes of a model."""
+        """Return the fastest MatMul row of a model."""
         ceilings = [row for row in self._rows if (row["name"], row["model"]) == (MATMUL, model)]
         return max(ceilings, key=lambda row: row["gflop_per_s"]["median"], default=None)
 
     def embedding(self, workload: str, model: str = MINILM) -> list[Row]:
-        """Return the rows of embeddings of these texts in-process."""
+        """Return the in-process embedding rows of a workload."""
         key = ("embed", workload, None, model)
         return [
             row for row in self._rows if (row["what"], row["workload"], row["clients"], row["model"]) == key
         ]
 
     def ours(self, precision: str, tier: Tier, model: str = MINILM) -> Row | None:
-        """Return the fastest of our engines on passages that is as near to fp32 as `tier` asks for.
+        """Return the fastest attnlens engine on passages that meets the thresholds of `tier`.
 
         Args:
-            precision: of the rows; empty: any.
-            tier: the least.
-            model: of the rows.
+            precision: Precision of the rows. If empty, any.
+            tier: Required accuracy tier.
+            model: Model of the rows.
         """
         rows = [
             row
@@ -88,7 +88,7 @@ class Rows:
         return fastest(in_tier(rows, tier))
 
     def best_peer(self, row: Row) -> Row | None:
-        """Return the fastest peer in-process on the same texts that is in the tier of `row`, or nearer."""
+        """Return the fastest in-process peer on the same workload that is at least in the tier of `row`."""
         accuracy = of_row(row)
         if accuracy is None:
             return None
@@ -97,43 +97,48 @@ class Rows:
 
 
 def is_ours(row: Row) -> bool:
-    """Tell whether a row is of attnlens."""
+    """Return whether a row belongs to attnlens."""
     return str(row["name"]).startswith("attnlens")
 
 
 def fastest(rows: Sequence[Row]) -> Row | None:
-    """Return the row with the most tokens per second."""
+    """Return the row with the highest median tokens per second."""
     return max(rows, key=lambda row: row["tokens_per_s"]["median"], default=None)
 
 
 def ratio(row: Row | None, other: Row | None, unit: str = "tokens_per_s") -> float | None:
-    """Return how many times faster `row` is than `other`: the median over the repetitions.
+    """Return the speed of `row` relative to `other`, as the median over the repetitions.
 
-    The ratio is taken within each repetition, because a disturbance of the machine then slows both. None if a
-    row is missing or nothing came back.
+    Ratios are computed within each repetition so that machine noise affects both rows. Returns None if a row
+    is missing or `other` has a rate of zero.
     """
     if row is None or other is None:
         return None
     pairs = list(zip(row[unit]["all"], other[unit]["all"], strict=True))
-    if not all(another for _, another in pairs):
+    if not all(denominator for _, denominator in pairs):
         return None
-    return float(statistics.median(one / another for one, another in pairs))
+    return float(statistics.median(numerator / denominator for numerator, denominator in pairs))
 
 
 def latency_ratio(row: Row | None, other: Row | None) -> float | None:
-    """Return how many times the median latency of `other` that of `row` is."""
+    """Return the median latency of `row` relative to `other`."""
     if row is None or other is None or not row["latency_ms"] or not other["latency_ms"]:
         return None
     return float(row["latency_ms"]["p50"] / other["latency_ms"]["p50"])
 
 
 def targets(rows: Rows, extras: dict[str, Any]) -> list[Target]:
-    """Return every target; `extras` has what is measured beside the rows."""
-    return [*engine_targets(rows), *server_targets(rows, extras), *attention_targets(rows), *limits(extras)]
+    """Return all targets, computed from rows and additional measurements."""
+    return [
+        *engine_targets(rows),
+        *server_targets(rows, extras),
+        *attention_targets(rows),
+        *extra_targets(extras),
+    ]
 
 
 def engine_targets(rows: Rows) -> list[Target]:
-    """Embeddings in-process, each figure within a tier."""
+    """Return the targets for in-process embeddings, each within an accuracy tier."""
     find = rows.find
     fp32 = find(ENGINE, "fp32", "embed", "passages")
     near, int8 = rows.ours("", NEAR_LOSSLESS), rows.ours("int8", INT8)
@@ -162,7 +167,7 @@ def engine_targets(rows: Rows) -> list[Target]:
 
 
 def server_targets(rows: Rows, extras: dict[str, Any]) -> list[Target]:
-    """Servers beside engines, and beside other programs."""
+    """Return the targets for servers, relative to engines and to other programs."""
     find = rows.find
 
     def share(name: str, precision: str) -> float | None:
@@ -192,7 +197,7 @@ def server_targets(rows: Rows, extras: dict[str, Any]) -> list[Target]:
 
 
 def attention_targets(rows: Rows) -> list[Target]:
-    """Maps beside embeddings, and beside PyTorch."""
+    """Return the targets for attention, relative to embeddings and to PyTorch."""
     find = rows.find
     short, maps = (find(ENGINE, "fp32", what, "short") for what in ("embed", "attention"))
     served_maps = find(SERVER, "fp32", "attention", "short", MANY)
@@ -205,8 +210,8 @@ def attention_targets(rows: Rows) -> list[Target]:
     ]  # fmt: skip
 
 
-def limits(extras: dict[str, Any]) -> list[Target]:
-    """What is measured beside the rows."""
+def extra_targets(extras: dict[str, Any]) -> list[Target]:
+    """Return the targets for padding, memory growth and startup time."""
     return [
         Target("padding share of computed tokens on the mixed workload at 64 clients",
                extras.get("padding_share"), 0.05, 0.02, lower_is_better=True),

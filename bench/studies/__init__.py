@@ -1,1 +1,1 @@
-"""Measurements that stand alone: `python -m bench.studies.NAME`."""
+"""Standalone measurements: `python -m bench.studies.NAME`."""

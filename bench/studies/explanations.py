@@ -1,10 +1,10 @@
-"""What explanations cost: the graph of contributions beside that of embeddings, and Explain beside Embed.
+"""Cost of explanations: the contributions graph relative to embeddings, and Explain relative to Embed.
 
     python -m bench.studies.explanations BUNDLE
 
-The graphs run in turns in one process, on one thread, one text of T tokens. The server runs on all cores; 64
-clients send sentences of STS-B, one a request, in turns of Embed and Explain (towards itself, contributions).
-The smallest time of a graph counts, and the best turn of each method.
+Graphs are timed alternately in one process, on one thread, with one text. The server uses all cores; 64
+clients send STS-B sentences, one per request, and alternate between Embed and Explain with the default
+target. The shortest time of a graph and the best turn of a method are reported.
 """
 
 import argparse
@@ -33,8 +33,8 @@ TURN_S = 6.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Cost of explanations.")
-    parser.add_argument("bundle", type=Path)
+    parser = argparse.ArgumentParser(description="Measure the cost of explanations.")
+    parser.add_argument("bundle", type=Path, help="MiniLM bundle.")
     bundle = parser.parse_args().bundle
     print("| tokens | embeddings, ms | contributions, ms | ratio |\n|---|---|---|---|")
     for length in LENGTHS:
@@ -42,7 +42,7 @@ def main() -> None:
         ratio = explained / plain
         print(f"| {length} | {1e3 * plain:.2f} | {1e3 * explained:.2f} | {ratio:.2f} |", flush=True)
     with served(bundle) as address:
-        rates = asyncio.run(rates_of(address))
+        rates = asyncio.run(measure_rates(address))
     for turn, (embed, explain) in enumerate(rates):
         print(f"turn {turn}: Embed {embed:.0f}, Explain {explain:.0f} texts/s, {explain / embed:.2f}")
     embed, explain = (max(rate[index] for rate in rates) for index in (0, 1))
@@ -50,16 +50,16 @@ def main() -> None:
 
 
 def graph_times(bundle: Path, length: int) -> tuple[float, float]:
-    """Return the smallest time of each graph for one text, in seconds."""
+    """Return the shortest time of the embeddings and contributions graphs for one text, in seconds."""
     manifest = read_manifest(bundle)
     graphs = {graph.id: graph for graph in manifest.graphs}
     runs = [_runner(bundle, graphs[name], length) for name in ("embeddings", "contributions")]
     times: list[list[float]] = [[], []]
     for _ in range(max(8, 2000 // length)):
-        for run, own in zip(runs, times, strict=True):
+        for run, durations in zip(runs, times, strict=True):
             start = time.perf_counter()
             run()
-            own.append(time.perf_counter() - start)
+            durations.append(time.perf_counter() - start)
     return min(times[0]), min(times[1])
 
 
@@ -93,21 +93,21 @@ def _runner(bundle: Path, graph: Graph, length: int) -> Callable[[], object]:
 
 @contextmanager
 def served(bundle: Path) -> Iterator[str]:
-    """Serve a bundle with the defaults; yield its address."""
+    """Serve a bundle with default options and yield the address."""
     command = [sys.executable, "-m", "attnlens_cli.main", "serve", str(bundle), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                if found := re.search(r"127\.0\.0\.1:\d+", line):
-                    yield found.group()
+                if match := re.search(r"127\.0\.0\.1:\d+", line):
+                    yield match.group()
                     break
         finally:
             process.terminate()
 
 
-async def rates_of(address: str) -> list[tuple[float, float]]:
-    """Return texts per second of Embed and of Explain, turn by turn."""
+async def measure_rates(address: str) -> list[tuple[float, float]]:
+    """Return the texts per second of Embed and Explain in each turn."""
     with (DATA / "stsb-en-dev.csv").open(encoding="utf-8", newline="") as file:
         texts = [row[0] for row in csv.reader(file)]
     async with AsyncClient(address) as client:
@@ -125,15 +125,15 @@ async def rates_of(address: str) -> list[tuple[float, float]]:
 async def _rate(call: Callable[[str], Awaitable[object]], texts: list[str]) -> float:
     end, count = time.perf_counter() + TURN_S, 0
 
-    async def send(number: int) -> None:
+    async def send(index: int) -> None:
         nonlocal count
         while time.perf_counter() < end:
-            await call(texts[number % len(texts)])
-            number += NUM_CLIENTS
+            await call(texts[index % len(texts)])
+            index += NUM_CLIENTS
             count += 1
 
     start = time.perf_counter()
-    await asyncio.gather(*(send(number) for number in range(NUM_CLIENTS)))
+    await asyncio.gather(*(send(index) for index in range(NUM_CLIENTS)))
     return count / (time.perf_counter() - start)
 
 

@@ -1,9 +1,9 @@
-"""The table of families and runtimes in docs/runtimes.md.
+"""Generates the table of model families and runtimes in docs/runtimes.md.
 
     python -m bench.studies.family_runtimes NODE_MODULES [FAMILY ...]
 
-Each family is exported with odd sizes and random weights, as in tests/export/test_families.py, and run on the
-small grid in every runtime that is installed, in fp32. One without fp32 shows its smallest cosine.
+Each family is exported with odd sizes and random weights, as in tests/export/test_families.py, and run in
+fp32 on the small grid in every installed runtime. Runtimes without fp32 report their minimum cosine instead.
 """
 
 import sys
@@ -20,7 +20,7 @@ from runtimes.measured import measure
 
 
 def cell(result: RuntimeResult) -> str:
-    """The worst errors of hidden states and attention, or why there are none."""
+    """Return the maximum errors of hidden states and attention, or the reason for a failure."""
     if result.stops:
         return next(iter(result.stops.values()))
     verdict = "" if result.passed else " **failed**"
@@ -32,7 +32,7 @@ def cell(result: RuntimeResult) -> str:
 
 
 def main() -> None:
-    """Print a row for each family."""
+    """Print one table row per family."""
     node_modules, *families = sys.argv[1:]
     runtimes, _ = find_runtimes(RuntimeOptions((ALL,), Path(node_modules)))
     print("| family | " + " | ".join(runtime.name for runtime in runtimes) + " |")

@@ -1,8 +1,8 @@
-"""ONNX Runtime's choices on the CPU, measured in one run: optimizers, threads, memory, IO binding.
+"""Compares ONNX Runtime options on the CPU: optimizers, threads, memory and I/O binding.
 
     python -m bench.studies.graph_options BUNDLE
 
-Each row is the time of a graph relative to the first row of its table, median of interleaved repetitions.
+Each row is relative to the first row of its table. Times are medians of interleaved repetitions.
 """
 
 import argparse
@@ -21,7 +21,7 @@ Shape = tuple[int, int]
 
 @dataclass
 class Variant:
-    """One way to run a graph. The defaults are those of the server."""
+    """Options for running a graph. The defaults match the server."""
 
     graph: str = "model.onnx"
     threads: int = 1
@@ -95,30 +95,30 @@ TABLES: dict[str, dict[str, Variant]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare ONNX Runtime's options on a bundle's graphs.")
-    parser.add_argument("bundle", type=Path)
+    parser.add_argument("bundle", type=Path, help="Bundle to measure.")
     bundle = parser.parse_args().bundle
     print(f"{'batch x length':34}" + "".join(f"{f'{batch}x{length}':>8}" for batch, length in SHAPES))
     for title, variants in TABLES.items():
         if all((bundle / "onnx" / variant.graph).exists() for variant in variants.values()):
-            show(title, measure(bundle, variants))
+            print_table(title, measure(bundle, variants))
 
 
 def measure(bundle: Path, variants: dict[str, Variant]) -> dict[str, list[float]]:
-    """Return the median seconds of each variant, shape by shape."""
+    """Return the median time of each variant for each shape, in seconds."""
     sessions = {name: variant.open(bundle) for name, variant in variants.items()}
     seconds: dict[tuple[str, Shape], list[float]] = {}
-    for repetition in range(REPETITIONS + 1):  # the first warms up
+    for repetition in range(REPETITIONS + 1):  # the first is a warm-up
         for shape in SHAPES:
             for name, variant in variants.items():
                 elapsed = variant.seconds(sessions[name], shape)
-                time.sleep(0.3 if variant.is_spinning else 0.01)  # its threads stop spinning meanwhile
+                time.sleep(0.3 if variant.is_spinning else 0.01)  # let spinning threads stop
                 if repetition:
                     seconds.setdefault((name, shape), []).append(elapsed)
     return {name: [statistics.median(seconds[name, shape]) for shape in SHAPES] for name in variants}
 
 
-def show(title: str, medians: dict[str, list[float]]) -> None:
-    """Print a table: milliseconds of the first row, then each row relative to it."""
+def print_table(title: str, medians: dict[str, list[float]]) -> None:
+    """Print the first row in milliseconds and all rows relative to it."""
     first = next(iter(medians.values()))
     print(f"{title + ', ms':34}" + "".join(f"{seconds * 1000:8.2f}" for seconds in first))
     for name, row in medians.items():

@@ -1,7 +1,7 @@
-"""What hostile clients cost a server: `python -m bench.studies.hostile BUNDLE`.
+"""Measures the cost of hostile clients for a server: `python -m bench.studies.hostile BUNDLE`.
 
-Each measurement starts a server of its own, attacks it, and compares what that took with a target. The same
-attacks are tests in tests/hostile; here the cost is measured. For Linux, on a machine that does nothing else.
+Each measurement attacks a new server and compares the cost with a target. tests/hostile covers the behavior
+under the same attacks. Requires Linux and an otherwise idle machine.
 """
 
 import argparse
@@ -34,16 +34,16 @@ LOG = Path(tempfile.gettempdir()) / "attnlens-hostile.log"
 GIVE_UP_S = 30.0
 PROBE_EVERY_S = 0.01
 NUM_HEAVY, NUM_LIGHT_CALLS, WARM_UP_CALLS = 64, 100, 5
-ATTEMPTS = 3  # the shortest time counts: other work on the machine only adds to it
+ATTEMPTS = 3  # the shortest time is reported, because noise only adds time
 
 EVERY_LAYER = [pb.AttentionQuery()]
-LONG_IDS = pb.Input(token_ids=pb.TokenIds(input_ids=[101, *[2773] * 254, 102]))  # as many as MiniLM takes
+LONG_IDS = pb.Input(token_ids=pb.TokenIds(input_ids=[101, *[2773] * 254, 102]))  # maximum length of MiniLM
 LONG_TEXT = pb.Input(text="word " * 250)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A number beside its target."""
+    """A measurement and its target."""
 
     what: str
     value: float
@@ -59,15 +59,17 @@ class Measured:
 
 @contextmanager
 def served(bundle: Path, *args: str) -> Iterator[RunningServer]:
-    """Run a server with more options, and answer one text of each kind first."""
+    """Run a server with additional options and warm up each graph."""
     with attnlens_server(bundle, "fp32", 0, LOG, *args) as server:
-        ask(server, "Embed", pb.EmbedRequest(inputs=[LONG_TEXT]).SerializeToString())
-        ask(server, "Encode", pb.EncodeRequest(inputs=[LONG_TEXT], attention=EVERY_LAYER).SerializeToString())
+        call(server, "Embed", pb.EmbedRequest(inputs=[LONG_TEXT]).SerializeToString())
+        call(
+            server, "Encode", pb.EncodeRequest(inputs=[LONG_TEXT], attention=EVERY_LAYER).SerializeToString()
+        )
         yield server
 
 
-def ask(server: RunningServer, name: str, message: bytes, timeout_s: float = GIVE_UP_S) -> Reply:
-    """Make one call; raises TimeoutError."""
+def call(server: RunningServer, name: str, message: bytes, timeout_s: float = GIVE_UP_S) -> Reply:
+    """Make one call. Raises TimeoutError after `timeout_s`."""
     with RawClient(server.address) as client:
         reply = client.call(method(name), message)
         client.wait_for_ends([reply], timeout_s)
@@ -78,7 +80,7 @@ def ask(server: RunningServer, name: str, message: bytes, timeout_s: float = GIV
 
 
 def measure_tokenize(bundle: Path) -> list[Measured]:
-    """Time one text of 32 KB and one of 128 KB."""
+    """Measure Tokenize with texts of 32 KB and 128 KB."""
     with served(bundle) as server:
         small, large = (tokenize_s(server, num_bytes) for num_bytes in (32 << 10, 128 << 10))
     return [
@@ -88,13 +90,13 @@ def measure_tokenize(bundle: Path) -> list[Measured]:
 
 
 def tokenize_s(server: RunningServer, num_bytes: int) -> float:
-    """Return the shortest time to tokenize a text of so many bytes; infinite beyond GIVE_UP_S."""
+    """Return the shortest time to tokenize a text, or infinity if it exceeds GIVE_UP_S."""
     request = pb.TokenizeRequest(inputs=[pb.Input(text="word " * (num_bytes // 5))]).SerializeToString()
     times = []
     for _ in range(ATTEMPTS):
         started = time.perf_counter()
         try:
-            ask(server, "Tokenize", request)
+            call(server, "Tokenize", request)
         except TimeoutError:
             return math.inf
         times.append(time.perf_counter() - started)
@@ -105,10 +107,10 @@ def tokenize_s(server: RunningServer, num_bytes: int) -> float:
 
 
 def measure_compressed(bundle: Path) -> list[Measured]:
-    """Send six messages of 33 KB at once that would be 32 MB each."""
+    """Send six 33 KB messages concurrently that decompress to 32 MB each."""
     bomb = gzip.compress(b"\x12\x00" * (16 * MIB - 32))
     with served(bundle) as server, ExitStack() as stack:
-        idle_mib = start_of_peak(server)
+        idle_mib = reset_peak(server)
         clients = [stack.enter_context(RawClient(server.address)) for _ in range(6)]
         calls = [
             client.call(method("Embed"), bomb, headers=[("grpc-encoding", "gzip")], is_compressed=True)
@@ -120,57 +122,57 @@ def measure_compressed(bundle: Path) -> list[Measured]:
     return [Measured("six gzip messages of 33 KB, peak RSS above idle", grown_mib, 300, "MiB")]
 
 
-def start_of_peak(server: RunningServer) -> float:
+def reset_peak(server: RunningServer) -> float:
     server.forget_peak()
     return server.rss_mib
 
 
-def measure_promises(bundle: Path) -> list[Measured]:
-    """Fill a server with each kind of call until it refuses more, and compare with its limits.
+def measure_limits(bundle: Path) -> list[Measured]:
+    """Saturate a server with each kind of call and compare its memory with the configured limits.
 
-    Promised are --max-memory-bytes and, where attention is computed, --max-attention-bytes.
+    The limits are --max-memory-bytes and, for attention, --max-attention-bytes.
     """
     embed = pb.EmbedRequest(inputs=[LONG_IDS] * 512).SerializeToString()
     tokens = pb.EncodeRequest(inputs=[LONG_IDS] * 80).SerializeToString()
     maps = pb.EncodeRequest(inputs=[LONG_IDS], attention=EVERY_LAYER).SerializeToString()
     many_maps = pb.EncodeStreamRequest(inputs=[LONG_IDS] * 16, attention=EVERY_LAYER).SerializeToString()
     return [
-        promise(bundle, "Embed", "Embed, 512 texts a call", embed, num_calls=8, promised_mib=512),
-        promise(bundle, "Encode", "Encode, token vectors, 80 texts", tokens, num_calls=16, promised_mib=512),
-        promise(bundle, "Encode", "Encode, attention, 1 text", maps, num_calls=32, promised_mib=768),
-        promise(
+        limit_ratio(bundle, "Embed", "Embed, 512 texts a call", embed, num_calls=8, limit_mib=512),
+        limit_ratio(bundle, "Encode", "Encode, token vectors, 80 texts", tokens, num_calls=16, limit_mib=512),
+        limit_ratio(bundle, "Encode", "Encode, attention, 1 text", maps, num_calls=32, limit_mib=768),
+        limit_ratio(
             bundle,
             "EncodeStream",
             "EncodeStream, attention, 16 texts",
             many_maps,
             num_calls=16,
-            promised_mib=768,
+            limit_mib=768,
         ),
     ]
 
 
-def promise(
-    bundle: Path, name: str, what: str, request: bytes, *, num_calls: int, promised_mib: float
+def limit_ratio(
+    bundle: Path, name: str, what: str, request: bytes, *, num_calls: int, limit_mib: float
 ) -> Measured:
-    """Return the memory that the limits promise, divided by what calls with unread replies took."""
+    """Return the memory limit divided by the memory used by calls with unread replies."""
     with served(bundle) as server, RawClient(server.address, window_bytes=0) as client:
-        idle_mib = start_of_peak(server)
+        idle_mib = reset_peak(server)
         calls = [client.call(method(name), request) for _ in range(num_calls)]
         client.wait_for_heads(calls, 300)
-        taken_mib = server.peak_rss_mib - idle_mib
-        refused = sum(reply.reason == "OVERLOADED" for reply in calls)
+        used_mib = server.peak_rss_mib - idle_mib
+        rejected = sum(reply.reason == "OVERLOADED" for reply in calls)
         others = {reply.reason for reply in calls} - {"OVERLOADED", ""}
         if others:
-            raise RuntimeError(f"{what} was refused for another reason: {', '.join(sorted(others))}")
-    what = f"{what}: {num_calls - refused} of {num_calls} calls let in, {taken_mib:.0f} MiB; promised / taken"
-    return Measured(what, promised_mib / max(taken_mib, 1), 0.8, "", lower_is_better=False)
+            raise RuntimeError(f"{what} was rejected for another reason: {', '.join(sorted(others))}")
+    what = f"{what}: {num_calls - rejected} of {num_calls} calls admitted, {used_mib:.0f} MiB; limit / used"
+    return Measured(what, limit_mib / max(used_mib, 1), 0.8, "", lower_is_better=False)
 
 
 # --- the event loop -------------------------------------------------------------------------------
 
 
 def measure_stalls(bundle: Path) -> list[Measured]:
-    """Ask for the health every 10 ms during the largest requests of each kind."""
+    """Probe the health service every 10 ms during the largest requests of each kind."""
     with served(bundle) as server, ProcessPoolExecutor(1, mp_context=get_context("spawn")) as sender:
         largest = largest_request_bytes(server.address)
         return [
@@ -188,7 +190,7 @@ def largest_request_bytes(address: str) -> int:
 
 
 def large_requests(largest: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield what a request is, its method and its bytes."""
+    """Yield the description, method and serialized message of each request."""
     texts = [pb.Input(text="word " * 1600)] * 512
     yield (
         "Embed, 512 texts of 8 KB",
@@ -217,7 +219,7 @@ def large_requests(largest: int) -> Iterator[tuple[str, str, bytes]]:
 
 
 def longest_stall_s(server: RunningServer, sender: ProcessPoolExecutor, name: str, request: bytes) -> float:
-    """Return the longest that health took to answer during a request."""
+    """Return the longest health check latency during a request, in seconds."""
     stalls = []
     with grpc.insecure_channel(server.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
@@ -227,9 +229,9 @@ def longest_stall_s(server: RunningServer, sender: ProcessPoolExecutor, name: st
             while not call.done():
                 started = time.perf_counter()
                 health.Check(health_pb2.HealthCheckRequest())
-                took = time.perf_counter() - started
-                stall = max(stall, took)
-                time.sleep(max(0.0, PROBE_EVERY_S - took))
+                elapsed = time.perf_counter() - started
+                stall = max(stall, elapsed)
+                time.sleep(max(0.0, PROBE_EVERY_S - elapsed))
             stalls.append(stall)
             if not call.result():
                 break
@@ -237,7 +239,7 @@ def longest_stall_s(server: RunningServer, sender: ProcessPoolExecutor, name: st
 
 
 def send(address: str, name: str, request: bytes) -> bool:
-    """Make a call from another process, so that probes are not delayed; return whether it was answered."""
+    """Make a call and return whether it completed. Runs in a separate process to not delay probes."""
     with RawClient(address) as client:
         try:
             client.wait_for_ends([client.call(method(name), request)], GIVE_UP_S)
@@ -250,7 +252,7 @@ def send(address: str, name: str, request: bytes) -> bool:
 
 
 def measure_failures(bundle: Path) -> list[Measured]:
-    """Make 10,000 calls that are refused, and 10,000 that fail because the attention graph was altered."""
+    """Make 10,000 rejected calls, and 10,000 calls that fail because the attention graph changed."""
     kinds = [
         ("Embed", pb.EmbedRequest().SerializeToString()),
         ("Embed", pb.EmbedRequest(model="another").SerializeToString()),
@@ -263,29 +265,29 @@ def measure_failures(bundle: Path) -> list[Measured]:
         ("Tokenize", pb.TokenizeRequest().SerializeToString()),
     ]
     with served(bundle) as server:
-        refused = many(server, kinds, 10_000)
+        rejected = repeat(server, kinds, 10_000)
         tracebacks = LOG.read_text(encoding="utf-8").count("Traceback")
     ids = pb.Input(token_ids=pb.TokenIds(input_ids=[2773] * 200))
     attention = pb.EncodeRequest(inputs=[ids] * 8, attention=one_layer(0)).SerializeToString()
     with broken(bundle) as server:
-        failed = many(server, [("Encode", attention)], 10_000)
+        failed = repeat(server, [("Encode", attention)], 10_000)
         failed_tracebacks = LOG.read_text(encoding="utf-8").count("Traceback")
     return [
-        Measured(f"10,000 refused calls ({refused[1]}), RSS", refused[0], 5, "MiB"),
-        Measured("10,000 refused calls, tracebacks in the log", tracebacks, 0, ""),
+        Measured(f"10,000 rejected calls ({rejected[1]}), RSS", rejected[0], 5, "MiB"),
+        Measured("10,000 rejected calls, tracebacks in the log", tracebacks, 0, ""),
         Measured(f"10,000 calls without the attention graph ({failed[1]}), RSS", failed[0], 5, "MiB"),
         Measured("10,000 calls without the attention graph, tracebacks", failed_tracebacks, 0, ""),
     ]
 
 
 def one_layer(layer: int) -> list[pb.AttentionQuery]:
-    """Ask for the attention of one layer."""
+    """Return a query for the attention of one layer."""
     return [pb.AttentionQuery(layers=[layer])]
 
 
 @contextmanager
 def broken(bundle: Path) -> Iterator[RunningServer]:
-    """Run a server whose attention graph is changed before anybody asks for attention."""
+    """Run a server whose attention graph is modified before it is loaded."""
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory) / "bundle"
         shutil.copytree(bundle, copy)
@@ -295,35 +297,35 @@ def broken(bundle: Path) -> Iterator[RunningServer]:
             yield server
 
 
-def many(server: RunningServer, kinds: Sequence[tuple[str, bytes]], num_calls: int) -> tuple[float, str]:
-    """Make calls, 50 at a time; return how much the memory grew, in MiB, and how calls ended.
+def repeat(server: RunningServer, kinds: Sequence[tuple[str, bytes]], num_calls: int) -> tuple[float, str]:
+    """Make calls, 50 at a time. Return the memory growth in MiB and a summary of the outcomes.
 
-    Memory varies by some MiB, so growth is twice the difference between the medians of the two halves.
+    Memory fluctuates, so growth is twice the difference between the medians of the two halves.
     """
-    ends: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     rss_mib = []
     with RawClient(server.address) as client:
         for first in range(0, num_calls, 50):
-            asked = (kinds[number % len(kinds)] for number in range(first, first + 50))
-            calls = [client.call(method(name), message) for name, message in asked]
+            batch = (kinds[index % len(kinds)] for index in range(first, first + 50))
+            calls = [client.call(method(name), message) for name, message in batch]
             client.wait_for_ends(calls)
-            ends.update("refused stream" if reply.reset else reply.reason for reply in calls)
+            outcomes.update("reset stream" if reply.reset else reply.reason for reply in calls)
             rss_mib.append(server.rss_mib)
     half = len(rss_mib) // 2
     grown_mib = 2 * (statistics.median(rss_mib[half:]) - statistics.median(rss_mib[:half]))
-    return grown_mib, ", ".join(f"{count} {end}" for end, count in ends.most_common())
+    return grown_mib, ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
 
 
-# --- readers --------------------------------------------------------------------------------------
+# --- slow consumers --------------------------------------------------------------------------------------
 
 
-def measure_readers(bundle: Path) -> list[Measured]:
-    """Leave replies unread, wait for the stall timeout, and let others ask."""
+def measure_slow_consumers(bundle: Path) -> list[Measured]:
+    """Leave replies unread until the stall timeout, then make calls from other clients."""
     maps = pb.EncodeRequest(inputs=[pb.Input(text="word " * 113)], attention=EVERY_LAYER).SerializeToString()
     long = [pb.Input(text="word " * 200)] * 4
     stream = pb.EncodeStreamRequest(inputs=long, attention=EVERY_LAYER).SerializeToString()
     return [
-        Measured(f"honest callers served of 20, {what}", honest_served(bundle, name, request, count), 20, "",
+        Measured(f"other callers served of 20, {what}", count_served(bundle, name, request, count), 20, "",
                  lower_is_better=False)
         for what, name, request, count in (
             ("72 unary calls unread", "Encode", maps, 72),
@@ -332,8 +334,8 @@ def measure_readers(bundle: Path) -> list[Measured]:
     ]  # fmt: skip
 
 
-def honest_served(bundle: Path, name: str, request: bytes, num_calls: int) -> int:
-    """Return how many of 20 callers are served once the stall timeout is over."""
+def count_served(bundle: Path, name: str, request: bytes, num_calls: int) -> int:
+    """Return how many of 20 callers are served after the stall timeout."""
     stall_timeout_s = 3
     with (
         served(bundle, "--stall-timeout-s", str(stall_timeout_s)) as server,
@@ -341,14 +343,14 @@ def honest_served(bundle: Path, name: str, request: bytes, num_calls: int) -> in
     ):
         client.wait_for_heads([client.call(method(name), request) for _ in range(num_calls)])
         time.sleep(stall_timeout_s + 1)
-        return sum(ask(server, name, request).status == 0 for _ in range(20))
+        return sum(call(server, name, request).status == 0 for _ in range(20))
 
 
 # --- explanations ---------------------------------------------------------------------------------
 
 
 def measure_input_matrices(bundle: Path) -> list[Measured]:
-    """Time a light Explain client alone, then in addition to 64 clients that ask for input matrices."""
+    """Measure a light Explain client alone, then alongside 64 clients that request input matrices."""
     light = pb.ExplainRequest(inputs=[pb.Input(text="A man is playing a guitar on the stage.")])
     long = pb.Input(text="word " * 200)
     heavy = pb.CompareRequest(pairs=[pb.ComparedPair(a=long, b=long)], matrix=PAIR_MATRIX_INPUT)
@@ -357,8 +359,9 @@ def measure_input_matrices(bundle: Path) -> list[Measured]:
         with grpc.insecure_channel(server.address) as channel:
             calls = [EncoderServiceStub(channel).Compare.future(heavy) for _ in range(NUM_HEAVY)]
             loaded, rejected = explain_times(server, light)
-            failed = Counter(call.code().name for call in calls if call.done())
-    print(f"alone {spread(alone)}, with {NUM_HEAVY} heavy clients {spread(loaded)}; these ended: {failed}")
+            completed = Counter(call.code().name for call in calls if call.done())
+    print(f"alone {format_times(alone)}, with {NUM_HEAVY} heavy clients {format_times(loaded)}")
+    print(f"completed heavy calls: {completed}")
     return [
         Measured("light Explain calls rejected", rejected, 0, ""),
         Measured("light Explain, p99 under load / alone", p99(loaded) / p99(alone), 5, ""),
@@ -366,14 +369,14 @@ def measure_input_matrices(bundle: Path) -> list[Measured]:
 
 
 def explain_times(server: RunningServer, request: pb.ExplainRequest) -> tuple[list[float], int]:
-    """Return the times of sequential calls, and how many were rejected."""
+    """Return the times of sequential calls and the number of rejected calls."""
     times, rejected = [], 0
     with RawClient(server.address) as client:
-        for number in range(NUM_LIGHT_CALLS + WARM_UP_CALLS):
+        for index in range(NUM_LIGHT_CALLS + WARM_UP_CALLS):
             started = time.perf_counter()
             reply = client.call(method("Explain"), request.SerializeToString())
             client.wait_for_ends([reply], GIVE_UP_S)
-            if number >= WARM_UP_CALLS:
+            if index >= WARM_UP_CALLS:
                 times.append(time.perf_counter() - started)
                 rejected += reply.status != 0
     return times, rejected
@@ -384,26 +387,28 @@ def p99(times: Sequence[float]) -> float:
     return statistics.quantiles(times, n=100)[-1]
 
 
-def spread(times: Sequence[float]) -> str:
-    """Return the median and the 99th percentile as text."""
+def format_times(times: Sequence[float]) -> str:
+    """Format the median and 99th percentile."""
     return f"p50 {1e3 * statistics.median(times):.0f} ms, p99 {1e3 * p99(times):.0f} ms"
 
 
 MEASUREMENTS: dict[str, Callable[[Path], list[Measured]]] = {
     "tokenize": measure_tokenize,
     "compressed": measure_compressed,
-    "promises": measure_promises,
+    "limits": measure_limits,
     "stalls": measure_stalls,
     "failures": measure_failures,
-    "readers": measure_readers,
+    "slow_consumers": measure_slow_consumers,
     "input_matrices": measure_input_matrices,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.studies.hostile", description=__doc__)
-    parser.add_argument("bundle", type=Path, help="a bundle of MiniLM")
-    parser.add_argument("--rows", default="", help=f"a regular expression: {', '.join(MEASUREMENTS)}")
+    parser.add_argument("bundle", type=Path, help="MiniLM bundle.")
+    parser.add_argument(
+        "--rows", default="", help=f"Regular expression that selects measurements: {', '.join(MEASUREMENTS)}"
+    )
     arguments = parser.parse_args()
     print("| what | measured | target | met |\n|---|---|---|---|")
     for name, measure in MEASUREMENTS.items():

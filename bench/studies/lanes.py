@@ -1,9 +1,9 @@
-"""Batches one after the other on all threads, or side by side on one thread each; their size and padding.
+"""Compares sequential batches on all threads with concurrent single-threaded lanes.
 
     python -m bench.studies.lanes BUNDLE [--graph model.onnx] [--window 64]
 
-Runs the passages through ONNX Runtime, packed by the scheduler's `pack` from a window of waiting texts. Rows
-are interleaved; each is the median of its repetitions, relative to the first row.
+Runs passages through ONNX Runtime with several batch size and padding limits. The scheduler packs batches
+from a window of queued texts. Rows are medians of interleaved repetitions, relative to the first row.
 """
 
 import argparse
@@ -30,12 +30,12 @@ HIDDEN = Wanted("last_hidden_state")
 
 
 class Variant(NamedTuple):
-    """One way to run the passages."""
+    """Configuration of threads, lanes and batch limits."""
 
     threads: int
-    """Of a batch."""
+    """Threads per batch."""
     lanes: int
-    """Batches side by side."""
+    """Number of concurrent batches."""
     max_tokens: int
     padding: float
 
@@ -52,7 +52,7 @@ def main() -> None:
     sessions = {threads: OnnxSession(graph, "cpu", threads=threads, device_id=0) for threads in {1, cores}}
     batches = {variant: make_batches(texts, variant, arguments.window) for variant in variants}
     seconds: dict[Variant, list[float]] = {variant: [] for variant in variants}
-    for repetition in range(REPETITIONS + 1):  # the first warms up
+    for repetition in range(REPETITIONS + 1):  # the first is a warm-up
         for variant in variants:
             elapsed = run(sessions[variant.threads], variant.lanes, batches[variant])
             if repetition:
@@ -70,15 +70,15 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Compare ways to form and run batches.")
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("--graph", default="model.onnx")
-    parser.add_argument("--window", type=int, default=64, help="texts that wait at a time")
+    parser = argparse.ArgumentParser(description="Compare batching configurations.")
+    parser.add_argument("bundle", type=Path, help="Bundle to measure.")
+    parser.add_argument("--graph", default="model.onnx", help="File name of the graph.")
+    parser.add_argument("--window", type=int, default=64, help="Number of queued texts. Defaults to 64.")
     return parser.parse_args()
 
 
 def tokenize(bundle: Path) -> list[Item]:
-    """Return the passages as the engine gets them."""
+    """Return the passages as engine items."""
     passages = Corpus(bundle).passages(400).texts
     tokenizer = tokenizers.Tokenizer.from_file(str(bundle / "tokenizer.json"))
     tokenizer.no_padding()
@@ -87,7 +87,7 @@ def tokenize(bundle: Path) -> list[Item]:
 
 
 def make_batches(texts: Sequence[Item], variant: Variant, window: int) -> list[list[Item]]:
-    """Pack all texts, `window` of them waiting at a time."""
+    """Pack all texts into batches from a window of queued texts."""
     limits = BatchLimits(variant.max_tokens, variant.padding)
     waiting, batches = list(texts), []
     while waiting:
@@ -98,15 +98,15 @@ def make_batches(texts: Sequence[Item], variant: Variant, window: int) -> list[l
 
 
 def run(session: OnnxSession, num_lanes: int, batches: Sequence[list[Item]]) -> float:
-    """Return the seconds that all batches take."""
-    todo: queue.SimpleQueue[list[Item]] = queue.SimpleQueue()
+    """Return the time to run all batches, in seconds."""
+    pending: queue.SimpleQueue[list[Item]] = queue.SimpleQueue()
     for batch in batches:
-        todo.put(batch)
+        pending.put(batch)
 
     def lane() -> None:
         while True:
             try:
-                batch = todo.get_nowait()
+                batch = pending.get_nowait()
             except queue.Empty:
                 return
             session.run(pad(batch, max(item.num_tokens for item in batch), pad_token_id=0), [HIDDEN.name])

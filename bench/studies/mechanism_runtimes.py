@@ -1,10 +1,10 @@
-"""How exact each mechanism of attention is: the table in docs/mechanisms.md.
+"""Generates the accuracy table of attention mechanisms in docs/mechanisms.md.
 
     python -m bench.studies.mechanism_runtimes [MECHANISM ...]
 
-Fresh encoders of 3 layers (the mechanism, softmax, the mechanism), 48 wide, are exported and run in every
-runtime that is installed, on inputs with every kind of padding, beyond every window and block. A cell
-has the largest differences from PyTorch in fp32: of hidden states, and of whatever layers return.
+Randomly initialized encoders with 3 layers (the mechanism, softmax, the mechanism) and hidden size 48 are
+exported and run in every installed runtime. Inputs cover all kinds of padding and exceed all windows and
+blocks. Cells have the maximum absolute differences from PyTorch in fp32, for hidden states and layer outputs.
 """
 
 import sys
@@ -36,7 +36,7 @@ CASES = [*small_grid(33), Case(2, 64, Padding.RIGHT), Case(2, MAX_TOKENS, Paddin
 
 
 def configuration(name: str) -> EncoderConfig:
-    """The encoder of a row."""
+    """Return the encoder configuration of a row."""
     attention = [{"kind": name, "num_heads": 6, **MECHANISMS[name]}, {"kind": "softmax", "num_heads": 6}]
     return EncoderConfig.from_dict(
         {
@@ -52,7 +52,7 @@ def configuration(name: str) -> EncoderConfig:
 
 
 def cell(result: RuntimeResult) -> str:
-    """The worst errors of hidden states and of what layers return, or where the runtime stopped."""
+    """Return the maximum errors of hidden states and layer outputs, or the reason for a failure."""
     if result.stops:
         return next(iter(result.stops.values()))
     verdict = "" if result.passed else " **failed**"
@@ -66,7 +66,7 @@ def cell(result: RuntimeResult) -> str:
 
 
 def main() -> None:
-    """Print a row for each mechanism."""
+    """Print one table row per mechanism."""
     runtimes, _ = find_runtimes(RuntimeOptions((ALL,)))
     names = [runtime.name for runtime in runtimes]
     print("| mechanism | " + " | ".join(names) + " |")

@@ -1,10 +1,10 @@
-"""What each mechanism of attention costs: the table in docs/mechanisms.md.
+"""Generates the cost table of attention mechanisms in docs/mechanisms.md.
 
     python -m bench.studies.mechanisms [MECHANISM ...] [--threads 2]
 
-Fresh encoders of 6 layers, 384 wide, 12 heads of 32, with random weights, in ONNX Runtime. A row runs
-one batch of one text. Plain attention of the same sizes runs beside each, in turns; times are medians. Memory
-is what a process takes at its peak beyond what it had once the graph was open, in a process of its own.
+Runs randomly initialized encoders (6 layers, hidden size 384, 12 heads) in ONNX Runtime with one text per
+batch, alternating with softmax attention of the same size. Times are medians. Memory is the peak increase
+over the memory after loading the graph, measured in a separate process.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from attnlens_model import EncoderConfig, new_encoder
 
 NUM_LAYERS, WIDTH, NUM_HEADS, MAX_TOKENS = 6, 384, 12, 4096
 PLAIN = "softmax"
-# By name: what differs from plain attention, and the lengths to run.
+# Configuration overrides and text lengths, by mechanism.
 MECHANISMS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     PLAIN: ({}, ()),
     "longformer": ({"kind": "longformer", "window": 64}, (64, 128, 1024, 4096)),
@@ -42,7 +42,7 @@ MIN_RUNS, MIN_SECONDS = 3, 1.0
 
 
 def configuration(attention: dict[str, Any]) -> EncoderConfig:
-    """The encoder of a row."""
+    """Return the encoder configuration of a row."""
     return EncoderConfig.from_dict(
         {
             "family": "attnlens",
@@ -57,7 +57,7 @@ def configuration(attention: dict[str, Any]) -> EncoderConfig:
 
 
 def write_graphs(name: str, directory: Path) -> None:
-    """Trace the encoder of a mechanism, and write both graphs."""
+    """Trace the encoder of a mechanism and write both graphs."""
     config = configuration(MECHANISMS[name][0])
     attentions = trace(new_encoder(config, seed=0), config)
     for graph, traced in (("attention", attentions), ("embeddings", embeddings_graph(attentions))):
@@ -66,40 +66,40 @@ def write_graphs(name: str, directory: Path) -> None:
 
 
 def open_graph(path: Path, threads: int) -> onnxruntime.InferenceSession:
-    """Open a graph as the server does."""
+    """Open a graph with the provider of the server."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
 def feed(length: int) -> dict[str, np.ndarray]:
-    """One text of `length` tokens."""
+    """Return the inputs for one text of `length` tokens."""
     ids = np.random.default_rng(length).integers(0, 1000, (1, length))
     return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
 
 
 def run_s(session: onnxruntime.InferenceSession, inputs: dict[str, np.ndarray]) -> float:
-    """Seconds of one run."""
+    """Return the duration of one run, in seconds."""
     begin = time.perf_counter()
     session.run(None, inputs)
     return time.perf_counter() - begin
 
 
 def times_s(sessions: dict[str, onnxruntime.InferenceSession], length: int) -> dict[str, float]:
-    """The median seconds of each session, run in turns."""
+    """Return the median time of each session in alternating runs, in seconds."""
     inputs = feed(length)
-    found: dict[str, list[float]] = {name: [] for name in sessions}
+    durations: dict[str, list[float]] = {name: [] for name in sessions}
     for session in sessions.values():
         session.run(None, inputs)
     begin = time.perf_counter()
-    while len(found[PLAIN]) < MIN_RUNS or time.perf_counter() - begin < MIN_SECONDS:
+    while len(durations[PLAIN]) < MIN_RUNS or time.perf_counter() - begin < MIN_SECONDS:
         for name, session in sessions.items():
-            found[name].append(run_s(session, inputs))
-    return {name: statistics.median(times) for name, times in found.items()}
+            durations[name].append(run_s(session, inputs))
+    return {name: statistics.median(times) for name, times in durations.items()}
 
 
 def peak_bytes(path: Path, length: int, threads: int) -> int:
-    """What one run takes at its peak, in a process of its own."""
+    """Return the peak memory increase of one run, measured in a separate process."""
     command = [sys.executable, "-m", "bench.studies.mechanisms", "--peak-of", str(path)]
     command += ["--length", str(length), "--threads", str(threads)]
     answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -107,55 +107,53 @@ def peak_bytes(path: Path, length: int, threads: int) -> int:
 
 
 def print_peak(path: Path, length: int, threads: int) -> None:
-    """Run a graph once here, and print how much more memory that took."""
+    """Run a graph once in this process and print the peak memory increase in bytes."""
     session = open_graph(path, threads)
     session.run(None, feed(8))
-    before = most_memory_bytes()
+    before = peak_memory_bytes()
     session.run(None, feed(length))
-    print(json.dumps(most_memory_bytes() - before))
+    print(json.dumps(peak_memory_bytes() - before))
 
 
-def most_memory_bytes() -> int:
-    """The most memory that this process has had, since it began."""
+def peak_memory_bytes() -> int:
+    """Return the peak resident memory of this process."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     [line] = [line for line in status.splitlines() if line.startswith("VmHWM:")]
     return 1024 * int(line.split()[1])
 
 
 def rows(name: str, directory: Path, threads: int) -> Iterator[str]:
-    """Yield the rows of a mechanism."""
+    """Yield the table rows of a mechanism."""
     for graph in GRAPHS:
-        paths = {each: directory / f"{each}.{graph}.onnx" for each in (PLAIN, name)}
-        sessions = {each: open_graph(path, threads) for each, path in paths.items()}
-        times: dict[int, float] = {}
+        paths = {kind: directory / f"{kind}.{graph}.onnx" for kind in (PLAIN, name)}
+        sessions = {kind: open_graph(path, threads) for kind, path in paths.items()}
         for length in MECHANISMS[name][1]:
-            found = times_s(sessions, length)
-            times[length] = found[name]
+            medians = times_s(sessions, length)
             peak = peak_bytes(paths[name], length, threads) / 1e6
-            ratio = found[name] / found[PLAIN]
-            cells = [name, graph, str(length), f"{1000 * found[name]:.1f}", f"{1000 * found[PLAIN]:.1f}"]
+            ratio = medians[name] / medians[PLAIN]
+            cells = [name, graph, str(length), f"{1000 * medians[name]:.1f}", f"{1000 * medians[PLAIN]:.1f}"]
             yield "| " + " | ".join([*cells, f"{ratio:.2f}", f"{peak:.0f}"]) + " |"
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("mechanisms", nargs="*", help="those to run; all unless given")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("mechanisms", nargs="*", help="Mechanisms to run. Defaults to all.")
+    parser.add_argument("--threads", type=int, default=2, help="Threads of ONNX Runtime.")
     parser.add_argument("--peak-of", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--length", type=int, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.peak_of:
-        print_peak(given.peak_of, given.length, given.threads)
+    arguments = parser.parse_args()
+    if arguments.peak_of:
+        print_peak(arguments.peak_of, arguments.length, arguments.threads)
         return
     print("| mechanism | graph | tokens | ms | plain, ms | ratio | memory, MB |")
     print("|---|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as directory:
-        names = dict.fromkeys((PLAIN, *(given.mechanisms or MECHANISMS)))
+        names = dict.fromkeys((PLAIN, *(arguments.mechanisms or MECHANISMS)))
         for name in names:
             write_graphs(name, Path(directory))
         for name in names:
-            for row in rows(name, Path(directory), given.threads):
+            for row in rows(name, Path(directory), arguments.threads):
                 print(row, flush=True)
 
 

@@ -1,7 +1,7 @@
-"""A gRPC client made of HTTP/2 frames, to send what a gRPC library never sends.
+"""Low-level gRPC client on top of HTTP/2 frames, for requests that a gRPC library cannot send.
 
-It can leave replies unread, send bytes that are not a message, compress as it likes, and leave at any time.
-It has one thread and one socket; frames are read only while a method runs.
+It can withhold flow control, send malformed or compressed messages, and disconnect at any time. It uses one
+socket and no threads; frames are only read while a method runs.
 """
 
 import socket
@@ -24,13 +24,13 @@ READ_BYTES = 1 << 16
 
 @dataclass
 class Reply:
-    """What has arrived for one call.
+    """Response data received so far for one call.
 
     Attributes:
-        headers: of the response and its trailers.
-        data: the response's frames of gRPC: a flag, a length and a message each.
-        reset: the HTTP/2 error code of a stream that the server reset.
-        ended: whether anything more can come.
+        headers: Response headers and trailers.
+        data: gRPC frames, each with a compression flag, a length and a message.
+        reset: HTTP/2 error code if the server reset the stream.
+        ended: Whether the stream has ended.
     """
 
     headers: dict[str, str] = field(default_factory=dict)
@@ -40,21 +40,21 @@ class Reply:
 
     @property
     def status(self) -> int | None:
-        """The gRPC status code, once there is one."""
+        """Status code of the call, or None before the trailers."""
         status = self.headers.get("grpc-status")
         return None if status is None else int(status)
 
     @property
     def reason(self) -> str:
-        """The name of attnlens' ErrorReason; empty where none came."""
+        """Name of the attnlens ErrorReason, or an empty string."""
         return self.headers.get("attnlens-error-reason", "")
 
 
 class RawClient:
-    """One connection. The server may send `window_bytes` of each reply before it must wait."""
+    """A connection with a flow control window of `window_bytes` per stream."""
 
     def __init__(self, address: str, window_bytes: int = LARGEST_WINDOW_BYTES) -> None:
-        """Connect and send the first frames; raises OSError if nothing listens there."""
+        """Connect and send the HTTP/2 preface. Raises OSError if the connection fails."""
         host, port = address.rsplit(":", 1)
         self._authority = address
         self._socket = socket.create_connection((host, int(port)), timeout=DEADLINE_S)
@@ -74,7 +74,7 @@ class RawClient:
         self.close()
 
     def close(self) -> None:
-        """Close the socket without ending the connection properly."""
+        """Close the socket without an HTTP/2 GOAWAY."""
         self._socket.close()
 
     def call(
@@ -86,14 +86,14 @@ class RawClient:
         is_compressed: bool = False,
         announced_bytes: int | None = None,
     ) -> Reply:
-        """Send a request and return its reply, which the other methods fill.
+        """Send a request and return its reply, which is filled as frames are read.
 
         Args:
-            path: `/SERVICE/METHOD`.
-            message: the bytes of the message.
-            headers: more headers.
-            is_compressed: the flag before the message.
-            announced_bytes: the length to state; if the message is shorter, the request stays unfinished.
+            path: Path in the form `/SERVICE/METHOD`.
+            message: Serialized message.
+            headers: Additional headers.
+            is_compressed: Value of the compression flag.
+            announced_bytes: Declared length. If it exceeds the message, the request stays incomplete.
         """
         length = len(message) if announced_bytes is None else announced_bytes
         body = struct.pack(">BI", is_compressed, length) + message
@@ -110,27 +110,27 @@ class RawClient:
         self._http2.send_headers(stream, [*fixed.items(), *headers])
         is_whole = length == len(message)
         while body and not reply.ended:
-            room = self._http2.local_flow_control_window(stream)
-            if room == 0:
+            available = self._http2.local_flow_control_window(stream)
+            if available == 0:
                 self._receive(time.monotonic() + DEADLINE_S)
                 continue
-            size = min(len(body), room, self._http2.max_outbound_frame_size)
+            size = min(len(body), available, self._http2.max_outbound_frame_size)
             self._http2.send_data(stream, body[:size], end_stream=is_whole and size == len(body))
             body = body[size:]
             self._flush()
         return reply
 
     def allow(self, window_bytes: int) -> None:
-        """Let the server send that many bytes of each reply, those of calls in progress too."""
+        """Set the flow control window of current and future streams."""
         self._http2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: window_bytes})
         self._flush()
 
     def wait_for_heads(self, replies: Iterable[Reply], timeout_s: float = DEADLINE_S) -> None:
-        """Read until each reply has begun or ended.
+        """Wait until each reply has headers or has ended.
 
         Raises:
-            TimeoutError: not in time.
-            ConnectionError: the server closed the connection.
+            TimeoutError: If `timeout_s` passes.
+            ConnectionError: If the server closes the connection.
         """
         end = time.monotonic() + timeout_s
         for reply in replies:
@@ -138,17 +138,17 @@ class RawClient:
                 self._receive(end)
 
     def wait_for_ends(self, replies: Iterable[Reply], timeout_s: float = DEADLINE_S) -> None:
-        """Read until each reply has ended; raises like `wait_for_heads`."""
+        """Wait until each reply has ended. Raises the same errors as `wait_for_heads`."""
         end = time.monotonic() + timeout_s
         for reply in replies:
             while not reply.ended:
                 self._receive(end)
 
     def _receive(self, end: float) -> None:
-        left = end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("not within the time given")
-        self._socket.settimeout(left)
+        remaining = end - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError("timed out while waiting for a reply")
+        self._socket.settimeout(remaining)
         data = self._socket.recv(READ_BYTES)
         if not data:
             raise ConnectionError("the server closed the connection")
@@ -176,12 +176,12 @@ class RawClient:
 
 
 def method(name: str) -> str:
-    """Return the path of a method of ours."""
+    """Return the path of an attnlens method."""
     return f"/attnlens.v1.EncoderService/{name}"
 
 
 def repeated_field(number: int, content: bytes) -> bytes:
-    """Return a length-delimited field of a message."""
+    """Serialize a length-delimited protobuf field."""
     length, prefix = len(content), bytearray()
     while length > 0x7F:
         prefix.append(length & 0x7F | 0x80)

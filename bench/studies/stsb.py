@@ -1,8 +1,8 @@
-"""STS benchmark through a running server: Spearman between cosine and the human score.
+"""STS benchmark on a running server: Spearman correlation between cosine and human score.
 
     python -m bench.studies.stsb --address HOST:PORT
 
-The vectors are made by `attnlens embed`, as a user would make them.
+Vectors are computed with the `attnlens embed` command.
 """
 
 import argparse
@@ -19,13 +19,15 @@ from bench.workloads import DATA
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Spearman of a served model on STS-B dev.")
-    parser.add_argument("--address", required=True)
+    parser = argparse.ArgumentParser(
+        description="Measure the Spearman correlation of a served model on STS-B dev."
+    )
+    parser.add_argument("--address", required=True, help="Server address as HOST:PORT.")
     print(f"Spearman {spearman(parser.parse_args().address):.5f}")
 
 
 def spearman(address: str) -> float:
-    """Embed both sides of all pairs and correlate their cosines with the scores."""
+    """Return the Spearman correlation between the cosine of each pair and its score."""
     with (DATA / "stsb-en-dev.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
     sentences = [row[0] for row in rows] + [row[1] for row in rows]

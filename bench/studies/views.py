@@ -1,9 +1,8 @@
-"""What reductions of attention take, and what they leave out: the tables of docs/views.md.
+"""Generates the size, time and loss tables of attention reductions in docs/views.md.
 
     python -m bench.studies.views --address HOST:PORT
 
-The server has all-MiniLM-L6-v2 and `--max-tokens 512`. Texts are passages of prose, joined, of at most T
-tokens.
+Requires a server with all-MiniLM-L6-v2 and `--max-tokens 512`. Texts are concatenated passages.
 """
 
 import argparse
@@ -45,37 +44,39 @@ REPEATS = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Sizes, times and losses of reductions of attention.")
-    parser.add_argument("--address", required=True)
+    parser = argparse.ArgumentParser(description="Measure sizes, times and losses of attention reductions.")
+    parser.add_argument("--address", required=True, help="Server address as HOST:PORT.")
     with Client(parser.parse_args().address) as client:
         texts = {length: _texts(client, length) for length in LENGTHS}
-        print("kB of a text, and time beside that of the full maps")
+        print("kB per text, and time relative to full maps")
         for name, query in QUERIES.items():
             cells = [_size_and_time(client, texts[length][0], query) for length in LENGTHS]
             print(f"| {name} | {' | '.join(cells)} |")
-        print("share of a row left out, mean of all rows, heads and layers")
+        print("omitted share of a row, mean over all rows, heads and layers")
         for name in ("top 8", "threshold 0.01", "threshold 0.001"):
-            shares = [_left_out(client, texts[length], QUERIES[name]) for length in LENGTHS]
+            shares = [_omitted_share(client, texts[length], QUERIES[name]) for length in LENGTHS]
             print(f"| {name} | {' | '.join(f'{100 * share:.0f} %' for share in shares)} |")
-        print("share that rows give to special tokens, by layer")
+        print("attention share of special tokens, by layer")
         for length in LENGTHS:
             query = QUERIES["without special tokens"]
-            by_layer = np.mean([_special(text) for text in _encode(client, texts[length], query)], axis=0)
+            by_layer = np.mean(
+                [_special_token_share(text) for text in _encode(client, texts[length], query)], axis=0
+            )
             print(f"| {length} | {' | '.join(f'{100 * share:.0f} %' for share in by_layer)} |")
 
 
 def _texts(client: Client, length: int) -> list[str]:
-    """Return texts of at most `length` tokens: of as many words as fit."""
+    """Return texts with as many words as fit into `length` tokens."""
     lines = (DATA / "passages.jsonl").read_text(encoding="utf-8").splitlines()
     prose = [json.loads(line)["text"] for line in lines]
     texts = []
-    for number in range(NUM_TEXTS):
-        words = " ".join(prose[number * 40 : number * 40 + 40]).split()
+    for index in range(NUM_TEXTS):
+        words = " ".join(prose[index * 40 : index * 40 + 40]).split()
         low, high = 1, len(words)
-        while low < high:  # the most words of which T is not over the length
+        while low < high:  # binary search for the maximum number of words
             middle = (low + high + 1) // 2
-            [told] = client.tokenize([" ".join(words[:middle])])
-            low, high = (middle, high) if len(told.tokens) <= length else (low, middle - 1)
+            [tokenized] = client.tokenize([" ".join(words[:middle])])
+            low, high = (middle, high) if len(tokenized.tokens) <= length else (low, middle - 1)
         texts.append(" ".join(words[:low]))
     return texts
 
@@ -85,12 +86,12 @@ def _encode(client: Client, texts: list[str], query: AttentionQuery) -> list[Enc
 
 
 def _size_and_time(client: Client, text: str, query: AttentionQuery) -> str:
-    """Return kB of one text's attention, and the least time of several beside that of the full maps."""
+    """Return the size in kB and the shortest time relative to full maps."""
     times: dict[str, list[float]] = {"query": [], "full": []}
-    for _ in range(REPEATS):  # in turn, so that both see the same machine
-        for name, asked in (("query", query), ("full", AttentionQuery())):
+    for _ in range(REPEATS):  # alternate so that noise affects both
+        for name, timed_query in (("query", query), ("full", AttentionQuery())):
             started = time.perf_counter()
-            [result] = _encode(client, [text], asked)
+            [result] = _encode(client, [text], timed_query)
             times[name].append(time.perf_counter() - started)
             if name == "query":
                 size = _num_bytes(result)
@@ -105,14 +106,14 @@ def _num_bytes(result: EncodedText) -> int:
     return sum(array.nbytes for array in arrays if array is not None)
 
 
-def _left_out(client: Client, texts: list[str], query: AttentionQuery) -> float:
-    found = [text.attention[0] for text in _encode(client, texts, query)]
-    if found[0].layout == "top_k":
-        return float(np.mean([each.top_k.remaining_mass.mean() for each in found]))
-    return float(np.mean([1 - each.sparse.kept_mass.mean() for each in found]))
+def _omitted_share(client: Client, texts: list[str], query: AttentionQuery) -> float:
+    attentions = [text.attention[0] for text in _encode(client, texts, query)]
+    if attentions[0].layout == "top_k":
+        return float(np.mean([attention.top_k.remaining_mass.mean() for attention in attentions]))
+    return float(np.mean([1 - attention.sparse.kept_mass.mean() for attention in attentions]))
 
 
-def _special(text: EncodedText) -> np.ndarray:
+def _special_token_share(text: EncodedText) -> np.ndarray:
     mass = text.attention[0].special_token_mass
     return np.zeros(0) if mass is None else np.asarray(mass.mean(axis=(1, 2)))
 
