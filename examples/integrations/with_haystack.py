@@ -1,4 +1,4 @@
-"""attnlens in Haystack: a component for queries and one for documents, in two pipelines."""
+"""Haystack components for embedding queries and documents, in a search and an indexing pipeline."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ from haystack.document_stores.in_memory import InMemoryDocumentStore
 class AttnlensTextEmbedder:
     def __init__(self, address: str = "127.0.0.1:50051") -> None:
         self.encoder = Encoder(address)
-        self.address = address  # a stored pipeline has it
+        self.address = address  # serialized with the pipeline
 
     @component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, Any]:

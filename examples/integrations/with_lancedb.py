@@ -1,4 +1,4 @@
-"""attnlens in LanceDB: an embedding function of a table, which embeds rows and queries by itself."""
+"""LanceDB embedding function. The table embeds new rows and queries automatically."""
 
 import json
 import sys

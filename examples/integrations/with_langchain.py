@@ -1,4 +1,4 @@
-"""attnlens in LangChain: `Embeddings`, here in the vector store that langchain-core brings."""
+"""LangChain embeddings, used with the in-memory vector store of langchain-core."""
 
 import json
 import sys
@@ -10,7 +10,10 @@ from langchain_core.vectorstores import InMemoryVectorStore
 
 
 class AttnlensEmbeddings(Embeddings):
-    """LangChain runs the asynchronous methods in threads, which the client allows."""
+    """Embeddings from an attnlens server.
+
+    LangChain runs the async methods in threads; the client is thread-safe.
+    """
 
     def __init__(self, address: str) -> None:
         self.encoder = Encoder(address)

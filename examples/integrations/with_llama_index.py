@@ -1,4 +1,4 @@
-"""attnlens in LlamaIndex: `BaseEmbedding`, here in an index without a language model."""
+"""LlamaIndex embedding model, used in a vector index without an LLM."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The same search in PostgreSQL with pgvector: vectors go as numpy arrays, `<=>` is 1 - cosine.
+"""Search in PostgreSQL with pgvector. Vectors are passed as NumPy arrays; `<=>` is 1 - cosine.
 
 python with_pgvector.py HOST:PORT "How do I reset a forgotten password?" postgresql://...
 """

@@ -15,13 +15,13 @@ from attnlens_model.attention.mechanism import BatchInputs, EncoderSizes
 from examples.train_masked import (
     CLS,
     MASK,
-    NOT_HIDDEN,
+    NOT_MASKED,
     SEP,
     Sizes,
     Trainer,
     draw_batches,
-    hide,
     make_config,
+    mask_tokens,
     read_attention,
 )
 
@@ -133,8 +133,8 @@ def test_derivatives_of_a_layer_are_those_of_finite_differences(kind: str) -> No
 def test_fifteen_percent_of_the_words_are_hidden_and_nothing_else() -> None:
     texts = torch.randint(5, 40, (200, 100), generator=torch.Generator().manual_seed(1))
     texts[:, 0], texts[:, -1] = CLS, SEP
-    input_ids, labels = hide(texts, 40, torch.Generator().manual_seed(2))
-    is_hidden = labels != NOT_HIDDEN
+    input_ids, labels = mask_tokens(texts, 40, torch.Generator().manual_seed(2))
+    is_hidden = labels != NOT_MASKED
     assert labels[is_hidden].equal(texts[is_hidden])
     assert input_ids[~is_hidden].equal(texts[~is_hidden])
     assert not is_hidden[:, [0, -1]].any()
