@@ -1,4 +1,4 @@
-"""Options of a server: a value that it cannot have is refused with the range."""
+"""Server options: an out-of-range value is rejected, and the error contains the range."""
 
 from pathlib import Path
 from typing import Any
@@ -37,17 +37,17 @@ from attnlens_server.config import ConfigError, ServerConfig
         ({"socket_mode": "999"}, "socket_mode is '999': use three octal digits, such as 660"),
     ],
 )
-def test_an_option_out_of_range_is_refused_with_the_range(options: dict[str, Any], message: str) -> None:
+def test_option_out_of_range_is_rejected_with_the_range(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ServerConfig(bundle=Path(), **options)
     assert message in str(caught.value)
 
 
-def test_numbers_of_numpy_and_whole_seconds_are_taken() -> None:
+def test_numpy_numbers_and_whole_seconds_are_accepted() -> None:
     config = ServerConfig(bundle=Path(), threads=np.int64(2), stall_timeout_s=3, max_tokens=None)  # type: ignore[arg-type]
     assert (config.threads, config.stall_timeout_s) == (2, 3)
 
 
-def test_host_and_port_mean_nothing_to_a_socket() -> None:
+def test_host_and_port_are_ignored_for_a_socket() -> None:
     config = ServerConfig(bundle=Path(), address="unix:/run/a.sock", host="0.0.0.0", port=1)
     assert str(config.listens_at) == "unix:/run/a.sock"

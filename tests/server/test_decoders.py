@@ -1,6 +1,6 @@
-"""Language models that were published as embedders: the server's vectors against those of transformers.
+"""Decoder-only embedding models: the server returns the same vectors as transformers.
 
-The checkpoints have random weights and the files of Qwen3-Embedding and EmbeddingGemma.
+The checkpoints have random weights and the file layout of Qwen3-Embedding and EmbeddingGemma.
 """
 
 import json
@@ -47,7 +47,7 @@ GEMMA = OddModel(
     | {"use_bidirectional_attention": True, "sliding_window": 8, "sliding_window_pattern": 2},
     std=0.1,
 )
-# By checkpoint: the template of a text, the pooling, the widths of dense layers, the prompts.
+# For each checkpoint: text template, pooling, dense layer widths and prompts.
 TEMPLATES = {"qwen3": f"$A {END}", "gemma3_text": "<s> $A </s>"}
 POOLINGS = {"qwen3": "lasttoken", "gemma3_text": "mean_tokens"}
 DENSE: Mapping[str, list[tuple[int, int]]] = {"qwen3": [], "gemma3_text": [(96, 200), (200, 64)]}
@@ -74,10 +74,10 @@ def save_tokenizer(directory: Path, template: str) -> None:
 
 
 def save_checkpoint(name: str, odd: OddModel, directory: Path) -> None:
-    """Write what the publishers have written, by hand."""
+    """Write the files that the publishers distribute, without their libraries."""
     odd.make().save_pretrained(directory)
     save_tokenizer(directory, TEMPLATES[name])
-    if name == "qwen3":  # whose tokenizer.json adds the token that this asks for
+    if name == "qwen3":  # the published tokenizer.json adds the token that this setting requests
         config = directory / "tokenizer_config.json"
         write(config, read(config) | {"add_eos_token": True})
     kinds = ["Transformer", "Pooling", *("Dense" for _ in DENSE[name]), "Normalize"]
@@ -103,7 +103,7 @@ def save_checkpoint(name: str, odd: OddModel, directory: Path) -> None:
 
 
 class Published:
-    """A checkpoint, and what its publisher's libraries make of texts."""
+    """A checkpoint and its reference embeddings."""
 
     def __init__(self, name: str, odd: OddModel, directory: Path) -> None:
         self.name, self.source, self.bundle = name, directory / "source", directory / "bundle"
@@ -114,7 +114,7 @@ class Published:
         export_bundle(self.source, self.bundle, ExportOptions(grid=small_grid(MAX_TOKENS)))
 
     def embed(self, texts: list[str]) -> npt.NDArray[np.float32]:
-        """Written out with transformers, padded as the tokenizer says: on the left."""
+        """Compute embeddings with transformers and left padding, as configured by the tokenizer."""
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(self.source)
         model: Any = transformers.AutoModel.from_pretrained(self.source).eval()
         batch = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
@@ -143,7 +143,7 @@ def client(published: Published) -> Iterator[Client]:
         yield client
 
 
-def test_vectors_are_those_of_transformers_with_the_publishers_pooling_and_padding(
+def test_vectors_match_transformers_with_the_original_pooling_and_padding(
     published: Published, client: Client
 ) -> None:
     manifest = read_manifest(published.bundle)
@@ -153,14 +153,14 @@ def test_vectors_are_those_of_transformers_with_the_publishers_pooling_and_paddi
         found = client.embed(TEXTS, prompt_name=prompt_name, truncate=True)
         expected = published.embed([prompt + text for text in TEXTS])
         np.testing.assert_allclose(found, expected, atol=1e-5)
-        # One at a time, and so without padding.
+        # One text per call, which avoids padding.
         alone = np.stack([client.embed([text], prompt_name=prompt_name, truncate=True)[0] for text in TEXTS])
         np.testing.assert_allclose(alone, expected, atol=1e-5)
     assert found.shape[1] == (96 if published.name == "qwen3" else 64)
 
 
-def test_vectors_are_those_of_sentence_transformers(published: Published, client: Client) -> None:
-    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow
+def test_vectors_match_sentence_transformers(published: Published, client: Client) -> None:
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow import
 
     theirs = SentenceTransformer(str(published.source), device="cpu")
     for name in PROMPTS[published.name]:
@@ -168,7 +168,7 @@ def test_vectors_are_those_of_sentence_transformers(published: Published, client
         np.testing.assert_allclose(found, theirs.encode(TEXTS, prompt_name=name), atol=1e-5)
 
 
-def test_the_end_token_stays_the_last_when_a_text_is_cut(published: Published) -> None:
+def test_end_token_stays_last_when_a_text_is_truncated(published: Published) -> None:
     manifest = read_manifest(published.bundle)
     text_encoder = TextEncoder(published.bundle / "tokenizer.json", manifest.max_tokens)
     name = END if published.name == "qwen3" else "</s>"
@@ -179,18 +179,18 @@ def test_the_end_token_stays_the_last_when_a_text_is_cut(published: Published) -
     assert len(ids[3]) == MAX_TOKENS
 
 
-def test_a_bundle_of_it_passes_a_check(published: Published) -> None:
+def test_bundle_of_a_decoder_passes_a_check(published: Published) -> None:
     assert check_bundle(published.bundle, grid=small_grid(MAX_TOKENS)).verdict.passed
     content = json.loads((published.bundle / "config.json").read_text())
     assert content["model_type"] == published.name
 
 
-def test_an_end_token_that_only_older_libraries_add_is_refused(tmp_path: Path) -> None:
+def test_end_token_added_only_by_older_libraries_is_rejected(tmp_path: Path) -> None:
     small = replace(QWEN3, changes=QWEN3.changes | {"num_hidden_layers": 1})
     small.make().save_pretrained(tmp_path / "source")
     path = tmp_path / "source" / "tokenizer_config.json"
     checkpoint = load_checkpoint(tmp_path / "source")
-    graph = trace(checkpoint.encoder, checkpoint.config)  # for both exports
+    graph = trace(checkpoint.encoder, checkpoint.config)  # shared by both exports
     options = ExportOptions(pooling="last_token", grid=small_grid(7), tracer=lambda *_: graph)
     save_tokenizer(tmp_path / "source", "$A")
     write(path, read(path) | {"add_eos_token": True, "eos_token": END})

@@ -1,4 +1,4 @@
-"""What can only be seen from inside: a server in the test's own process, called over a real connection."""
+"""Behavior only visible from inside: a server in the test process, called over a real connection."""
 
 import asyncio
 import errno
@@ -37,7 +37,7 @@ OPTIONS = [("grpc.enable_retries", 0), ("grpc.max_receive_message_length", -1)]
 
 
 class Running:
-    """A server that listens, and a stub of it."""
+    """A listening server and a stub connected to it."""
 
     def __init__(self, server: Server, channel: grpc.aio.Channel) -> None:
         self.server = server
@@ -78,7 +78,7 @@ async def listening(bundle: Path, **options: float) -> AsyncIterator[Running]:
     await server._shut_down(grpc_server)
 
 
-async def test_before_it_is_warm_a_server_asks_for_patience(minilm_bundle: Path) -> None:
+async def test_server_reports_unavailable_until_it_is_warm(minilm_bundle: Path) -> None:
     async with listening(minilm_bundle) as running:
         failure = await running.embed_failure()
         assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "NOT_READY")
@@ -87,7 +87,7 @@ async def test_before_it_is_warm_a_server_asks_for_patience(minilm_bundle: Path)
         assert len((await running.embed("a")).usages) == 1
 
 
-async def test_an_attention_graph_that_fails_is_told_by_health_and_leaves_embeddings_alone(
+async def test_failing_attention_graph_changes_health_but_not_embeddings(
     small_bundle: Callable[[str], Path], tmp_path: Path
 ) -> None:
     bundle = copy_of(small_bundle("wordpiece"), tmp_path)
@@ -112,20 +112,20 @@ async def test_an_attention_graph_that_fails_is_told_by_health_and_leaves_embedd
         assert len((await running.embed("a")).usages) == 1
 
 
-async def test_a_ready_line_that_nobody_reads_ends_nothing(
+async def test_unread_ready_line_does_not_stop_the_server(
     small_bundle: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server(ServerConfig(bundle=small_bundle("wordpiece"), port=0))
 
     def announce(_ready: Ready) -> None:
-        os.kill(os.getpid(), signal.SIGHUP)  # which ends the server once it has got over the failure
+        os.kill(os.getpid(), signal.SIGHUP)  # stops the server once it has recovered from the error
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     await server.run(announce)
     assert "cannot write the ready line: [Errno 32] Broken pipe" in caplog.text
 
 
-async def test_a_start_that_never_ends_ends_with_a_signal(
+async def test_startup_that_never_finishes_is_stopped_by_a_signal(
     small_bundle: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = copy_of(small_bundle("wordpiece"), tmp_path)
@@ -149,7 +149,7 @@ async def test_a_start_that_never_ends_ends_with_a_signal(
         ("127.0.0.1", "cannot listen on 127.0.0.1:{port}: another program listens there"),
     ],
 )
-async def test_an_address_that_cannot_be_bound_is_refused(
+async def test_address_that_cannot_be_bound_is_rejected(
     small_bundle: Callable[[str], Path], host: str, message: str
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -159,13 +159,13 @@ async def test_an_address_that_cannot_be_bound_is_refused(
     assert message.format(port=port) in str(caught.value)
 
 
-def test_more_tokens_than_the_model_has_positions_are_refused(small_bundle: Callable[[str], Path]) -> None:
+def test_token_limit_above_the_model_positions_is_rejected(small_bundle: Callable[[str], Path]) -> None:
     config = ServerConfig(bundle=small_bundle("wordpiece"), max_tokens=35)
     with pytest.raises(ConfigError, match="max_tokens is 35: use 1 to 34"):
         Server(config)
 
 
-async def test_while_it_drains_a_server_sends_callers_elsewhere(minilm_bundle: Path) -> None:
+async def test_draining_server_rejects_calls_as_unavailable(minilm_bundle: Path) -> None:
     async with listening(minilm_bundle) as running:
         await running.warm_up()
         running.service.state = State.DRAINING
@@ -173,7 +173,7 @@ async def test_while_it_drains_a_server_sends_callers_elsewhere(minilm_bundle: P
         assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
 
 
-async def test_a_fault_is_told_by_an_id_that_the_log_explains(
+async def test_internal_error_is_reported_by_an_id_found_in_the_log(
     minilm_bundle: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with listening(minilm_bundle) as running:
@@ -194,7 +194,7 @@ async def test_a_fault_is_told_by_an_id_that_the_log_explains(
     assert "secret" in str(record.exc_info[1])
 
 
-async def test_texts_of_a_cancelled_call_are_not_run(minilm_bundle: Path) -> None:
+async def test_texts_of_a_cancelled_call_do_not_run(minilm_bundle: Path) -> None:
     async with listening(minilm_bundle) as running:
         await running.warm_up()
         before = running.engine.lanes["embeddings"].num_live_tokens
@@ -205,7 +205,7 @@ async def test_texts_of_a_cancelled_call_are_not_run(minilm_bundle: Path) -> Non
         assert running.engine.lanes["embeddings"].num_live_tokens - before < 0.5 * 400 * 252
 
 
-async def test_texts_whose_deadline_passes_are_not_run_and_free_their_places(minilm_bundle: Path) -> None:
+async def test_texts_past_their_deadline_do_not_run_and_free_their_slots(minilm_bundle: Path) -> None:
     async with listening(minilm_bundle, max_concurrent_inputs=400) as running:
         await running.warm_up()
         before = running.engine.lanes["embeddings"].num_live_tokens
@@ -217,7 +217,7 @@ async def test_texts_whose_deadline_passes_are_not_run_and_free_their_places(min
         assert running.engine.lanes["embeddings"].num_live_tokens - before < 0.7 * 400 * 252
 
 
-async def test_a_crowd_that_asks_for_attention_does_not_shut_out_embeddings(minilm_bundle: Path) -> None:
+async def test_many_attention_requests_do_not_block_embeddings(minilm_bundle: Path) -> None:
     async with listening(minilm_bundle, max_concurrent_inputs=8) as running:
         await running.warm_up()
         attention = running.stub.Encode(ATTENTION)
@@ -229,7 +229,7 @@ async def test_a_crowd_that_asks_for_attention_does_not_shut_out_embeddings(mini
         await attention
 
 
-async def test_replies_that_nobody_reads_are_bounded(minilm_bundle: Path) -> None:
+async def test_unread_responses_are_limited(minilm_bundle: Path) -> None:
     one = pb.EncodeRequest(inputs=[LONG], attention=[pb.AttentionQuery()])
     async with listening(minilm_bundle, max_memory_bytes=20 << 20, max_response_bytes=20 << 20) as running:
         await running.warm_up()
@@ -241,7 +241,7 @@ async def test_replies_that_nobody_reads_are_bounded(minilm_bundle: Path) -> Non
         await running.stub.Encode(one)
 
 
-async def test_a_stream_that_nobody_reads_is_ended(minilm_bundle: Path) -> None:
+async def test_unread_stream_is_ended(minilm_bundle: Path) -> None:
     request = pb.EncodeStreamRequest(inputs=[LONG] * 8, attention=[pb.AttentionQuery()])
     async with listening(minilm_bundle, stall_timeout_s=0.2) as running:
         await running.warm_up()
@@ -254,7 +254,7 @@ async def test_a_stream_that_nobody_reads_is_ended(minilm_bundle: Path) -> None:
         assert (failure.code, failure.reason) == (grpc.StatusCode.ABORTED, "SLOW_CONSUMER")
 
 
-async def test_a_client_that_leaves_a_stream_is_no_fault(
+async def test_client_that_leaves_a_stream_causes_no_error(
     minilm_bundle: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     request = pb.EncodeStreamRequest(inputs=[LONG] * 8, attention=[pb.AttentionQuery()])
@@ -267,7 +267,7 @@ async def test_a_client_that_leaves_a_stream_is_no_fault(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_a_text_without_tokens_is_refused(minilm_bundle: Path, tmp_path: Path) -> None:
+async def test_text_without_tokens_is_rejected(minilm_bundle: Path, tmp_path: Path) -> None:
     bundle = copy_of(minilm_bundle, tmp_path)
     tokenizer = json.loads((bundle / "tokenizer.json").read_text())
     (bundle / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
@@ -280,7 +280,7 @@ async def test_a_text_without_tokens_is_refused(minilm_bundle: Path, tmp_path: P
         assert read_failure(caught.value).violations == {"inputs[1].text": "has no tokens: send some text"}
 
 
-async def test_a_tokenize_reply_over_the_limit_is_refused(minilm_bundle: Path) -> None:
+async def test_tokenize_response_over_the_limit_is_rejected(minilm_bundle: Path) -> None:
     async with listening(
         minilm_bundle, max_response_bytes=1 << 17, max_request_text_bytes=1 << 17
     ) as running:
@@ -290,7 +290,7 @@ async def test_a_tokenize_reply_over_the_limit_is_refused(minilm_bundle: Path) -
         assert read_failure(caught.value).reason == "RESPONSE_TOO_LARGE"
 
 
-async def test_an_embed_reply_over_the_limit_is_refused(minilm_bundle: Path) -> None:
+async def test_embed_response_over_the_limit_is_rejected(minilm_bundle: Path) -> None:
     async with listening(
         minilm_bundle, max_response_bytes=1 << 17, max_request_text_bytes=1 << 17
     ) as running:

@@ -1,4 +1,4 @@
-"""The life of the process: what it refuses to serve, when it is ready, how it stops."""
+"""Process lifecycle: startup errors, readiness and shutdown."""
 
 import asyncio
 import contextlib
@@ -33,37 +33,37 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 ONE_TEXT = pb.EmbedRequest(inputs=[pb.Input(text="hello")])
 
 
-def refuse(bundle: Path, *args: str) -> str:
-    """Start a server that must not start; return the one line that it says."""
+def failed_start(bundle: Path, *args: str) -> str:
+    """Start a server that must fail to start. Return its one-line error message."""
     ended = subprocess.run(
         ServerProcess(bundle, *args).command, check=False, capture_output=True, text=True, timeout=60
     )
     assert ended.returncode == (2 if ": use " in ended.stderr else 1), ended.stderr
     assert ended.stdout == ""
-    lines = [line for line in ended.stderr.splitlines() if not line.startswith("{")]  # without the log
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("{")]  # excluding the log
     assert len(lines) == 1, ended.stderr
     return lines[0]
 
 
-# --- refusals -------------------------------------------------------------------------------------
+# --- startup errors -------------------------------------------------------------------------------
 
 
-def test_a_bundle_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
-    assert f"{tmp_path} is not a bundle" in refuse(tmp_path)
+def test_invalid_bundle_is_rejected_with_one_line(tmp_path: Path) -> None:
+    assert f"{tmp_path} is not a bundle" in failed_start(tmp_path)
 
 
-def test_cuda_is_refused_where_it_would_not_be_used(minilm_bundle: Path) -> None:
-    assert "cuda was asked for" in refuse(minilm_bundle, "--provider", "cuda")
+def test_cuda_is_rejected_when_it_would_not_be_used(minilm_bundle: Path) -> None:
+    assert "cuda was asked for" in failed_start(minilm_bundle, "--provider", "cuda")
 
 
-def test_an_option_out_of_range_is_a_mistake_on_the_command_line(tmp_path: Path) -> None:
-    assert "--max-concurrent-inputs is 0: use 1" in refuse(tmp_path, "--max-concurrent-inputs", "0")
+def test_option_out_of_range_is_a_usage_error(tmp_path: Path) -> None:
+    assert "--max-concurrent-inputs is 0: use 1" in failed_start(tmp_path, "--max-concurrent-inputs", "0")
 
 
 # --- readiness, health, reflection ----------------------------------------------------------------
 
 
-def test_one_line_says_that_it_is_ready(minilm_server: ServerProcess) -> None:
+def test_readiness_is_announced_in_one_line(minilm_server: ServerProcess) -> None:
     pattern = (
         r"attnlens is ready at 127\.0\.0\.1:[1-9]\d*: model all-MiniLM-L6-v2, "
         r"CPUExecutionProvider, fp32, texts up to 256 tokens, (\d+) threads?, \1 lanes?, "
@@ -73,19 +73,19 @@ def test_one_line_says_that_it_is_ready(minilm_server: ServerProcess) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a policy of Linux")
-def test_events_do_not_stop_a_batch_in_the_middle(minilm_server: ServerProcess) -> None:
+def test_event_loop_does_not_preempt_a_batch(minilm_server: ServerProcess) -> None:
     allowed = "import os; os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))"
     if subprocess.run([sys.executable, "-c", allowed], check=False, capture_output=True).returncode:
         pytest.skip("a sandbox that forbids it")
     main = minilm_server.process.pid
     threads = [int(each.name) for each in Path(f"/proc/{main}/task").iterdir()]
     assert os.sched_getscheduler(main) == os.SCHED_BATCH
-    # Threads have numbers in the order of their start; libraries start a few on import that do nothing here.
+    # Thread numbers follow the start order. Libraries start a few threads on import that are idle here.
     assert os.sched_getscheduler(max(threads)) == os.SCHED_BATCH
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a policy of Linux")
-def test_a_system_without_scheduling_policies_is_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_works_without_scheduling_policies(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def missing(pid: int) -> int:
@@ -98,7 +98,7 @@ def test_a_system_without_scheduling_policies_is_served_all_the_same(monkeypatch
 
 
 @pytest.mark.parametrize("service", ["", SERVICE])
-def test_health_is_serving_by_service_and_overall(minilm_server: ServerProcess, service: str) -> None:
+def test_health_is_serving_for_each_service_and_overall(minilm_server: ServerProcess, service: str) -> None:
     with grpc.insecure_channel(minilm_server.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         assert health.Check(health_pb2.HealthCheckRequest(service=service)).status == SERVING
@@ -107,7 +107,7 @@ def test_health_is_serving_by_service_and_overall(minilm_server: ServerProcess, 
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-def test_a_watcher_hears_that_a_service_is_not_here(minilm_server: ServerProcess) -> None:
+def test_health_watch_reports_an_unknown_service(minilm_server: ServerProcess) -> None:
     with grpc.insecure_channel(minilm_server.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         unknown = health.Watch(health_pb2.HealthCheckRequest(service="no.such.Service"))
@@ -115,7 +115,7 @@ def test_a_watcher_hears_that_a_service_is_not_here(minilm_server: ServerProcess
         unknown.cancel()
 
 
-def test_a_watcher_that_leaves_does_not_silence_the_others(minilm_bundle: Path) -> None:
+def test_cancelled_health_watch_does_not_affect_others(minilm_bundle: Path) -> None:
     with ServerProcess(minilm_bundle) as server, grpc.insecure_channel(server.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         leaving, staying = (health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2))
@@ -127,7 +127,7 @@ def test_a_watcher_that_leaves_does_not_silence_the_others(minilm_bundle: Path) 
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
-def test_reflection_lists_the_services_and_describes_ours(minilm_server: ServerProcess, version: str) -> None:
+def test_reflection_lists_and_describes_the_services(minilm_server: ServerProcess, version: str) -> None:
     with grpc.insecure_channel(minilm_server.address) as channel:
         call = channel.stream_stream(
             f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
@@ -154,7 +154,7 @@ def watch_health(address: str, seen: list[int]) -> Iterator[None]:
             yield
 
 
-def test_sigterm_says_not_serving_finishes_what_runs_and_exits_with_zero(minilm_bundle: Path) -> None:
+def test_sigterm_reports_not_serving_finishes_running_calls_and_exits_with_zero(minilm_bundle: Path) -> None:
     request = pb.EncodeStreamRequest(
         inputs=[pb.Input(text="word " * 250)] * 12, attention=[pb.AttentionQuery(layers=[0])]
     )
@@ -176,7 +176,7 @@ def test_sigterm_says_not_serving_finishes_what_runs_and_exits_with_zero(minilm_
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has fewer signals")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM"])
-async def test_every_signal_that_would_end_the_process_drains_it(name: str) -> None:
+async def test_every_termination_signal_drains_the_server(name: str) -> None:
     with _stop_signals() as stop:
         signal.raise_signal(getattr(signal, name))
         async with asyncio.timeout(30):
@@ -184,14 +184,14 @@ async def test_every_signal_that_would_end_the_process_drains_it(name: str) -> N
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="a system without terminals")
-def test_a_terminal_that_is_closed_ends_the_server_in_good_order(minilm_bundle: Path) -> None:
+def test_closing_the_terminal_stops_the_server_gracefully(minilm_bundle: Path) -> None:
     with ServerProcess(minilm_bundle) as server:
         server.process.send_signal(signal.SIGHUP)
         assert server.process.wait(60) == 0
         assert '"stopped"' in server.log()
 
 
-def test_streams_that_never_end_do_not_hold_up_the_end(minilm_bundle: Path) -> None:
+def test_endless_streams_do_not_block_the_shutdown(minilm_bundle: Path) -> None:
     requests: queue.SimpleQueue[reflection_pb2.ServerReflectionRequest] = queue.SimpleQueue()
     requests.put(reflection_pb2.ServerReflectionRequest(list_services=""))
     with (
@@ -205,11 +205,11 @@ def test_streams_that_never_end_do_not_hold_up_the_end(minilm_bundle: Path) -> N
         )
         reflection = call(iter(requests.get, None))
         next(reflection)
-        assert server.stop() == 0  # waits for at most 60 s
+        assert server.stop() == 0  # waits for up to 60 s
         reflection.cancel()
 
 
-def test_sigterm_while_starting_ends_the_process_unannounced(minilm_bundle: Path) -> None:
+def test_sigterm_during_startup_stops_the_process_without_a_ready_line(minilm_bundle: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [*ServerProcess(minilm_bundle).command, "--port", str(port)]
@@ -226,7 +226,7 @@ def test_sigterm_while_starting_ends_the_process_unannounced(minilm_bundle: Path
 # --- under load -----------------------------------------------------------------------------------
 
 
-def test_overload_is_refused_at_once_with_a_time_to_come_back(minilm_bundle: Path) -> None:
+def test_overload_is_rejected_immediately_with_a_retry_delay(minilm_bundle: Path) -> None:
     request = pb.EmbedRequest(inputs=[pb.Input(text="word " * 200)] * 8)
     with (
         ServerProcess(minilm_bundle, "--max-concurrent-inputs", "8") as server,
@@ -242,10 +242,10 @@ def test_overload_is_refused_at_once_with_a_time_to_come_back(minilm_bundle: Pat
             assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
             assert failure.retry_delay_s is not None
             assert int(failure.trailers["grpc-retry-pushback-ms"]) == int(failure.retry_delay_s * 1000)
-        stub.Embed(ONE_TEXT, timeout=60)  # and afterwards there is room again
+        stub.Embed(ONE_TEXT, timeout=60)  # afterwards, there is capacity again
 
 
-def test_many_clients_with_mixed_lengths_get_their_own_vectors(
+def test_many_clients_with_texts_of_mixed_lengths_get_their_own_vectors(
     minilm_server: ServerProcess,
 ) -> None:
     texts = ["word " * (1 + 37 * number % 200) + f"number {number}" for number in range(48)]

@@ -1,4 +1,4 @@
-"""A client that opens streams and resets them at once: few of them reach Python."""
+"""A client that opens streams and resets them immediately: few of them reach Python."""
 
 import socket
 import struct
@@ -17,7 +17,7 @@ NUM_STREAMS = 2000
 
 
 def reset_streams(port: int) -> None:
-    """Send complete calls, each followed by its reset, and return when the server has read them all."""
+    """Send complete calls, each followed by a reset, and return once the server has read all of them."""
     http2 = H2Connection(H2Configuration(header_encoding="utf-8"))
     http2.initiate_connection()
     headers = {":method": "POST", ":scheme": "http", ":path": "/service/Method", ":authority": "here"}
@@ -37,7 +37,7 @@ def reset_streams(port: int) -> None:
 
 
 class Service(grpc.GenericRpcHandler):
-    """A service that counts the calls that the event loop has to do with."""
+    """A service that counts the calls processed by the event loop."""
 
     def __init__(self) -> None:
         self.num_calls = 0
@@ -59,7 +59,7 @@ async def test_few_of_thousands_of_reset_streams_reach_python() -> None:
     server.add_generic_rpc_handlers((service,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    reset_streams(port)  # keeps the event loop busy, as other calls do
+    reset_streams(port)  # keeps the event loop busy, as other calls would
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call: Any = channel.unary_unary("/service/Method")
         assert await call(b"a", timeout=60) == b"a"

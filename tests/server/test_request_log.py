@@ -1,4 +1,4 @@
-"""A line in the log for each request, and a server that listens on a unix socket: one process for both."""
+"""The request log, and a server on a Unix socket; both use the same server process."""
 
 import json
 import stat
@@ -25,7 +25,7 @@ ONE = pb.EmbedRequest(inputs=[pb.Input(text=SECRET)])
 
 
 class Logged:
-    """A server process, and the lines that it has logged."""
+    """A server process and its log lines."""
 
     def __init__(self, server: ServerProcess, viewer_url: str, path: Path) -> None:
         self.server = server
@@ -33,14 +33,14 @@ class Logged:
         self.path = path
 
     def lines(self, message: str) -> list[dict[str, Any]]:
-        """Return the complete lines with a message, oldest first."""
+        """Return the complete log lines that have a message, oldest first."""
         whole = self.server.log().rpartition("\n")[0]
         return [line for line in map(json.loads, whole.splitlines()) if line["message"] == message]
 
     def after(self, ask: Callable[[], object]) -> dict[str, Any]:
-        """Ask for something once, and return the line of it. Every request of this file is asked so.
+        """Make one request, and return its log line. Every request in this file goes through this method.
 
-        A line is written after its reply: one that nobody waited for would be taken for the next one.
+        The line is written after the response, so a skipped line would be taken for the next one.
         """
         before = len(self.lines("request"))
         with suppress(grpc.RpcError, HTTPError):
@@ -74,13 +74,13 @@ def stub(logged: Logged) -> Iterator[EncoderServiceStub]:
 # --- the socket -----------------------------------------------------------------------------------
 
 
-def test_the_ready_line_has_the_address_that_a_client_types(logged: Logged) -> None:
+def test_ready_line_contains_the_client_address(logged: Logged) -> None:
     assert logged.server.address == f"unix:{logged.path}".replace(" ", "%20")
     assert stat.S_IMODE(logged.path.stat().st_mode) == 0o660
 
 
 @pytest.mark.parametrize("form", ["the ready line's", "a relative path", "three slashes"])
-def test_commands_ask_at_a_socket(
+def test_commands_connect_to_a_socket(
     logged: Logged, form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(logged.path.parent)
@@ -93,7 +93,7 @@ def test_commands_ask_at_a_socket(
     assert "all-MiniLM-L6-v2" in capsys.readouterr().out
 
 
-def test_a_second_server_leaves_the_socket_of_the_first_alone(
+def test_second_server_does_not_replace_the_socket_of_the_first(
     logged: Logged, minilm_bundle: Path, capsys: pytest.CaptureFixture[str], stub: EncoderServiceStub
 ) -> None:
     assert run(["serve", str(minilm_bundle), "--address", logged.server.address]) == 1
@@ -104,7 +104,7 @@ def test_a_second_server_leaves_the_socket_of_the_first_alone(
 # --- the log --------------------------------------------------------------------------------------
 
 
-def test_a_request_is_told_with_what_it_took(logged: Logged, stub: EncoderServiceStub) -> None:
+def test_request_is_logged_with_its_cost(logged: Logged, stub: EncoderServiceStub) -> None:
     request = pb.EmbedRequest(inputs=[pb.Input(text=SECRET), pb.Input(text=f"the {SECRET}")])
     replies = []
     line = logged.after(
@@ -128,7 +128,7 @@ def test_a_request_is_told_with_what_it_took(logged: Logged, stub: EncoderServic
         ("Tokenize", pb.TokenizeRequest(inputs=[LONG] * 2)),
     ],
 )
-def test_each_method_counts_its_texts_and_tokens(
+def test_each_method_logs_its_texts_and_tokens(
     logged: Logged, stub: EncoderServiceStub, method: str, request_: Any
 ) -> None:
     replies: list[Any] = []
@@ -138,7 +138,7 @@ def test_each_method_counts_its_texts_and_tokens(
     assert (line["tokens"], line["reply_bytes"]) == (num_tokens, replies[0].ByteSize())
 
 
-def test_a_stream_is_one_line_when_it_is_over(logged: Logged, stub: EncoderServiceStub) -> None:
+def test_stream_is_logged_once_when_it_ends(logged: Logged, stub: EncoderServiceStub) -> None:
     parts: list[Any] = []
     request = pb.EncodeStreamRequest(inputs=[LONG] * 2, attention=[pb.AttentionQuery(layers=[0, 1])])
     line = logged.after(lambda: parts.extend(stub.EncodeStream(request, timeout=60)))
@@ -148,7 +148,7 @@ def test_a_stream_is_one_line_when_it_is_over(logged: Logged, stub: EncoderServi
     assert line["compute_ms"] > 0
 
 
-def test_refused_requests_are_told_with_their_reason(logged: Logged, stub: EncoderServiceStub) -> None:
+def test_rejected_requests_are_logged_with_their_reason(logged: Logged, stub: EncoderServiceStub) -> None:
     too_long = pb.EmbedRequest(inputs=[pb.Input(text=f"{SECRET} " * 300)])
     line = logged.after(lambda: stub.Embed(too_long, timeout=60))
     assert (line["status"], line["reason"]) == ("INVALID_ARGUMENT", "INPUT_TOO_LONG")
@@ -156,7 +156,7 @@ def test_refused_requests_are_told_with_their_reason(logged: Logged, stub: Encod
     assert (line["status"], line["reason"], line["reply_bytes"]) == ("NOT_FOUND", "MODEL_NOT_FOUND", 0)
 
 
-def test_cancelled_requests_are_told_as_such(logged: Logged, stub: EncoderServiceStub) -> None:
+def test_cancelled_requests_are_logged_as_cancelled(logged: Logged, stub: EncoderServiceStub) -> None:
     many = pb.EmbedRequest(inputs=[LONG] * 400)
 
     def leave() -> None:
@@ -166,12 +166,12 @@ def test_cancelled_requests_are_told_as_such(logged: Logged, stub: EncoderServic
 
     line = logged.after(leave)
     assert (line["method"], line["status"]) == ("EncodeStream", "CANCELLED")
-    # Time enough to arrive on a loaded machine, and too little to be computed on a fast one.
+    # Long enough for the request to arrive on a loaded machine, too short to compute it on a fast one.
     line = logged.after(lambda: stub.Embed(many, timeout=1))
     assert (line["status"], line["inputs"]) == ("DEADLINE_EXCEEDED", 400)
 
 
-def test_requests_of_the_viewer_are_told_without_what_could_be_a_text(logged: Logged) -> None:
+def test_viewer_requests_are_logged_without_possible_text(logged: Logged) -> None:
     url = logged.viewer_url
     line = logged.after(lambda: urlopen(f"{url}?text={SECRET}").close())
     assert (line["method"], line["status"], line["reason"]) == ("GET /", "404", "NO_SUCH_PATH")
@@ -188,11 +188,11 @@ def test_requests_of_the_viewer_are_told_without_what_could_be_a_text(logged: Lo
 
 
 @pytest.mark.parametrize("value", ["a b", 'a" status=OK', "", "x" * 129, "a\nb", "é", b"bytes", None])
-def test_a_name_that_could_be_taken_for_something_else_is_left_out(value: str | bytes | None) -> None:
+def test_ambiguous_names_are_omitted_from_the_log(value: str | bytes | None) -> None:
     assert validate_request_id(value) == ""
 
 
-def test_a_request_keeps_the_first_reason_why_it_ended() -> None:
+def test_request_keeps_its_first_end_reason() -> None:
     record = RequestRecord("Embed")
     record.end("ABORTED", "SLOW_CONSUMER")
     record.disconnect()

@@ -1,4 +1,4 @@
-"""The server's vectors against those of sentence-transformers, which published the files that we read."""
+"""The server returns the same vectors as sentence-transformers, whose file format the exporter reads."""
 
 import json
 import shutil
@@ -43,17 +43,17 @@ TEXTS = [
 
 
 def open_reference(directory: Path) -> Any:
-    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow import
 
     return SentenceTransformer(str(directory), device="cpu")
 
 
 @pytest.fixture(scope="module")
 def checkpoint(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small encoder with random weights, MiniLM's tokenizer, three dense layers, and prompts left out."""
-    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow
-    from sentence_transformers.base.modules import Dense, Normalize, Transformer  # noqa: PLC0415 - slow
-    from sentence_transformers.sentence_transformer.modules import Pooling  # noqa: PLC0415 - slow
+    """A small, randomly initialized encoder with MiniLM's tokenizer, dense layers and excluded prompts."""
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow import
+    from sentence_transformers.base.modules import Dense, Normalize, Transformer  # noqa: PLC0415 - slow import
+    from sentence_transformers.sentence_transformer.modules import Pooling  # noqa: PLC0415 - slow import
 
     torch.manual_seed(0)
     directory = tmp_path_factory.mktemp("checkpoint")
@@ -96,9 +96,7 @@ def theirs(checkpoint: Path) -> Any:
     return open_reference(checkpoint)
 
 
-def test_prompts_dense_layers_and_pooling_are_those_of_sentence_transformers(
-    client: Client, theirs: Any
-) -> None:
+def test_prompts_dense_layers_and_pooling_match_sentence_transformers(client: Client, theirs: Any) -> None:
     choices: list[dict[str, Any]] = [
         {},
         {"prompt_name": "query"},
@@ -115,10 +113,10 @@ def test_prompts_dense_layers_and_pooling_are_those_of_sentence_transformers(
 
 @pytest.mark.parametrize("pooling", MODES)
 @pytest.mark.parametrize("include_prompt", [True, False])
-def test_each_pooling_that_a_request_asks_for_goes_through_the_dense_layers(
+def test_each_requested_pooling_passes_through_the_dense_layers(
     pooling: Any, include_prompt: bool, client: Client, theirs: Any
 ) -> None:
-    """Without a prompt, leaving its tokens out changes nothing."""
+    """Excluding prompt tokens does not change the result if there is no prompt."""
     theirs[1].pooling_mode, theirs[1].include_prompt = MODES[pooling], include_prompt
     prompt = "" if include_prompt else PROMPTS["query"]
     try:
@@ -130,7 +128,7 @@ def test_each_pooling_that_a_request_asks_for_goes_through_the_dense_layers(
 
 
 @pytest.mark.parametrize("pooling", MODES)
-def test_each_pooling_of_minilm_is_that_of_sentence_transformers(
+def test_each_pooling_of_minilm_matches_sentence_transformers(
     pooling: Any, minilm_server: ServerProcess, minilm_dir: Path
 ) -> None:
     theirs = open_reference(minilm_dir)
@@ -141,10 +139,10 @@ def test_each_pooling_of_minilm_is_that_of_sentence_transformers(
     np.testing.assert_allclose(found, theirs.encode(TEXTS, prompt="query: "), atol=1e-5)
 
 
-def test_sentence_transformers_opens_the_bundle_with_the_same_vectors_and_prompts(
+def test_sentence_transformers_loads_the_bundle_with_the_same_vectors_and_prompts(
     bundle: Path, checkpoint: Path, theirs: Any, tmp_path: Path
 ) -> None:
-    """Through PyTorch, to which end the encoder's weights are put beside the bundle's files."""
+    """sentence-transformers uses PyTorch, so the encoder's weights are added to the bundle."""
     opened = Path(shutil.copytree(bundle, tmp_path / "bundle"))
     shutil.copy(checkpoint / "model.safetensors", opened)
     model = open_reference(opened)
@@ -152,7 +150,7 @@ def test_sentence_transformers_opens_the_bundle_with_the_same_vectors_and_prompt
     np.testing.assert_allclose(model.encode(TEXTS), theirs.encode(TEXTS), atol=1e-6)
 
 
-def test_the_model_tells_its_width_layers_and_prompts(client: Client) -> None:
+def test_model_info_reports_width_dense_layers_and_prompts(client: Client) -> None:
     model = client.get_model()
     assert (model.hidden_size, model.embedding_size) == (32, 48)
     assert (model.pooling, model.normalize, model.exclude_prompt) == ("weighted_mean", True, True)
@@ -162,7 +160,7 @@ def test_the_model_tells_its_width_layers_and_prompts(client: Client) -> None:
     assert [layer.normalize_input for layer in model.dense] == [False, True, False]
 
 
-def test_dimensions_count_those_of_the_last_layer_and_are_scaled_again(client: Client) -> None:
+def test_dimensions_refer_to_the_last_layer_and_are_renormalized(client: Client) -> None:
     whole, cut = client.embed(TEXTS[:1]), client.embed(TEXTS[:1], dimensions=5)
     np.testing.assert_allclose(cut, whole[:, :5] / np.linalg.norm(whole[:, :5]), atol=1e-6)
     with pytest.raises(InvalidRequestError, match="dimensions is 49: use 1 to 48"):
@@ -170,10 +168,11 @@ def test_dimensions_count_those_of_the_last_layer_and_are_scaled_again(client: C
     assert client.embed([]).shape == (0, 48)
 
 
-def test_as_many_components_come_as_the_publisher_keeps_and_all_if_asked(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    """Cut behind the scaling, as theirs are: shorter than 1. What a request asks for is scaled again."""
+def test_dimensions_default_to_the_published_number(checkpoint: Path, tmp_path: Path) -> None:
+    """By default, vectors are truncated after normalization, so their norm is below 1.
+
+    Requested dimensions are renormalized.
+    """
     source = Path(shutil.copytree(checkpoint, tmp_path / "source"))
     settings = json.loads((source / "config_sentence_transformers.json").read_text("utf-8"))
     (source / "config_sentence_transformers.json").write_text(json.dumps(settings | {"truncate_dim": 8}))
@@ -189,7 +188,7 @@ def test_as_many_components_come_as_the_publisher_keeps_and_all_if_asked(
     np.testing.assert_allclose(whole, theirs.encode(TEXTS, truncate_dim=48), atol=1e-5)
 
 
-def test_the_tokens_of_a_prompt_count_and_ids_have_none(client: Client) -> None:
+def test_prompt_tokens_count_and_token_ids_have_no_prompt(client: Client) -> None:
     [alone] = client.embed_with_usage(["A cat."], prompt="").usages
     [default] = client.embed_with_usage(["A cat."]).usages
     assert default.num_tokens == alone.num_tokens + 2  # `passage` and `:`
@@ -197,7 +196,7 @@ def test_the_tokens_of_a_prompt_count_and_ids_have_none(client: Client) -> None:
     np.testing.assert_allclose(client.embed([ids]), client.embed(["A cat."], prompt=""), atol=1e-6)
     with pytest.raises(InvalidRequestError, match=r"token_ids cannot be combined with a prompt"):
         client.embed([ids], prompt_name="query")
-    client.embed([ids], prompt_name="document")  # empty: nothing to put before
+    client.embed([ids], prompt_name="document")  # empty: adds no prompt
 
 
 @pytest.mark.parametrize(
@@ -218,7 +217,7 @@ def test_the_tokens_of_a_prompt_count_and_ids_have_none(client: Client) -> None:
         ),
     ],
 )
-def test_a_manifest_with_other_prompts_or_layers_than_the_files_is_refused(
+def test_manifest_that_contradicts_the_prompt_or_layer_files_is_rejected(
     change: dict[str, Any], message: str, bundle: Path, tmp_path: Path
 ) -> None:
     copied = Path(shutil.copytree(bundle, tmp_path / "bundle"))
@@ -228,11 +227,11 @@ def test_a_manifest_with_other_prompts_or_layers_than_the_files_is_refused(
         check_bundle(copied, grid=GRID)
 
 
-def test_a_checked_bundle_has_the_prompts_and_layers_of_its_files(bundle: Path) -> None:
+def test_check_compares_prompts_and_layers_with_the_files(bundle: Path) -> None:
     assert check_bundle(bundle, grid=GRID).verdict.passed
 
 
-def test_a_changed_dense_weight_is_found_by_its_hash(bundle: Path, tmp_path: Path) -> None:
+def test_modified_dense_weight_is_detected_by_its_hash(bundle: Path, tmp_path: Path) -> None:
     copied = Path(shutil.copytree(bundle, tmp_path / "bundle"))
     path = copied / "4_Dense" / "model.safetensors"
     content = bytearray(path.read_bytes())
@@ -242,8 +241,8 @@ def test_a_changed_dense_weight_is_found_by_its_hash(bundle: Path, tmp_path: Pat
         check_bundle(copied, grid=GRID)
 
 
-def test_a_text_without_tokens_beside_an_excluded_prompt_is_refused(client: Client) -> None:
-    """The prompt alone fills what the model takes."""
+def test_text_without_tokens_after_an_excluded_prompt_is_rejected(client: Client) -> None:
+    """The prompt alone reaches the model's token limit."""
     message = "has no tokens beside the prompt, which does not count: shorten the prompt to fit 48"
     with pytest.raises(InvalidRequestError, match=message):
         client.embed(["A cat."], prompt="word " * 60, truncate=True)
@@ -251,7 +250,7 @@ def test_a_text_without_tokens_beside_an_excluded_prompt_is_refused(client: Clie
         client.embed(["A cat."], prompt="word " * 60)
 
 
-def test_a_name_that_is_no_prompt_is_told_with_those_that_are(client: Client) -> None:
+def test_unknown_prompt_is_reported_with_the_available_names(client: Client) -> None:
     for texts in (["A cat."], []):
         with pytest.raises(InvalidRequestError, match=r"prompt_name is 'question'.*passage.*query"):
             client.embed(texts, prompt_name="question")
@@ -259,8 +258,8 @@ def test_a_name_that_is_no_prompt_is_told_with_those_that_are(client: Client) ->
         client.embed(["A cat."], prompt_name="")
 
 
-def test_encode_and_tokenize_put_the_same_prompt_before_a_text(client: Client) -> None:
-    """The places of the text are those in the text, whatever is before it."""
+def test_encode_and_tokenize_prepend_the_same_prompt(client: Client) -> None:
+    """Offsets refer to the text itself, whatever the prompt."""
     [encoded], [tokenized] = client.encode(["A cat."]), client.tokenize(["A cat."])
     assert encoded.tokens == tokenized.tokens
     of_text = [token for token in encoded.tokens if token.source == "text"]
@@ -272,7 +271,7 @@ def test_encode_and_tokenize_put_the_same_prompt_before_a_text(client: Client) -
     assert [token.text for token in without.tokens] == ["[CLS]", "a", "cat", ".", "[SEP]"]
 
 
-def test_a_prompt_that_is_no_unicode_is_a_mistake_of_usage(client: Client, tmp_path: Path) -> None:
+def test_prompt_with_invalid_unicode_is_a_usage_error(client: Client, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("A cat.\n")
     arguments = [str(tmp_path / "texts.txt"), "--address", client.address, "--prompt", "\udcff"]
     result = CliRunner().invoke(embed, arguments)
@@ -280,7 +279,7 @@ def test_a_prompt_that_is_no_unicode_is_a_mistake_of_usage(client: Client, tmp_p
     assert "'--prompt': it is not UTF-8" in result.stderr
 
 
-def test_the_command_line_takes_prompts_and_shows_them(client: Client, tmp_path: Path) -> None:
+def test_command_line_accepts_and_shows_prompts(client: Client, tmp_path: Path) -> None:
     def run(command: Any, *args: str) -> str:
         result = CliRunner().invoke(command, [*args, "--address", client.address], env={"COLUMNS": "120"})
         assert result.exit_code == 0, result.output

@@ -1,4 +1,4 @@
-"""Encryption, and clients that must identify themselves."""
+"""TLS and client certificates."""
 
 import http.client
 import ssl
@@ -45,14 +45,14 @@ def config_of(bundle: Path, *, cert: Path, key: Path) -> ServerConfig:
     return ServerConfig(bundle=bundle, tls_cert=cert, tls_key=key)
 
 
-def test_a_certificate_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_invalid_certificate_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "cert.pem"
     path.write_text("garbage")
     with pytest.raises(StartupError, match=f"{path} has no PEM CERTIFICATE"):
         _credentials(config_of(tmp_path, cert=path, key=path))
 
 
-def test_the_pem_file_that_lacks_a_part_is_named(tls_args: list[str], tmp_path: Path) -> None:
+def test_incomplete_pem_file_is_reported_by_name(tls_args: list[str], tmp_path: Path) -> None:
     cert, key = Path(tls_args[1]), Path(tls_args[3])
     other = tmp_path / "other.pem"
     trustme.CA().issue_cert("localhost").private_key_pem.write_to_path(other)
@@ -71,9 +71,7 @@ def test_the_pem_file_that_lacks_a_part_is_named(tls_args: list[str], tmp_path: 
             tls_context(*files)
 
 
-def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(
-    tls_args: list[str], tmp_path: Path
-) -> None:
+def test_key_with_a_passphrase_is_rejected_without_a_prompt(tls_args: list[str], tmp_path: Path) -> None:
     cert, plain = Path(tls_args[1]), Path(tls_args[3])
     key = load_pem_private_key(plain.read_bytes(), None)
     locked = tmp_path / "locked.pem"
@@ -87,7 +85,7 @@ def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(
     ("from_days", "to_days", "message"),
     [(-2, -1, "certificate has expired"), (1, 2, "certificate is not yet valid"), (-1, 1, None)],
 )
-def test_a_certificate_out_of_its_time_is_warned_of(
+def test_expired_or_future_certificate_logs_a_warning(
     authority: trustme.CA,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -111,7 +109,7 @@ def list_models(address: str, credentials: grpc.ChannelCredentials) -> int:
         return len(EncoderServiceStub(channel).ListModels(pb.ListModelsRequest(), timeout=20).models)
 
 
-def test_a_server_with_a_certificate_speaks_tls_and_nothing_else(
+def test_server_with_a_certificate_accepts_only_tls(
     minilm_bundle: Path, authority: trustme.CA, tls_args: list[str]
 ) -> None:
     roots = authority.cert_pem.bytes()
@@ -121,7 +119,7 @@ def test_a_server_with_a_certificate_speaks_tls_and_nothing_else(
             EncoderServiceStub(channel).ListModels(pb.ListModelsRequest(), timeout=20)
 
 
-async def test_a_unix_socket_speaks_tls_too_if_it_is_asked_to(
+async def test_unix_socket_supports_tls(
     minilm_bundle: Path, authority: trustme.CA, tls_args: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("s") / "a.sock"
@@ -129,7 +127,7 @@ async def test_a_unix_socket_speaks_tls_too_if_it_is_asked_to(
     server = Server(ServerConfig(bundle=minilm_bundle, address=f"unix:{path}", tls_cert=cert, tls_key=key))
     grpc_server, address = await server._listen()
     trusting = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
-    named = [("grpc.ssl_target_name_override", "localhost")]  # gRPC expects the path as the name
+    named = [("grpc.ssl_target_name_override", "localhost")]  # gRPC uses the path as the host name
     codes = []
     for channel in (grpc.aio.secure_channel(address, trusting, named), grpc.aio.insecure_channel(address)):
         async with channel:
@@ -137,11 +135,14 @@ async def test_a_unix_socket_speaks_tls_too_if_it_is_asked_to(
                 await EncoderServiceStub(channel).ListModels(pb.ListModelsRequest(), timeout=20)
             codes.append(dict(caught.value.trailing_metadata()).get("attnlens-error-reason"))
     await server._shut_down(grpc_server)
-    assert codes == ["NOT_READY", None]  # an answer of the server, which has not warmed up, and none
+    assert codes == [
+        "NOT_READY",
+        None,
+    ]  # rejected by the server, which is not warm yet; the other call does not reach it
     assert not path.exists()
 
 
-def test_with_a_client_authority_only_clients_with_a_certificate_are_heard(
+def test_client_authority_requires_client_certificates(
     minilm_bundle: Path, authority: trustme.CA, tls_args: list[str]
 ) -> None:
     roots = authority.cert_pem.bytes()
@@ -156,7 +157,7 @@ def test_with_a_client_authority_only_clients_with_a_certificate_are_heard(
             list_models(server.address, grpc.ssl_channel_credentials(roots))
 
 
-def test_the_viewer_speaks_tls_and_asks_for_the_same_certificates(
+def test_viewer_uses_tls_and_requires_the_same_certificates(
     minilm_bundle: Path, tls_args: list[str], authority: trustme.CA
 ) -> None:
     roots = str(Path(tls_args[1]).with_name("ca.pem"))

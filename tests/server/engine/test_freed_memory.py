@@ -15,7 +15,7 @@ def resident_mib():
     return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 
 blocks = [bytes(4096) for _ in range(16_384)]
-last = bytes(4096)  # above all others: the heap cannot shrink from its end
+last = bytes(4096)  # the last allocation, which keeps the heap from shrinking at its end
 del blocks
 before = resident_mib()
 give_back_freed_memory()

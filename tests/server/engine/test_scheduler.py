@@ -60,7 +60,7 @@ def test_text_waits_for_at_most_one_batch_per_earlier_text(lengths: list[int], l
 
 @given(waiting, limits, st.integers(1, 16))
 def test_batch_leaves_items_for_idle_lanes(lengths: list[int], limits: BatchLimits, num_idle: int) -> None:
-    """With several texts, a batch leaves at least what an even split would give the other lanes."""
+    """A batch of several texts leaves the other lanes at least their even share."""
     chosen = pack(lengths, share(lengths, limits, num_idle))
     num_taken = sum(lengths[index] for index in chosen)
     assert len(chosen) == 1 or num_taken <= -(-sum(lengths) // num_idle)

@@ -1,4 +1,4 @@
-"""The protocol: real calls to a real process with real weights, against plain ONNX Runtime."""
+"""The gRPC methods on a real server with real weights, checked against plain ONNX Runtime."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def fail(call: grpc.UnaryUnaryMultiCallable, request: object) -> Failure:  # typ
 # --- Embed ----------------------------------------------------------------------------------------
 
 
-def test_vectors_in_a_crowd_are_those_of_each_text_alone(
+def test_vectors_are_the_same_alone_and_in_a_batch_of_texts(
     stub: EncoderServiceStub, reference: Reference
 ) -> None:
     response = stub.Embed(pb.EmbedRequest(inputs=inputs(*TEXTS)))
@@ -50,7 +50,7 @@ def test_vectors_in_a_crowd_are_those_of_each_text_alone(
 
 
 @pytest.mark.parametrize("pooling", [Pooling.POOLING_MEAN, Pooling.POOLING_CLS, Pooling.POOLING_MAX])
-def test_pooling_and_normalization_are_the_requests_choice(
+def test_request_selects_pooling_and_normalization(
     stub: EncoderServiceStub, reference: Reference, pooling: Pooling.ValueType
 ) -> None:
     request = pb.EmbedRequest(inputs=inputs(TEXTS[0]), pooling=pooling, normalize=False)
@@ -63,13 +63,13 @@ def test_pooling_and_normalization_are_the_requests_choice(
     np.testing.assert_allclose(from_tensor(stub.Embed(request).embeddings)[0], expected, atol=1e-5)
 
 
-def test_fewer_dimensions_are_cut_and_scaled_again(stub: EncoderServiceStub) -> None:
+def test_reduced_dimensions_are_truncated_and_renormalized(stub: EncoderServiceStub) -> None:
     whole = from_tensor(stub.Embed(pb.EmbedRequest(inputs=inputs(TEXTS[0]))).embeddings)[0]
     cut = from_tensor(stub.Embed(pb.EmbedRequest(inputs=inputs(TEXTS[0]), dimensions=64)).embeddings)[0]
     np.testing.assert_allclose(cut, whole[:64] / np.linalg.norm(whole[:64]), atol=1e-6)
 
 
-def test_half_precision_is_the_rounded_result(stub: EncoderServiceStub) -> None:
+def test_float16_is_the_rounded_float32_result(stub: EncoderServiceStub) -> None:
     single = from_tensor(stub.Embed(pb.EmbedRequest(inputs=inputs(*TEXTS))).embeddings)
     request = pb.EmbedRequest(inputs=inputs(*TEXTS), data_type=DataType.DATA_TYPE_FLOAT16)
     half = from_tensor(stub.Embed(request).embeddings)
@@ -77,7 +77,7 @@ def test_half_precision_is_the_rounded_result(stub: EncoderServiceStub) -> None:
     np.testing.assert_allclose(half, single, atol=5e-4)
 
 
-def test_token_ids_give_the_vector_of_their_text(stub: EncoderServiceStub) -> None:
+def test_token_ids_return_the_vector_of_their_text(stub: EncoderServiceStub) -> None:
     tokens = stub.Tokenize(pb.TokenizeRequest(inputs=inputs(TEXTS[0]))).results[0].tokens
     ids = pb.Input(token_ids=pb.TokenIds(input_ids=[token.id for token in tokens]))
     mixed = pb.EmbedRequest(inputs=[ids, pb.Input(text=TEXTS[0])])
@@ -85,7 +85,7 @@ def test_token_ids_give_the_vector_of_their_text(stub: EncoderServiceStub) -> No
     np.testing.assert_allclose(from_ids, from_text, atol=1e-6)
 
 
-def test_a_long_text_is_refused_with_both_numbers_or_cut_and_told(stub: EncoderServiceStub) -> None:
+def test_overlong_text_is_rejected_or_truncated_and_reported(stub: EncoderServiceStub) -> None:
     long = pb.EmbedRequest(inputs=inputs("short", "word " * 300))
     failure = fail(stub.Embed, long)
     assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG")
@@ -100,7 +100,7 @@ def test_a_long_text_is_refused_with_both_numbers_or_cut_and_told(stub: EncoderS
 # --- Encode ---------------------------------------------------------------------------------------
 
 
-def test_every_layer_and_head_is_that_of_the_text_alone(
+def test_every_layer_and_head_matches_the_text_run_alone(
     stub: EncoderServiceStub, reference: Reference
 ) -> None:
     request = pb.EncodeRequest(inputs=inputs(*TEXTS[:3]), last_hidden_state=True, attention=[ALL])
@@ -122,7 +122,7 @@ def test_every_layer_and_head_is_that_of_the_text_alone(
         np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
 
 
-def test_layers_and_heads_come_in_the_order_asked_for(stub: EncoderServiceStub, reference: Reference) -> None:
+def test_layers_and_heads_keep_the_requested_order(stub: EncoderServiceStub, reference: Reference) -> None:
     query = pb.AttentionQuery(layers=[-1, 0], heads=[3, -12])
     [result] = stub.Encode(pb.EncodeRequest(inputs=inputs(TEXTS[0]), attention=[query])).results
     [attention] = result.attention
@@ -133,7 +133,7 @@ def test_layers_and_heads_come_in_the_order_asked_for(stub: EncoderServiceStub, 
     np.testing.assert_allclose(from_tensor(attention.dense), stacked, atol=1e-5)
 
 
-def test_several_queries_of_one_run_come_one_by_one(stub: EncoderServiceStub, reference: Reference) -> None:
+def test_queries_of_one_run_are_returned_separately(stub: EncoderServiceStub, reference: Reference) -> None:
     queries = [
         pb.AttentionQuery(layers=[2], heads=[1, 4], view=pb.ATTENTION_VIEW_HEAD_MEAN),
         pb.AttentionQuery(layers=[2, 3]),
@@ -153,13 +153,13 @@ def test_several_queries_of_one_run_come_one_by_one(stub: EncoderServiceStub, re
     np.testing.assert_allclose(one[0], weights[[4]], atol=1e-5)
 
 
-def test_without_a_query_the_token_vectors_alone_come(stub: EncoderServiceStub) -> None:
+def test_encode_without_a_query_returns_only_token_vectors(stub: EncoderServiceStub) -> None:
     [result] = stub.Encode(pb.EncodeRequest(inputs=inputs(TEXTS[0]))).results
     assert from_tensor(result.last_hidden_state).shape == (len(result.tokens), 384)
     assert not result.attention
 
 
-def test_tokens_say_where_they_stand(stub: EncoderServiceStub) -> None:
+def test_tokens_report_their_position(stub: EncoderServiceStub) -> None:
     [result] = stub.Encode(pb.EncodeRequest(inputs=inputs("Zoë's café"))).results
     cafe = next(token for token in result.tokens if token.text == "cafe")
     assert (cafe.char_start, cafe.char_end, cafe.byte_start, cafe.byte_end) == (6, 10, 7, 12)
@@ -167,7 +167,7 @@ def test_tokens_say_where_they_stand(stub: EncoderServiceStub) -> None:
     assert {token.source for token in result.tokens[1:-1]} == {pb.TOKEN_SOURCE_TEXT}
 
 
-def test_a_stream_holds_what_encode_holds(stub: EncoderServiceStub) -> None:
+def test_stream_contains_the_same_data_as_encode(stub: EncoderServiceStub) -> None:
     fields: dict[str, Any] = {
         "inputs": inputs(*TEXTS),
         "last_hidden_state": True,
@@ -196,7 +196,7 @@ def test_a_stream_holds_what_encode_holds(stub: EncoderServiceStub) -> None:
         np.testing.assert_allclose(from_tensor(streamed[2].dense), from_tensor(mean.dense), atol=1e-5)
 
 
-def test_a_response_over_the_message_limit_is_refused_before_it_is_computed(
+def test_response_over_the_message_limit_is_rejected_before_it_is_computed(
     stub: EncoderServiceStub,
 ) -> None:
     fields: dict[str, Any] = {"inputs": inputs("word " * 240, "word " * 240), "attention": [ALL]}
@@ -215,14 +215,14 @@ def test_a_response_over_the_message_limit_is_refused_before_it_is_computed(
 # --- Tokenize, models -----------------------------------------------------------------------------
 
 
-def test_tokenize_returns_all_tokens_and_says_what_is_too_long(stub: EncoderServiceStub) -> None:
+def test_tokenize_returns_all_tokens_and_reports_overlong_texts(stub: EncoderServiceStub) -> None:
     short, long = stub.Tokenize(pb.TokenizeRequest(inputs=inputs("a cat", "word " * 300))).results
     assert [token.text for token in short.tokens] == ["[CLS]", "a", "cat", "[SEP]"]
     assert (short.exceeds_max_tokens, long.exceeds_max_tokens) == (False, True)
     assert len(long.tokens) == 302
 
 
-def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> None:
+def test_model_info_is_complete(stub: EncoderServiceStub) -> None:
     [model] = stub.ListModels(pb.ListModelsRequest()).models
     assert stub.GetModel(pb.GetModelRequest(model="all-MiniLM-L6-v2")).model == model
     sizes = model.architecture
@@ -243,7 +243,7 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
     assert {"attnlens", "onnxruntime", "export/torch", "export/onnx"} <= set(model.versions)
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- rejected requests ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
         ),
     ],
 )
-def test_a_bad_field_of_embed_is_named(
+def test_invalid_embed_field_is_reported_by_name(
     stub: EncoderServiceStub, request_: pb.EmbedRequest, violations: dict[str, str]
 ) -> None:
     failure = fail(stub.Embed, request_)
@@ -326,7 +326,7 @@ def test_a_bad_field_of_embed_is_named(
     assert failure.violations == violations
 
 
-def test_every_bad_field_of_encode_is_named(stub: EncoderServiceStub) -> None:
+def test_every_invalid_encode_field_is_reported_by_name(stub: EncoderServiceStub) -> None:
     fields: dict[str, Any] = {
         "inputs": inputs("a"),
         "attention": [pb.AttentionQuery(layers=[6, 0, -6], heads=[-13], view=5), pb.AttentionQuery(role=5)],  # type: ignore[arg-type]
@@ -345,7 +345,7 @@ def test_every_bad_field_of_encode_is_named(stub: EncoderServiceStub) -> None:
     assert read_failure(caught.value).violations == expected
 
 
-def test_a_list_of_layers_longer_than_the_model_is_not_read_to_its_end(stub: EncoderServiceStub) -> None:
+def test_overlong_list_of_layers_is_not_read_completely(stub: EncoderServiceStub) -> None:
     query = pb.AttentionQuery(layers=[0] * 500_000)
     assert fail(stub.Encode, pb.EncodeRequest(inputs=inputs("a"), attention=[query])).violations == {
         "attention[0].layers": "has more than 6 numbers, the number in the model: list each once"
@@ -353,14 +353,12 @@ def test_a_list_of_layers_longer_than_the_model_is_not_read_to_its_end(stub: Enc
 
 
 @pytest.mark.parametrize("model", ["a\nb", "a\tb", "a\0b", "naïve 😀", "x" * 10_000])
-def test_a_model_name_of_any_characters_is_refused_and_the_call_ends(
-    stub: EncoderServiceStub, model: str
-) -> None:
+def test_model_name_with_any_characters_is_rejected(stub: EncoderServiceStub, model: str) -> None:
     failure = fail(stub.Embed, pb.EmbedRequest(model=model, inputs=inputs("a")))
     assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
 
 
-def test_a_model_that_is_not_here_is_named_with_the_one_that_is(stub: EncoderServiceStub) -> None:
+def test_unknown_model_is_reported_with_the_available_one(stub: EncoderServiceStub) -> None:
     for call, request in (
         (stub.Embed, pb.EmbedRequest(model="bert", inputs=inputs("a"))),
         (stub.Encode, pb.EncodeRequest(model="bert", inputs=inputs("a"))),
@@ -393,7 +391,7 @@ def call_method(stub: EncoderServiceStub, method: str, **fields: str) -> None:
         list(result)
 
 
-def test_every_method_but_list_models_takes_a_model_and_a_version() -> None:
+def test_every_method_except_list_models_accepts_a_model_and_a_version() -> None:
     with_version = {
         method.name
         for method in pb.DESCRIPTOR.services_by_name["EncoderService"].methods
@@ -404,7 +402,7 @@ def test_every_method_but_list_models_takes_a_model_and_a_version() -> None:
 
 
 @pytest.mark.parametrize("method", MODEL_REQUESTS)
-def test_a_request_is_served_only_by_the_requested_version(stub: EncoderServiceStub, method: str) -> None:
+def test_request_is_served_only_by_the_requested_version(stub: EncoderServiceStub, method: str) -> None:
     model = stub.GetModel(pb.GetModelRequest()).model
     for name in ("", model.name):
         call_method(stub, method, model=name, model_version=model.version)
@@ -421,6 +419,6 @@ def test_a_request_is_served_only_by_the_requested_version(stub: EncoderServiceS
     assert read_failure(caught.value).metadata == {"model": "bert", "available": model.name}
 
 
-def test_the_only_model_is_the_default_model(stub: EncoderServiceStub) -> None:
+def test_only_model_is_the_default_model(stub: EncoderServiceStub) -> None:
     assert [model.is_default for model in stub.ListModels(pb.ListModelsRequest()).models] == [True]
     assert stub.GetModel(pb.GetModelRequest()).model.is_default

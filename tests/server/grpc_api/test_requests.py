@@ -1,4 +1,4 @@
-"""The enums of the server and those of the protocol: the same names and numbers."""
+"""The server's enums match the protocol's, and messages are converted to jobs."""
 
 from enum import IntEnum
 from typing import Any
@@ -13,7 +13,7 @@ from attnlens_server.grpc_api.requests import MAX_INDICES, embed_request, encode
 from attnlens_server.serving.requests import FLOAT16, AttentionView, Prompt
 from attnlens_server.text import Input, TextPair, TokenSource
 
-# Of graphs that no query reads.
+# Kinds of graph output that no query selects.
 NO_LAYER_OUTPUTS = {"EMBEDDING", "TOKEN_CONTRIBUTIONS", "BASELINE", "HEAD_CONTRIBUTIONS"}
 
 
@@ -35,7 +35,7 @@ def test_enums_have_the_names_and_numbers_of_the_protocol(
     assert found == {name: number for name, number in expected.items() if name not in not_served}
 
 
-def test_a_message_becomes_a_job_with_what_it_leaves_out_left_to_the_model() -> None:
+def test_unset_fields_of_a_message_are_left_to_the_model() -> None:
     job = embed_request(pb.EmbedRequest(inputs=[pb.Input(text="a")]))
     assert (job.prompt, job.pooling, job.normalize, job.dimensions) == (None, None, None, 0)
     pair = pb.Input(text_pair=pb.TextPair(first="a", second="b"))
@@ -48,8 +48,8 @@ def test_a_message_becomes_a_job_with_what_it_leaves_out_left_to_the_model() -> 
     assert not job.violations
 
 
-def test_a_job_keeps_nothing_of_the_message() -> None:
-    """A view of one field would keep all memory of the message, which may be many times its size."""
+def test_job_keeps_no_reference_to_the_message() -> None:
+    """A view of one field would keep the message alive, which may be many times larger."""
     given = pb.Input(token_ids=pb.TokenIds(input_ids=[101, 102], token_type_ids=[0, 1]))
     request = pb.EncodeRequest(inputs=[given], attention=[pb.AttentionQuery(layers=[1], heads=[2])])
     job = encode_request(request)
@@ -62,18 +62,18 @@ def test_a_job_keeps_nothing_of_the_message() -> None:
     assert [list(each) for each in found] == [[101, 102], [0, 1], [1], [2]]
 
 
-def test_lists_that_no_model_has_layers_for_are_not_copied_in_full() -> None:
+def test_overlong_lists_are_not_copied_completely() -> None:
     query = pb.AttentionQuery(layers=[0] * 100_000, heads=[0] * 100_000)
     [read] = encode_request(pb.EncodeRequest(inputs=[pb.Input(text="a")], attention=[query])).attention
     assert (len(read.layers), len(read.heads)) == (MAX_INDICES + 1, MAX_INDICES + 1)
 
 
-def test_token_ids_are_part_of_the_memory_of_a_job() -> None:
+def test_token_ids_count_towards_the_memory_of_a_job() -> None:
     job = embed_request(pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(input_ids=range(10_000)))]))
     assert job.memory_bytes > 40_000
 
 
-def test_both_requests_for_attention_become_the_same_job() -> None:
+def test_both_attention_requests_become_the_same_job() -> None:
     fields: dict[str, Any] = {
         "inputs": [pb.Input(text="a")],
         "attention": [pb.AttentionQuery(layers=[1], view=pb.ATTENTION_VIEW_HEAD_MEAN)],

@@ -1,4 +1,4 @@
-"""Errors as trailers: whatever is wrong with a request, they fit."""
+"""Errors are sent as trailers, which must fit the size limit whatever the error."""
 
 import urllib.parse
 from pathlib import Path
@@ -13,13 +13,13 @@ from attnlens_server.grpc_api.status import call_status, error_details
 from attnlens_server.serving.admission import Admission, Reservation
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
-MAX_TRAILER_BYTES = 8 << 10  # what peers accept, all trailers together
+MAX_TRAILER_BYTES = 8 << 10  # total trailer size that gRPC peers accept
 
 ODD = "\N{GRINNING FACE}" * 1000
 
 
 def size_on_the_wire(error: errors.RequestError) -> int:
-    """Count as HTTP/2 does, 32 bytes of overhead each: `-bin` is base64, the message is percent-encoded."""
+    """Count like HTTP/2: 32 bytes of overhead each, base64 for `-bin`, percent-encoded message."""
     code, _, message, trailers = call_status(error)
     size = len(urllib.parse.quote(message)) + len("grpc-message") + len(f"grpc-status{code.value[0]}") + 64
     for name, value in trailers:
@@ -39,18 +39,18 @@ def size_on_the_wire(error: errors.RequestError) -> int:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_trailers_fit_whatever_is_wrong(error: errors.RequestError) -> None:
+def test_trailers_of_every_error_fit(error: errors.RequestError) -> None:
     assert size_on_the_wire(error) < MAX_TRAILER_BYTES
 
 
-def test_of_many_violations_as_many_are_told_as_fit() -> None:
+def test_violations_are_reported_as_far_as_they_fit() -> None:
     violations = [FieldViolation(f"inputs[{i}]", "is empty: set text or token_ids", i) for i in range(500)]
     error = errors.InvalidFieldsError(violations)
     assert len(error_details(error).violations) == 20
     assert "and 497 more" in error.message
 
 
-def test_details_name_fields_inputs_figures_and_when_to_come_back() -> None:
+def test_details_contain_fields_inputs_figures_and_retry_delay() -> None:
     error = errors.InputTooLongError("inputs[3]", 300, 256, input_index=3)
     trailers = dict(call_status(error).trailers)
     details = ErrorDetails.FromString(trailers["attnlens-error-bin"])  # type: ignore[arg-type]
@@ -72,24 +72,24 @@ def every_error(kind: type[errors.RequestError] = errors.RequestError) -> list[t
 
 
 @pytest.mark.parametrize("kind", every_error()[1:])
-def test_every_reason_and_status_has_a_number(kind: type[errors.RequestError]) -> None:
+def test_every_reason_and_status_is_in_the_protocol(kind: type[errors.RequestError]) -> None:
     assert ErrorReason.Value(f"ERROR_REASON_{kind.reason}") > 0
     assert grpc.StatusCode[kind.status] is not grpc.StatusCode.OK
 
 
 @pytest.mark.parametrize("kind", every_error()[1:])
-def test_every_reason_has_the_status_that_the_page_states(kind: type[errors.RequestError]) -> None:
+def test_every_reason_has_the_documented_status(kind: type[errors.RequestError]) -> None:
     rows = [line.split("|") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.count("|") > 3]
     [status] = [row[2] for row in rows if row[1].strip() == f"`{kind.reason}`"]
     assert status.strip() == f"`{kind.status}`"
 
 
-def test_a_long_text_is_cut_between_characters() -> None:
+def test_long_message_is_truncated_between_characters() -> None:
     assert errors.shortened("aé" * 10, 30) == "aé" * 10
     assert errors.shortened("aé" * 10, 29) == "aé" * 8 + "a" + "..."
 
 
-def test_what_never_fits_is_told_apart_from_what_may_fit_later() -> None:
+def test_permanent_and_transient_limits_are_distinguished() -> None:
     admission = Admission(max_texts=1, max_bytes=256, retry_after_s=lambda _: 1.0)
     with pytest.raises(errors.RequestTooLargeError) as caught:
         Reservation(admission).grow(403)

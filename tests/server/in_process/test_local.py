@@ -1,4 +1,4 @@
-"""A bundle in this process beside a server of the same bundle: the same results, bit for bit."""
+"""An in-process model and a server of the same bundle return bit-identical results."""
 
 import asyncio
 import dataclasses
@@ -57,7 +57,7 @@ def client(minilm_server: ServerProcess) -> Iterator[Client]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two results are equal to the bit: types, arrays, and what dataclasses hold."""
+    """Return whether two results are bit-identical, including types, arrays and dataclass fields."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):
@@ -96,7 +96,7 @@ def test_every_method_is_compared() -> None:
 
 
 @pytest.mark.parametrize("method", ASKED)
-def test_a_local_model_returns_what_a_server_returns(method: str, client: Client, model: Local) -> None:
+def test_local_model_returns_the_same_results_as_a_server(method: str, client: Client, model: Local) -> None:
     assert same(ASKED[method](model), ASKED[method](client))
 
 
@@ -117,7 +117,7 @@ REFUSED: dict[str, tuple[type[AttnlensError], Ask]] = {
 
 
 @pytest.mark.parametrize("refused", REFUSED)
-def test_a_local_model_refuses_what_a_server_refuses(refused: str, client: Client, model: Local) -> None:
+def test_local_model_raises_the_same_errors_as_a_server(refused: str, client: Client, model: Local) -> None:
     kind, ask = REFUSED[refused]
     failures = []
     for asked in (client, model):
@@ -129,7 +129,7 @@ def test_a_local_model_refuses_what_a_server_refuses(refused: str, client: Clien
         model.embed(["a"], poling="cls")  # type: ignore[call-arg]
 
 
-def test_the_examples_of_the_methods_are_true_of_it(minilm_bundle: Path, model: Local) -> None:
+def test_docstring_examples_of_the_methods_pass(minilm_bundle: Path, model: Local) -> None:
     names = {**vars(attnlens_client), "itertools": itertools, "client": model, "bundle": minilm_bundle}
     names["attnlens_server"] = attnlens_server
     finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner()
@@ -139,7 +139,7 @@ def test_the_examples_of_the_methods_are_true_of_it(minilm_bundle: Path, model: 
     assert runner.summarize().failed == 0
 
 
-def test_settings_are_those_of_a_server(minilm_bundle: Path) -> None:
+def test_settings_match_those_of_a_server(minilm_bundle: Path) -> None:
     fields = {field.name: field.type for field in dataclasses.fields(ServerConfig)}
     of_server = typing.get_type_hints(ServerConfig)
     for name, kind in typing.get_type_hints(LocalSettings).items():
@@ -164,12 +164,12 @@ def test_settings_are_those_of_a_server(minilm_bundle: Path) -> None:
         attnlens_server.local(minilm_bundle, timeout_s=0)
 
 
-def test_a_directory_that_is_not_a_bundle_is_refused_as_a_server_refuses_it(tmp_path: Path) -> None:
+def test_invalid_bundle_raises_the_same_error_as_a_server(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"is not a bundle: manifest.json cannot be read"):
         attnlens_server.local(tmp_path)
 
 
-def test_limits_and_a_deadline_are_kept(minilm_bundle: Path) -> None:
+def test_limits_and_deadline_are_enforced(minilm_bundle: Path) -> None:
     with attnlens_server.local(
         minilm_bundle, explain=False, max_response_bytes=1 << 17, max_request_text_bytes=1 << 17
     ) as small:
@@ -185,14 +185,14 @@ def test_limits_and_a_deadline_are_kept(minilm_bundle: Path) -> None:
             small.embed([TEXTS[3]] * 100)
 
 
-def test_a_model_whose_engine_has_stopped_says_so_at_once(minilm_bundle: Path) -> None:
+def test_stopped_engine_is_reported_immediately(minilm_bundle: Path) -> None:
     with attnlens_server.local(minilm_bundle, explain=False) as model:
         model._driver._host._service.state = State.FAILED  # type: ignore[attr-defined]
         with pytest.raises(UnavailableError, match="the engine has stopped: restart the server, or open"):
             model.embed(["It rained."])
 
 
-def test_many_threads_get_their_own_vectors(model: Local) -> None:
+def test_concurrent_threads_get_their_own_vectors(model: Local) -> None:
     texts = [f"text number {number}" for number in range(24)]
     expected = [model.embed([text]) for text in texts]
     with ThreadPoolExecutor(12) as threads:
@@ -200,13 +200,13 @@ def test_many_threads_get_their_own_vectors(model: Local) -> None:
     assert all(map(same, found, expected))
 
 
-async def test_it_works_where_a_loop_is_running(model: Local) -> None:
+async def test_local_model_works_inside_a_running_event_loop(model: Local) -> None:
     here = model.embed(["It rained."])
     there = await asyncio.gather(*(asyncio.to_thread(model.embed, ["It rained."]) for _ in range(4)))
     assert all(same(here, vectors) for vectors in there)
 
 
-def test_closing_ends_what_runs_and_frees_the_model(minilm_bundle: Path, model: Local) -> None:
+def test_close_cancels_running_calls_and_frees_the_model(minilm_bundle: Path, model: Local) -> None:
     before = set(threading.enumerate())
     own = attnlens_server.local(minilm_bundle, threads=1)
     assert repr(own) == f"Local({str(minilm_bundle)!r})"
@@ -230,7 +230,7 @@ def test_closing_ends_what_runs_and_frees_the_model(minilm_bundle: Path, model: 
     own.close()
     left = {thread.name for thread in set(threading.enumerate()) - before if thread.is_alive()}
     assert not {name for name in left if name.startswith(("attnlens", "embeddings", "attention", "worker"))}
-    assert model.embed(["a"]).shape == (1, 384)  # the other one goes on
+    assert model.embed(["a"]).shape == (1, 384)  # the other model keeps working
 
 
 PROGRAM = """
@@ -264,7 +264,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs fork")
-def test_a_process_is_interrupted_forked_and_ended_in_good_order(minilm_bundle: Path) -> None:
+def test_process_handles_interrupt_fork_and_exit(minilm_bundle: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM, str(minilm_bundle)],
         capture_output=True,

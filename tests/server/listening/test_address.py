@@ -1,4 +1,4 @@
-"""Addresses as users type them: a server reads them as gRPC's clients do."""
+"""Addresses are parsed and formatted as gRPC clients do."""
 
 import os
 import sys
@@ -26,15 +26,15 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="names of Linux")
         pytest.param("unix-abstract:attnlens", AbstractAddress(b"attnlens"), marks=LINUX),
     ],
 )
-def test_an_address_is_read_and_written_as_a_client_types_it(text: str, address: object) -> None:
+def test_address_round_trips_in_client_notation(text: str, address: object) -> None:
     assert parse_address(text) == address
     assert parse_address(str(address)) == address
     assert " " not in str(address)
-    if not str(address).endswith(":0"):  # a server's own: any free port
+    if not str(address).endswith(":0"):  # servers only: any free port
         checked_address(str(address))
 
 
-def test_a_relative_path_counts_from_the_directory_of_the_process(
+def test_relative_path_is_resolved_against_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -57,12 +57,12 @@ def test_a_relative_path_counts_from_the_directory_of_the_process(
         pytest.param("unix-abstract:" + 108 * "l", "has a name of 108 bytes", marks=LINUX),
     ],
 )
-def test_what_is_no_address_is_refused_with_those_that_are(text: str, message: str) -> None:
+def test_invalid_address_is_rejected_with_the_valid_formats(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_address(text)
 
 
-def test_a_path_need_not_be_utf8(tmp_path: Path) -> None:
+def test_path_may_contain_invalid_utf8(tmp_path: Path) -> None:
     address = UnixAddress(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.sock")))
     assert str(address).endswith("/%FF.sock")
     assert parse_address(str(address)) == address

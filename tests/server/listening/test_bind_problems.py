@@ -1,4 +1,4 @@
-"""Why the system refuses an address, and what to do about it."""
+"""Bind errors explain the cause and the remedy."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from attnlens_server.listening import AbstractAddress, TcpAddress, find_bind_pro
 from attnlens_server.listening.bind_problems import bind_problem
 
 
-def test_a_port_in_use_is_told_with_the_option_that_chooses_another() -> None:
+def test_port_in_use_names_the_option_to_change_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = TcpAddress("127.0.0.1", taken.getsockname()[1])
         assert find_bind_problem(address) == (
@@ -19,26 +19,26 @@ def test_a_port_in_use_is_told_with_the_option_that_chooses_another() -> None:
         )
 
 
-def test_an_address_of_another_machine_is_told_with_those_of_this_one() -> None:
+def test_non_local_address_is_reported_with_the_local_ones() -> None:
     assert "no interface of this machine has that address. Use" in find_bind_problem(
         TcpAddress("192.0.2.1", 0)
     )
 
 
-def test_a_name_that_is_no_address_is_told() -> None:
+def test_unresolvable_name_is_reported() -> None:
     assert "'no-such-host.invalid' is not an address of this machine" in find_bind_problem(
         TcpAddress("no-such-host.invalid", 1)
     )
 
 
 @pytest.mark.parametrize(("port", "message"), [(80, "ports below 1024 need a privilege"), (8080, "denied")])
-def test_a_refused_port_is_told_with_the_privilege_that_it_needs(port: int, message: str) -> None:
+def test_privileged_port_names_the_required_privilege(port: int, message: str) -> None:
     error = OSError(errno.EACCES, os.strerror(errno.EACCES).lower())
     assert message in bind_problem(error, TcpAddress("127.0.0.1", port), "viewer-port")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of Linux")
-def test_an_abstract_name_in_use_is_told() -> None:
+def test_abstract_name_in_use_is_reported() -> None:
     name = os.urandom(8)
     with socket.socket(socket.AF_UNIX) as taken:
         taken.bind(b"\0" + name)
@@ -47,5 +47,5 @@ def test_an_abstract_name_in_use_is_told() -> None:
         )
 
 
-def test_an_address_that_is_free_by_now_is_told_to_be_tried_again() -> None:
+def test_address_that_became_free_suggests_a_retry() -> None:
     assert find_bind_problem(TcpAddress("127.0.0.1", 0)).endswith("try again")

@@ -1,4 +1,4 @@
-"""The file of a socket: nobody's place is taken, and nothing is left behind."""
+"""Unix sockets never replace another server's file, and leave no files behind."""
 
 import os
 import socket
@@ -14,7 +14,7 @@ from attnlens_server.listening.address import MAX_PATH_BYTES
 
 @pytest.fixture
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A path in a directory with a short name, from which the names of tests are left out."""
+    """A path in a directory with a short name, since test names would exceed the path limit."""
     return tmp_path_factory.mktemp("s") / "a.sock"
 
 
@@ -26,7 +26,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def publish(path: Path, mode: int = 0o660) -> tuple[UnixSocket, socket.socket]:
-    """Do what the server does, with a plain socket in gRPC's place."""
+    """Publish a plain socket the way the server publishes gRPC's."""
     file = UnixSocket(UnixAddress(path), mode)
     file.prepare()
     listener = listen(file.bound.path)
@@ -39,7 +39,7 @@ def publish(path: Path, mode: int = 0o660) -> tuple[UnixSocket, socket.socket]:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o660, 0o666])
-def test_a_file_has_its_permissions_when_it_appears_and_is_alone(path: Path, mode: int) -> None:
+def test_socket_file_appears_with_its_permissions_and_no_other_files(path: Path, mode: int) -> None:
     file, listener = publish(path, mode)
     with listener:
         found = path.stat()
@@ -52,7 +52,7 @@ def test_a_file_has_its_permissions_when_it_appears_and_is_alone(path: Path, mod
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_socket_in_use_is_left_alone(path: Path) -> None:
+def test_socket_in_use_is_not_replaced(path: Path) -> None:
     with listen(path):
         before = path.stat().st_ino
         with pytest.raises(
@@ -62,7 +62,7 @@ def test_a_socket_in_use_is_left_alone(path: Path) -> None:
         assert path.stat().st_ino == before
 
 
-def test_a_socket_that_nobody_listens_at_is_replaced(path: Path) -> None:
+def test_stale_socket_is_replaced(path: Path) -> None:
     listen(path).close()
     _, listener = publish(path)
     with listener:
@@ -71,7 +71,7 @@ def test_a_socket_that_nobody_listens_at_is_replaced(path: Path) -> None:
             client.connect(str(path))
 
 
-def test_of_two_servers_that_start_at_once_one_is_refused(path: Path) -> None:
+def test_one_of_two_concurrently_started_servers_fails(path: Path) -> None:
     first, second = (UnixSocket(UnixAddress(path), 0o660) for _ in range(2))
     first.prepare()
     second.prepare()
@@ -85,14 +85,14 @@ def test_of_two_servers_that_start_at_once_one_is_refused(path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["a.sock"]
 
 
-def test_a_socket_that_has_come_meanwhile_is_put_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_created_during_the_check_is_restored(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listen(path).close()
     late = UnixSocket(UnixAddress(path), 0o660)
     others: list[socket.socket] = []
 
     def look_while_another_starts(_: UnixSocket) -> None:
         path.unlink()
-        (path.parent / "filler").touch()  # or its number might be that of the removed one
+        (path.parent / "filler").touch()  # otherwise, the inode of the removed socket might be reused
         others.append(listen(path))
 
     monkeypatch.setattr(UnixSocket, "_reject_if_in_use", look_while_another_starts)
@@ -103,7 +103,7 @@ def test_a_socket_that_has_come_meanwhile_is_put_back(path: Path, monkeypatch: p
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["a.sock", "filler"]
 
 
-def test_a_file_of_another_server_is_not_removed_at_the_end(path: Path) -> None:
+def test_file_of_another_server_is_not_removed_on_exit(path: Path) -> None:
     file, listener = publish(path)
     with listener:
         path.unlink()
@@ -114,7 +114,7 @@ def test_a_file_of_another_server_is_not_removed_at_the_end(path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["file", "directory", "link"])
-def test_what_is_no_socket_is_left_alone(path: Path, what: str) -> None:
+def test_file_that_is_not_a_socket_is_not_replaced(path: Path, what: str) -> None:
     if what == "file":
         path.write_text("precious")
     elif what == "directory":
@@ -126,21 +126,21 @@ def test_what_is_no_socket_is_left_alone(path: Path, what: str) -> None:
     assert os.path.lexists(path)
 
 
-def test_a_directory_that_is_not_there_is_named(path: Path) -> None:
+def test_missing_directory_is_reported_by_name(path: Path) -> None:
     address = UnixAddress(path.parent / "none" / "a.sock")
     with pytest.raises(StartupError, match=r"there is no directory .*/none\. Make it first"):
         UnixSocket(address, 0o660).prepare()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_of_another_user_is_named(path: Path) -> None:
+def test_directory_of_another_user_is_reported_by_name(path: Path) -> None:
     path.parent.chmod(0o500)
     with pytest.raises(StartupError, match="the user of this process may not make files in"):
         UnixSocket(UnixAddress(path), 0o660).prepare()
     path.parent.chmod(0o700)
 
 
-def test_a_directory_too_long_for_the_name_in_the_meantime_is_refused(path: Path) -> None:
+def test_directory_too_long_for_the_temporary_name_is_rejected(path: Path) -> None:
     directory = path.parent / ((MAX_PATH_BYTES - len(str(path.parent)) - 3) * "l")
     directory.mkdir()
     address = UnixAddress(directory / "a")

@@ -1,4 +1,4 @@
-"""What checking a request costs: it runs on the event loop, where every other call waits for it."""
+"""Cost of request validation, which runs on the event loop and delays every other call."""
 
 import time
 from pathlib import Path
@@ -41,13 +41,13 @@ def seconds_to_refuse(job: EmbedRequest) -> float:
     return time.thread_time() - started
 
 
-def test_a_large_prompt_is_measured_once_and_not_for_each_text() -> None:
+def test_large_prompt_is_measured_once_per_request() -> None:
     prompt = Prompt(text="€" * 2_000_000)
     one, many = (EmbedRequest(inputs=[Input(text="a")] * count, prompt=prompt) for count in (1, 500))
     assert seconds_to_refuse(many) < 50 * seconds_to_refuse(one)
 
 
-def test_the_prompt_counts_for_each_text_of_a_request() -> None:
+def test_prompt_counts_towards_the_size_of_each_text() -> None:
     config = ServerConfig(bundle=Path(), max_text_bytes=100, max_request_text_bytes=250)
     checks = RequestValidator(make_model(), config, max_tokens=8, has_tokenizer=True, takes_pairs=True)
     prompt = Prompt(text="p" * 90)
@@ -66,7 +66,7 @@ GATES = Output("gates", OutputRole.HEAD_GATES, Layout.PER_TOKEN, 1, 4)
 ONE = [Input(text="a")]
 
 
-def test_each_query_becomes_outputs_of_the_graph() -> None:
+def test_each_query_selects_graph_outputs() -> None:
     queries = [
         AttentionQuery(layers=[-2, 0], heads=[3, -4]),
         AttentionQuery(OutputRole.HEAD_GATES, view=AttentionView.HEAD_MEAN),
@@ -82,7 +82,7 @@ def test_each_query_becomes_outputs_of_the_graph() -> None:
     assert (last.name, last.layout) == ("gates", Layout.PER_TOKEN)
 
 
-def test_layers_with_different_numbers_of_heads_are_asked_for_apart() -> None:
+def test_layers_with_different_head_counts_require_separate_queries() -> None:
     checks = make_checks(*WEIGHTS)
     assert violations(checks, EncodeRequest(inputs=ONE, attention=[AttentionQuery()])) == {
         "attention[0].layers": "have different numbers of heads (2, 4): request them in separate queries"
@@ -91,7 +91,7 @@ def test_layers_with_different_numbers_of_heads_are_asked_for_apart() -> None:
     assert plan.queries[0].heads == (1,)
 
 
-def test_a_role_that_the_model_lacks_is_told_with_those_that_it_has() -> None:
+def test_missing_role_is_reported_with_the_available_ones() -> None:
     job = EncodeRequest(
         inputs=ONE, attention=[AttentionQuery(layers=[0, 1]), AttentionQuery(OutputRole.HEAD_GATES)]
     )
@@ -100,14 +100,14 @@ def test_a_role_that_the_model_lacks_is_told_with_those_that_it_has() -> None:
     }
 
 
-def test_a_layer_without_such_an_output_is_named() -> None:
+def test_layer_without_the_output_is_reported_by_index() -> None:
     job = EncodeRequest(inputs=ONE, attention=[AttentionQuery(OutputRole.HEAD_GATES, layers=[1, 0])])
     assert violations(make_checks(*WEIGHTS, GATES), job) == {
         "attention[0].layers[1]": "is 0, a layer without this output: use 1"
     }
 
 
-def test_queries_are_counted_and_repeated_numbers_named() -> None:
+def test_too_many_queries_and_repeated_indices_are_reported() -> None:
     checks = make_checks(*WEIGHTS)
     many = [AttentionQuery(layers=[2])] * (MAX_QUERIES + 1)
     assert violations(checks, EncodeRequest(inputs=ONE, attention=many)) == {
@@ -120,7 +120,7 @@ def test_queries_are_counted_and_repeated_numbers_named() -> None:
     }
 
 
-def test_a_pair_is_measured_as_a_whole_and_refused_where_the_model_takes_none() -> None:
+def test_pair_is_measured_as_a_whole_and_rejected_if_unsupported() -> None:
     pair = Input(text_pair=TextPair("a" * 70_000, "b" * 70_000))
     assert violations(make_checks(), EncodeRequest(inputs=[pair])) == {
         "inputs[0].text_pair": "has 140000 bytes, but the limit is 131072: split the text"
@@ -131,7 +131,7 @@ def test_a_pair_is_measured_as_a_whole_and_refused_where_the_model_takes_none() 
     }
 
 
-def test_token_types_are_one_for_each_id_and_in_range() -> None:
+def test_token_types_must_match_the_ids_and_be_in_range() -> None:
     inputs = [
         Input(token_ids=TokenIds([1, 2], [0, 1])),
         Input(token_ids=TokenIds([1, 2], [0])),
@@ -143,7 +143,7 @@ def test_token_types_are_one_for_each_id_and_in_range() -> None:
     }
 
 
-def test_a_violation_says_which_input_it_is_in() -> None:
+def test_violation_contains_the_input_index() -> None:
     with pytest.raises(InvalidFieldsError) as caught:
         make_checks().encode(EncodeRequest(inputs=[*ONE, Input()], prompt=Prompt()))
     assert [(violation.field, violation.input_index) for violation in caught.value.violations] == [

@@ -1,4 +1,4 @@
-"""Explanations without a protocol: dense layers, prompts that do not count, limits, older bundles."""
+"""Explanations at the service level: dense layers, excluded prompts, limits and older bundles."""
 
 import asyncio
 import shutil
@@ -62,7 +62,7 @@ Open = Callable[..., AbstractAsyncContextManager[ModelService]]
 
 @pytest.fixture(scope="module")
 def dense_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An encoder with a dense layer, whose prompts are left out of the pooling; fp16 is in it, too."""
+    """An encoder with a dense layer that excludes prompts from pooling. The bundle also contains fp16."""
     directory = tmp_path_factory.mktemp("dense") / "bundle"
     make_bundle(directory)
     with manifest_of(directory) as manifest:
@@ -118,11 +118,11 @@ async def vectors(service: ModelService, *texts: str, **fields: Any) -> np.ndarr
     return (await service.embed(job, budget(service))).embeddings.astype(np.float64)
 
 
-# --- what adds up ---------------------------------------------------------------------------------
+# --- completeness ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pooling", [*Pooling, None])
-async def test_scores_add_up_through_dense_layers_and_without_the_prompt(
+async def test_scores_sum_to_the_total_with_dense_layers_and_excluded_prompt(
     dense_bundle: Path, pooling: Pooling | None
 ) -> None:
     async with serving(dense_bundle) as service:
@@ -144,7 +144,7 @@ async def test_scores_add_up_through_dense_layers_and_without_the_prompt(
 
 
 @pytest.mark.parametrize("pooling", [*Pooling, None])
-async def test_an_input_matrix_adds_up_through_dense_layers_and_without_the_prompt(
+async def test_input_matrix_sums_to_the_total_with_dense_layers_and_excluded_prompt(
     dense_bundle: Path, pooling: Pooling | None
 ) -> None:
     async with serving(dense_bundle) as service:
@@ -166,7 +166,7 @@ async def test_an_input_matrix_adds_up_through_dense_layers_and_without_the_prom
             assert total == pytest.approx(first @ second, abs=1e-4)
 
 
-async def test_the_norm_is_that_of_the_contributions_towards_each_component(dense_bundle: Path) -> None:
+async def test_norm_is_computed_over_the_contributions_to_each_component(dense_bundle: Path) -> None:
     async with serving(dense_bundle) as service:
         for dimensions in (10, 4):
             for level in ExplainLevel:
@@ -184,7 +184,7 @@ async def test_the_norm_is_that_of_the_contributions_towards_each_component(dens
                     assert (scores.baseline, scores.expected_sum) == (None, None)
 
 
-async def test_a_long_direction_scales_the_scores_until_they_overflow(dense_bundle: Path) -> None:
+async def test_long_direction_scales_the_scores_until_they_overflow(dense_bundle: Path) -> None:
     fields: dict[str, Any] = {"methods": (ExplainMethod.CONTRIBUTIONS, *MASKED), "head_contributions": True}
     async with serving(dense_bundle) as service:
         [own] = await vectors(service, TEXTS[0])
@@ -200,7 +200,7 @@ async def test_a_long_direction_scales_the_scores_until_they_overflow(dense_bund
             assert near.head_contributions is not None
             assert far.head_contributions is not None
             np.testing.assert_allclose(far.head_contributions, near.head_contributions * scale, rtol=1e-5)
-        columns = []  # towards each component
+        columns = []  # for each component
         for unit_vector in np.eye(10, dtype=np.float32):
             target = ExplanationTarget(direction=unit_vector)
             [text] = await explain(service, TEXTS[0], target=target, pooling=Pooling.CLS)
@@ -215,17 +215,17 @@ async def test_a_long_direction_scales_the_scores_until_they_overflow(dense_bund
         assert [violation.field for violation in caught.value.violations] == ["direction"]
 
 
-async def test_leaving_out_tokens_of_a_prompt_that_does_not_count_is_measured(dense_bundle: Path) -> None:
+async def test_leaving_out_tokens_of_an_excluded_prompt_has_an_effect(dense_bundle: Path) -> None:
     async with serving(dense_bundle) as service:
         [text] = await explain(service, TEXTS[0], prompt=Prompt(name="query"), methods=MASKED)
         values = text.scores[0].values
         assert np.isnan(values[[0, -1]]).all()
         assert np.isfinite(values[1:-1]).all()
-        assert values[1] != 0  # a token of the prompt
+        assert values[1] != 0  # a prompt token
         [text] = await explain(
             service, TEXTS[0], prompt=Prompt(name="query"), pooling=Pooling.CLS, methods=MASKED
         )
-        first = list(text.tokens.sources).index(TokenSource.TEXT)  # without it nothing would be pooled
+        first = list(text.tokens.sources).index(TokenSource.TEXT)  # the only pooled token
         assert np.flatnonzero(np.isnan(text.scores[0].values)).tolist() == [
             0,
             first,
@@ -246,7 +246,7 @@ async def test_embeddings_in_fp16_are_explained_in_fp32(dense_bundle: Path) -> N
             np.testing.assert_allclose(other.values, one.values, atol=1e-6)
 
 
-async def test_what_a_model_with_dense_layers_has_no_share_of_is_refused_by_name(dense_bundle: Path) -> None:
+async def test_explanation_unsupported_with_dense_layers_is_rejected_by_name(dense_bundle: Path) -> None:
     async with serving(dense_bundle) as service:
         assert ExplainMethod.OUTPUT_SHARE not in service.explain_methods
         assert service.pair_matrices == (PairMatrix.INTERACTION, PairMatrix.INPUT)
@@ -264,10 +264,10 @@ async def test_what_a_model_with_dense_layers_has_no_share_of_is_refused_by_name
             await service.compare(job, budget(service))
 
 
-# --- bundles and servers that lack something ------------------------------------------------------
+# --- incomplete bundles and restricted servers ----------------------------------------------------
 
 
-async def test_a_bundle_without_contributions_says_what_it_lacks_and_does_the_rest() -> None:
+async def test_bundle_without_contributions_names_what_is_missing_and_serves_other_methods() -> None:
     async with serving(STORED_BUNDLE) as service:
         methods = service.explain_methods
         assert methods == (*MASKED, ExplainMethod.ROLLOUT, ExplainMethod.RECEIVED_ATTENTION)
@@ -291,7 +291,7 @@ async def test_a_bundle_without_contributions_says_what_it_lacks_and_does_the_re
         assert compared.similarity == pytest.approx(first @ second, abs=1e-5)
 
 
-async def test_contributions_that_an_earlier_version_wrote_with_a_race_are_not_served(
+async def test_contributions_of_exporter_versions_with_a_race_are_not_served(
     copied: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     added = helper.make_node("ScatterND", ["direction", "input_ids", "direction"], ["sum"], reduction="add")
@@ -301,11 +301,11 @@ async def test_contributions_that_an_earlier_version_wrote_with_a_race_are_not_s
             NotSupportedError, match=r"CONTRIBUTIONS is not supported.*export the model again"
         ):
             await explain(service, "a cat")
-        assert (await vectors(service, "a cat")).shape == (1, 10)  # the rest is served
+        assert (await vectors(service, "a cat")).shape == (1, 10)  # other methods still work
     assert "Export the bundle again to explain embeddings by contributions" in caplog.text
 
 
-async def test_a_server_that_does_not_explain_says_so(dense_bundle: Path) -> None:
+async def test_disabled_explanations_are_reported(dense_bundle: Path) -> None:
     async with serving(dense_bundle, explain=False) as service:
         assert service.explain_methods == ()
         with pytest.raises(NotSupportedError, match="--no-explain"):
@@ -315,7 +315,7 @@ async def test_a_server_that_does_not_explain_says_so(dense_bundle: Path) -> Non
 @pytest.mark.parametrize(
     ("output", "factor"), [("baseline", 0.0), ("baseline", -1.0), ("token_contributions", 1.01)]
 )
-async def test_a_graph_whose_numbers_do_not_add_up_is_not_used(
+async def test_contributions_graph_with_wrong_sums_is_not_used(
     copied: Path, output: str, factor: float
 ) -> None:
     scaled = helper.make_node("Mul", ["inner", "factor"], [output])
@@ -323,11 +323,11 @@ async def test_a_graph_whose_numbers_do_not_add_up_is_not_used(
     async with serving(copied) as service:
         with pytest.raises(GraphUnavailableError, match="returned contributions that add up to"):
             await explain(service, "a cat")
-        assert (await vectors(service, "a cat")).shape == (1, 10)  # the rest is served
+        assert (await vectors(service, "a cat")).shape == (1, 10)  # other methods still work
 
 
 @pytest.mark.parametrize(("place", "axes"), [(2, ["batch_size", "7"]), (5, ["batch_size", "2", "4"])])
-def test_a_manifest_with_another_graph_of_contributions_is_refused(
+def test_manifest_with_a_mismatched_contributions_graph_is_rejected(
     copied: Path, place: int, axes: list[str]
 ) -> None:
     with manifest_of(copied) as manifest:
@@ -337,7 +337,7 @@ def test_a_manifest_with_another_graph_of_contributions_is_refused(
         open_bundle(copied)
 
 
-async def test_an_embedding_of_zeros_has_no_direction(copied: Path) -> None:
+async def test_zero_embedding_cannot_be_explained(copied: Path) -> None:
     weights = copied / "2_Dense" / "model.safetensors"
     zeros = {name: np.zeros_like(array) for name, array in safetensors.numpy.load_file(weights).items()}
     safetensors.numpy.save_file(zeros, weights)
@@ -354,7 +354,7 @@ async def test_an_embedding_of_zeros_has_no_direction(copied: Path) -> None:
 # --- limits ---------------------------------------------------------------------------------------
 
 
-async def test_nothing_is_held_when_a_call_is_over(dense_bundle: Path) -> None:
+async def test_finished_call_releases_memory_and_slots(dense_bundle: Path) -> None:
     async with serving(dense_bundle) as service:
         for methods in ((), MASKED, tuple(service.explain_methods)):
             memory = Reservation(service.admission)
@@ -363,11 +363,11 @@ async def test_nothing_is_held_when_a_call_is_over(dense_bundle: Path) -> None:
             assert memory.available_bytes < service.admission.max_bytes
             memory.release()
             for kind in ("embeddings", "attention", "contributions"):
-                with service.admission.slots(kind, 2048):  # all places are free
+                with service.admission.slots(kind, 2048):  # all slots are free
                     pass
 
 
-async def test_a_call_that_is_cancelled_runs_no_further(dense_bundle: Path) -> None:
+async def test_cancelled_call_stops_running(dense_bundle: Path) -> None:
     async with serving(dense_bundle) as service:
         text = "the cat and the man " * 4
         job = ExplainRequest(inputs=[Input(text=text)] * 20, methods=MASKED)
@@ -376,12 +376,12 @@ async def test_a_call_that_is_cancelled_runs_no_further(dense_bundle: Path) -> N
         before = embeddings.num_live_tokens
         await cancelled(service.explain(job, budget(service)), embeddings, before)
         await vectors(service, "a cat")
-        assert embeddings.num_live_tokens - before < 10 * 20**2  # of 20 texts of at least 20 tokens
+        assert embeddings.num_live_tokens - before < 10 * 20**2  # of 20 texts with at least 20 tokens each
         with service.admission.slots("embeddings", 2048):
             pass
 
 
-async def test_a_comparison_that_is_cancelled_runs_no_further(dense_bundle: Path) -> None:
+async def test_cancelled_comparison_stops_running(dense_bundle: Path) -> None:
     async with serving(dense_bundle) as service:
         [pair] = await compare(service, TEXTS[2], TEXTS[2])
         length = len(pair.a.tokens.ids)
@@ -399,7 +399,7 @@ async def test_a_comparison_that_is_cancelled_runs_no_further(dense_bundle: Path
 
 
 async def cancelled(call: Coroutine[Any, Any, object], lane: Any, before: int) -> None:
-    """Start a call, and cancel it as soon as a lane has run something for it."""
+    """Start a call, and cancel it as soon as a lane has run its first batch."""
     running = asyncio.ensure_future(call)
     while lane.num_live_tokens == before:
         await asyncio.sleep(0)
@@ -408,7 +408,7 @@ async def cancelled(call: Coroutine[Any, Any, object], lane: Any, before: int) -
         await running
 
 
-async def test_a_call_past_its_deadline_fails(dense_bundle: Path) -> None:
+async def test_call_past_its_deadline_fails(dense_bundle: Path) -> None:
     async with serving(dense_bundle) as service:
         for methods in ((), MASKED):
             job = ExplainRequest(inputs=[Input(text="a cat")], methods=methods)
@@ -421,7 +421,7 @@ async def test_a_call_past_its_deadline_fails(dense_bundle: Path) -> None:
             await service.compare(job_b, budget(service, time.monotonic() - 1))
 
 
-async def test_a_short_queue_is_enough_for_many_runs_of_one_text(dense_bundle: Path) -> None:
+async def test_short_queue_suffices_for_many_runs_of_one_text(dense_bundle: Path) -> None:
     async with serving(dense_bundle, max_concurrent_inputs=1) as service:
         [text] = await explain(service, TEXTS[2], methods=MASKED)
         with service.admission.slots("contributions", 1), pytest.raises(OverloadedError):
@@ -439,7 +439,7 @@ async def test_a_short_queue_is_enough_for_many_runs_of_one_text(dense_bundle: P
     np.testing.assert_allclose(text.scores[0].values, other.scores[0].values, atol=1e-6)
 
 
-async def test_a_reply_or_a_call_that_is_too_large_is_refused_before_anything_runs(
+async def test_oversized_response_or_call_is_rejected_before_anything_runs(
     dense_bundle: Path,
 ) -> None:
     async with serving(dense_bundle, max_response_bytes=1 << 9) as service:
@@ -452,7 +452,7 @@ async def test_a_reply_or_a_call_that_is_too_large_is_refused_before_anything_ru
         assert service._engine.lanes["contributions"].num_computed_tokens == 0
 
 
-async def test_a_call_that_costs_too_much_is_rejected_before_anything_runs(dense_bundle: Path) -> None:
+async def test_too_expensive_call_is_rejected_before_anything_runs(dense_bundle: Path) -> None:
     async with serving(dense_bundle, max_computed_tokens=64) as service:
         embeddings = service._engine.lanes["embeddings"]
         with pytest.raises(
@@ -478,7 +478,7 @@ async def test_a_call_that_costs_too_much_is_rejected_before_anything_runs(dense
         assert len(await compare(service, "a", "the", dimensions=3)) == 1
 
 
-async def test_reductions_that_cost_too_much_are_rejected_before_anything_runs(dense_bundle: Path) -> None:
+async def test_too_expensive_reductions_are_rejected_before_anything_runs(dense_bundle: Path) -> None:
     async with serving(dense_bundle, max_computed_tokens=40) as service:
         query = AttentionQuery(reduction=AttentionReduction(level="words"))
         cheap, costly = (
@@ -493,7 +493,7 @@ async def test_reductions_that_cost_too_much_are_rejected_before_anything_runs(d
         assert len((await service.encode(cheap, budget(service))).texts) == 1
 
 
-async def test_a_light_call_is_served_while_heavy_ones_run(
+async def test_light_call_is_served_while_heavy_calls_run(
     dense_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = [Input(text="the cat and the man " * 4)]
@@ -518,9 +518,9 @@ async def test_a_light_call_is_served_while_heavy_ones_run(
 
 @contextmanager
 def held_batches(lane: Lanes, monkeypatch: pytest.MonkeyPatch, *, min_tokens: int) -> Iterator[None]:
-    """Hold batches of texts with at least `min_tokens` tokens until the context ends.
+    """Hold batches of texts with at least `min_tokens` tokens until the context exits.
 
-    When shorter texts are queued, one held batch may run on each of the two threads, too few to end a call.
+    While shorter texts are queued, up to one held batch per thread may run, too few to complete a call.
     """
     permits, compute, submit = threading.Semaphore(0), lane._compute, lane.submit
 

@@ -1,4 +1,4 @@
-"""The estimated compute cost of reductions: compared with the limit before anything runs."""
+"""The estimated compute cost of reductions, which is checked against the limit before anything runs."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ WEIGHTS = [
     Output(f"weights.{layer}", OutputRole.ATTENTION_WEIGHTS, Layout.DENSE, layer, 12, row_sum=RowSum.ONE)
     for layer in range(3)
 ]
-TOKEN_FLOPS = 20_000_000  # of MiniLM
+TOKEN_FLOPS = 20_000_000  # MiniLM's sizes
 UNLIMITED = 1 << 40
 
 
@@ -35,7 +35,7 @@ def plan_of(*queries: AttentionQuery) -> EncodePlan:
 
 
 def cost(plan: EncodePlan, *runs: tuple[tuple[Part, ...], int]) -> int:
-    """Return the estimate, 0 if nothing is reduced."""
+    """Return the estimated cost, or 0 if nothing is reduced."""
     try:
         ReductionCosts(plan, TOKEN_FLOPS).check(runs or [(plan.parts, 256)], -1)
     except TooExpensiveError as error:
@@ -50,7 +50,7 @@ def reduced(reduction: AttentionReduction, **fields: object) -> AttentionQuery:
 WORDS = AttentionReduction(level="words", form=TopK(3))
 
 
-def test_full_maps_cost_nothing_and_reductions_by_their_size() -> None:
+def test_full_maps_are_free_and_reductions_cost_by_size() -> None:
     assert cost(plan_of(AttentionQuery(), AttentionQuery(view=AttentionView.HEAD_MEAN))) == 0
     one_layer = cost(plan_of(reduced(WORDS, layers=[0])))
     assert one_layer > 0
@@ -62,16 +62,16 @@ def test_full_maps_cost_nothing_and_reductions_by_their_size() -> None:
     assert cost(plan_of(reduced(AttentionReduction(level="words")))) < cost(plan)
 
 
-def test_equal_reductions_of_a_run_are_counted_once_and_different_ones_each() -> None:
+def test_equal_reductions_of_a_run_are_counted_once() -> None:
     plan, one = plan_of(*[reduced(WORDS)] * 16), cost(plan_of(reduced(WORDS)))
     assert cost(plan) == one
     half = len(plan.parts) // 2
-    assert cost(plan, (plan.parts[:half], 256), (plan.parts[half:], 256)) == 2 * one  # a text in two runs
+    assert cost(plan, (plan.parts[:half], 256), (plan.parts[half:], 256)) == 2 * one  # one text with two runs
     others = [reduced(AttentionReduction(level="words", form=TopK(k))) for k in range(1, 17)]
     assert cost(plan_of(*others)) == pytest.approx(16 * one, rel=0.01)
 
 
-def test_the_costliest_field_is_named_with_the_estimate_the_limit_and_the_remedy() -> None:
+def test_most_expensive_field_is_reported_with_estimate_limit_and_remedy() -> None:
     plan = plan_of(
         AttentionQuery(), reduced(WORDS), reduced(AttentionReduction(form=Threshold(0.1)), layers=[2])
     )

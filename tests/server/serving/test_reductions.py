@@ -1,4 +1,4 @@
-"""Reductions over gRPC: bit for bit what numpy makes of the full maps that the same server returns.
+"""Reductions over gRPC are bit-identical to NumPy reductions of the full maps from the same server.
 
 MiniLM; L layers, H heads, T tokens.
 """
@@ -72,7 +72,7 @@ def units_of(text: EncodedText) -> TextUnits:
 
 
 def expected(text: EncodedText, query: AttentionQuery) -> list[Any]:
-    """The arrays that a query shall bring, made of the full maps that the last query has brought."""
+    """Compute the arrays expected for a query from the full maps returned by the last query."""
     assert query.reduction is not None
     full = list(text.attention[-1].weights)
     results = reduce(full, query.reduction, units_of(text), is_mean_of_heads=query.view == "head_mean")
@@ -94,8 +94,8 @@ def expected(text: EncodedText, query: AttentionQuery) -> list[Any]:
     return arrays + ([masses] if masses else [])
 
 
-def came(text: EncodedText, index: int) -> list[Any]:
-    """The arrays that a query has brought."""
+def result_arrays(text: EncodedText, index: int) -> list[Any]:
+    """Arrays returned for a query."""
     attention = text.attention[index]
     match attention.reduced:
         case TopKWeights(indices, values, remaining_mass):
@@ -103,7 +103,7 @@ def came(text: EncodedText, index: int) -> list[Any]:
         case SparseWeights(indptr, indices, values, kept_mass):
             arrays = [indptr, indices, values, kept_mass]
         case RowStatistics(received, entropy):
-            arrays = [received, entropy]  # type: ignore[list-item] # both were asked for
+            arrays = [received, entropy]  # type: ignore[list-item] # both were requested
         case None:
             arrays = [attention.weights]
     return arrays + ([attention.special_token_mass] if attention.special_token_mass is not None else [])
@@ -111,23 +111,21 @@ def came(text: EncodedText, index: int) -> list[Any]:
 
 @pytest.mark.parametrize("method", ["encode", "encode_stream"])
 @pytest.mark.parametrize("view", ["full", "head_mean"])
-def test_a_reply_is_bit_for_bit_what_numpy_makes_of_the_full_maps(
-    client: Client, method: str, view: Any
-) -> None:
-    """All in requests of 15 reductions and the full maps, so that these come of the same runs."""
+def test_reductions_are_bit_identical_to_numpy(client: Client, method: str, view: Any) -> None:
+    """Each request has 15 reductions and the full maps, so that all of them come from the same run."""
     for start in range(0, len(ALLOWED), 15):
         reductions = ALLOWED[start : start + 15]
         queries = [AttentionQuery(view=view, reduction=reduction) for reduction in reductions]
         for text in getattr(client, method)(TEXTS, attention=[*queries, AttentionQuery()]):
             for index, query in enumerate(queries):
-                arrays, wanted = came(text, index), expected(text, query)
+                arrays, wanted = result_arrays(text, index), expected(text, query)
                 assert len(arrays) == len(wanted)
                 for array, want in zip(arrays, wanted, strict=True):
                     np.testing.assert_array_equal(array, np.array(want), strict=True)
                     assert not array.flags.writeable
 
 
-def test_chosen_layers_and_heads_are_reduced_alone(client: Client) -> None:
+def test_only_selected_layers_and_heads_are_reduced(client: Client) -> None:
     full, mean, rollout = client.encode(
         [SENTENCE],
         attention=[
@@ -144,7 +142,7 @@ def test_chosen_layers_and_heads_are_reduced_alone(client: Client) -> None:
     np.testing.assert_allclose(rollout.weights[0, 0], later @ earlier, atol=1e-6)
 
 
-def test_joined_layers_are_one_part_of_a_stream(stub: EncoderServiceStub) -> None:
+def test_combined_layers_are_one_part_of_a_stream(stub: EncoderServiceStub) -> None:
     queries = [
         pb.AttentionQuery(reduction=pb.AttentionReduction(layers=pb.LAYER_REDUCTION_MEAN)),
         pb.AttentionQuery(layers=[0, 2]),
@@ -164,8 +162,8 @@ def test_joined_layers_are_one_part_of_a_stream(stub: EncoderServiceStub) -> Non
     assert list(whole.attention[2].dense.shape) == [1, 1, 16, 16]
 
 
-def test_published_figures_of_one_sentence(client: Client) -> None:
-    """Made by a PyTorch encoder in float64, beside this project."""
+def test_reductions_of_one_sentence_match_the_reference(client: Client) -> None:
+    """The references were computed in float64 with an independent PyTorch encoder."""
     statistics = Statistics(received=True, all_rows=True)
     rollout, entropy, received, dropped = client.encode(
         [SENTENCE],
@@ -196,7 +194,7 @@ def test_published_figures_of_one_sentence(client: Client) -> None:
     assert by_layer.max() > 0.5
 
 
-def test_half_precision_holds_values_and_keeps_indices_whole(stub: EncoderServiceStub) -> None:
+def test_float16_applies_to_values_but_not_to_indices(stub: EncoderServiceStub) -> None:
     reductions = [
         pb.AttentionReduction(top_k=pb.TopK(k=4)),
         pb.AttentionReduction(threshold=pb.Threshold(threshold=0.1)),
@@ -231,7 +229,7 @@ REFUSED: dict[str, tuple[dict[str, Any], pb.Input, str, str]] = {
     "a residual of 1": (
         {"rollout_residual": 1, "layers": ROLLOUT}, TEXT, "rollout_residual", "is 1: it must be at least 0",
     ),
-    "a residual that is no number": (
+    "a residual that is not a number": (
         {"rollout_residual": float("nan"), "layers": ROLLOUT}, TEXT, "rollout_residual", "is nan: it must be",
     ),
     "no largest": ({"top_k": pb.TopK()}, TEXT, "top_k.k", "is 0: use 1 to 2147483647"),
@@ -267,7 +265,7 @@ REFUSED: dict[str, tuple[dict[str, Any], pb.Input, str, str]] = {
 
 
 @pytest.mark.parametrize(("fields", "given", "field", "text"), REFUSED.values(), ids=REFUSED)
-def test_what_can_not_be_is_refused_with_the_field_and_a_remedy(
+def test_invalid_reduction_is_rejected_with_the_field_and_a_remedy(
     stub: EncoderServiceStub, fields: dict[str, Any], given: pb.Input, field: str, text: str
 ) -> None:
     query = pb.AttentionQuery(reduction=pb.AttentionReduction(**fields))
@@ -285,7 +283,7 @@ def test_what_can_not_be_is_refused_with_the_field_and_a_remedy(
         assert text in described[field]
 
 
-def test_a_rollout_of_each_head_is_refused(stub: EncoderServiceStub) -> None:
+def test_rollout_of_each_head_is_rejected(stub: EncoderServiceStub) -> None:
     reduction = pb.AttentionReduction(layers=ROLLOUT)
     for view in (pb.ATTENTION_VIEW_FULL, pb.ATTENTION_VIEW_DENSE):
         query = pb.AttentionQuery(reduction=reduction, view=view)
@@ -293,7 +291,7 @@ def test_a_rollout_of_each_head_is_refused(stub: EncoderServiceStub) -> None:
             stub.Encode(pb.EncodeRequest(inputs=[TEXT], attention=[query]))
 
 
-def test_ids_are_reduced_where_neither_words_nor_special_tokens_matter(stub: EncoderServiceStub) -> None:
+def test_token_ids_allow_reductions_without_words_or_special_tokens(stub: EncoderServiceStub) -> None:
     statistics = pb.RowStatistics(received=True, all_rows=True)
     queries = [pb.AttentionQuery(reduction=pb.AttentionReduction(statistics=statistics)), pb.AttentionQuery()]
     reduced, full = stub.Encode(pb.EncodeRequest(inputs=[IDS], attention=queries)).results[0].attention

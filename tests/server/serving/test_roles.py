@@ -1,4 +1,4 @@
-"""A bundle whose layers return more than attention weights, one output of them with a row for each token."""
+"""A bundle whose layers have outputs other than attention weights, one of them with a row per token."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ INPUTS = [pb.Input(text=text) for text in ("the", "a man and the man", "the man"
 
 
 def add_outputs(graph: onnx.GraphProto) -> None:
-    """Gates (B, T, H): the first components of each token vector. Composed: -3 times the weights."""
+    """Gates (B, T, H): first components of each token vector. Composed weights: -3 times the attention."""
     for name, number in (("first", 0), ("last", NUM_HEADS), ("axis", 2)):
         values = helper.make_tensor(name, TensorProto.INT64, [1], [number])
         graph.node.append(helper.make_node("Constant", [], [name], value=values))
@@ -68,7 +68,7 @@ def stub(
         yield EncoderServiceStub(channel)
 
 
-def test_the_model_lists_what_its_layers_return(stub: EncoderServiceStub) -> None:
+def test_model_info_lists_the_outputs_of_each_layer(stub: EncoderServiceStub) -> None:
     outputs = stub.GetModel(pb.GetModelRequest()).model.outputs
     assert [(output.role, output.layer, output.num_heads) for output in outputs] == [
         (OUTPUT_ROLE_LAST_HIDDEN_STATE, 0, 0),
@@ -79,7 +79,7 @@ def test_the_model_lists_what_its_layers_return(stub: EncoderServiceStub) -> Non
     assert outputs[2].row_sum == ROW_SUM_UNSPECIFIED
 
 
-def test_each_role_comes_in_its_own_shape_alone_or_with_others(stub: EncoderServiceStub) -> None:
+def test_each_role_has_its_own_shape_alone_or_combined(stub: EncoderServiceStub) -> None:
     queries = [
         GATES,
         pb.AttentionQuery(),
@@ -107,7 +107,7 @@ def test_each_role_comes_in_its_own_shape_alone_or_with_others(stub: EncoderServ
         assert list(chosen.heads) == [2, 0]
 
 
-def test_a_stream_has_each_role_as_a_part(stub: EncoderServiceStub) -> None:
+def test_stream_returns_each_role_as_a_part(stub: EncoderServiceStub) -> None:
     fields = {"inputs": INPUTS[1:2], "attention": [COMPOSED, GATES]}
     [whole] = stub.Encode(pb.EncodeRequest(**fields)).results  # type: ignore[arg-type]
     text, composed, gates = stub.EncodeStream(pb.EncodeStreamRequest(**fields))  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ def test_a_stream_has_each_role_as_a_part(stub: EncoderServiceStub) -> None:
     assert gates.attention == whole.attention[1]
 
 
-def test_a_bundle_with_more_roles_still_has_attention_weights_by_default(stub: EncoderServiceStub) -> None:
+def test_attention_weights_remain_the_default_with_more_roles(stub: EncoderServiceStub) -> None:
     [result] = stub.Encode(pb.EncodeRequest(inputs=INPUTS[:1], attention=[pb.AttentionQuery()])).results
     assert result.attention[0].role == OUTPUT_ROLE_ATTENTION_WEIGHTS
     np.testing.assert_allclose(from_tensor(result.attention[0].dense).sum(axis=-1), 1, atol=1e-5)

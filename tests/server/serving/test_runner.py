@@ -1,4 +1,4 @@
-"""Items of calls on their way from the threads of lanes to the event loop, with an engine made by hand."""
+"""Transfer of finished items from lane threads to the event loop, with a hand-written engine."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ TIMEOUT_S = 60.0
 
 
 class Lane:
-    """Takes items, and ends them when the test says so."""
+    """Accepts items and completes them when the test does."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
@@ -40,13 +40,13 @@ def a_result(number: int) -> ItemResult:
 
 
 async def started(*calls: Any) -> list["asyncio.Task[Any]"]:
-    """Start calls, and let each put its items."""
+    """Start the calls, and let each submit its items."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     await asyncio.sleep(0)
     return tasks
 
 
-async def test_results_are_in_the_order_of_the_items_not_in_that_of_their_ends() -> None:
+async def test_results_keep_the_order_of_submission() -> None:
     lane = Lane()
     [call] = await started(runner(lane).run([an_item(), an_item()], "embeddings"))
     lane.items[1].future.set_result(a_result(1))
@@ -54,7 +54,7 @@ async def test_results_are_in_the_order_of_the_items_not_in_that_of_their_ends()
     assert [result.queue_s for result in await call] == [0, 1]
 
 
-async def test_items_that_end_together_wake_the_event_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_items_completed_together_wake_the_event_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lane, loop = Lane(), asyncio.get_running_loop()
     running = runner(lane)
     calls = await started(*(running.run([an_item()], "embeddings") for _ in range(8)))
@@ -73,7 +73,7 @@ async def test_items_that_end_together_wake_the_event_loop_once(monkeypatch: pyt
     assert num_wakes == 1
 
 
-async def test_where_an_item_fails_its_call_fails_at_once_and_drops_the_others() -> None:
+async def test_failing_item_fails_its_call_and_drops_the_other_items() -> None:
     lane = Lane()
     [call] = await started(runner(lane).run([an_item(), an_item()], "embeddings"))
     lane.items[0].future.set_exception(ValueError("no"))
@@ -82,7 +82,7 @@ async def test_where_an_item_fails_its_call_fails_at_once_and_drops_the_others()
     assert lane.items[1].future.cancelled()
 
 
-async def test_a_call_that_is_cancelled_drops_what_waits_and_disturbs_no_other() -> None:
+async def test_cancelled_call_drops_only_its_own_queued_items() -> None:
     lane = Lane()
     running = runner(lane)
     left, other = await started(*(running.run([an_item()], "embeddings") for _ in range(2)))
@@ -94,7 +94,7 @@ async def test_a_call_that_is_cancelled_drops_what_waits_and_disturbs_no_other()
     assert result.queue_s == 1
 
 
-async def test_no_result_is_left_behind_while_lanes_and_the_event_loop_race() -> None:
+async def test_no_result_is_lost_when_lanes_and_the_event_loop_race() -> None:
     lane = Lane()
     running = runner(lane)
     calls = await started(*(running.run([an_item(), an_item()], "embeddings") for _ in range(2000)))

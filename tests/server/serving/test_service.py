@@ -1,4 +1,4 @@
-"""The model's service without any protocol of ours: a few lines of another one in front of it."""
+"""The model service without our protocol, behind a few lines of another one."""
 
 import base64
 import subprocess
@@ -56,7 +56,7 @@ def budget(service: ModelService) -> Budget:
 
 
 async def v1_embeddings(service: ModelService, body: dict[str, Any]) -> dict[str, Any]:
-    """Answer as OpenAI's POST /v1/embeddings does."""
+    """Respond like OpenAI's POST /v1/embeddings."""
     job = EmbedRequest(
         inputs=[Input(text=text) for text in body["input"]],
         dimensions=body.get("dimensions", 0),
@@ -71,9 +71,7 @@ async def v1_embeddings(service: ModelService, body: dict[str, Any]) -> dict[str
     return {"object": "list", "data": data, "usage": {"prompt_tokens": num_tokens}}
 
 
-async def test_another_protocol_is_a_few_lines_of_translation(
-    service: ModelService, reference: Reference
-) -> None:
+async def test_service_supports_another_protocol(service: ModelService, reference: Reference) -> None:
     reply = await v1_embeddings(service, {"input": TEXTS[:3]})
     for entry, text in zip(reply["data"], TEXTS, strict=False):
         vector = np.frombuffer(base64.b64decode(entry["embedding"]), "<f4")
@@ -86,9 +84,7 @@ async def test_another_protocol_is_a_few_lines_of_translation(
         await v1_embeddings(service, {"input": ["a"], "dimensions": 400})
 
 
-async def test_encode_returns_arrays_and_columns_of_tokens(
-    service: ModelService, reference: Reference
-) -> None:
+async def test_encode_returns_arrays_and_token_columns(service: ModelService, reference: Reference) -> None:
     queries = [
         AttentionQuery(layers=[-1], heads=[3]),
         AttentionQuery(OutputRole.ATTENTION_WEIGHTS, view=AttentionView.HEAD_MEAN),
@@ -109,7 +105,7 @@ async def test_encode_returns_arrays_and_columns_of_tokens(
     assert "".join(text.tokens.texts[1:6]) == "zoe'scafein"
 
 
-async def test_a_stream_brings_what_encode_does(service: ModelService) -> None:
+async def test_stream_returns_the_same_results_as_encode(service: ModelService) -> None:
     job = EncodeRequest(
         inputs=[Input(text="a cat"), Input(text_pair=TextPair("a", "b"))], attention=[AttentionQuery()]
     )
@@ -128,14 +124,14 @@ async def test_a_stream_brings_what_encode_does(service: ModelService) -> None:
             np.testing.assert_allclose(part.attention.arrays[0], array, atol=1e-5)
 
 
-async def test_replies_are_measured_by_what_the_protocol_says(service: ModelService) -> None:
+async def test_response_size_is_determined_by_the_protocol(service: ModelService) -> None:
     job = EncodeRequest(inputs=[Input(text="word " * 100)], attention=[AttentionQuery()])
     with pytest.raises(ResponseTooLargeError, match="but the limit is 1048576"):
         await service.encode(job, budget(service))
     assert sum(service.admission._num_texts.values()) == 0
 
 
-async def test_a_short_text_takes_no_worker_and_a_long_one_does(
+async def test_only_long_texts_are_tokenized_in_a_worker(
     service: ModelService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = []
@@ -152,7 +148,7 @@ async def test_a_short_text_takes_no_worker_and_a_long_one_does(
     assert len(taken) == 1
 
 
-async def test_what_a_call_reserved_is_given_back_by_whoever_made_it(service: ModelService) -> None:
+async def test_reservation_is_released_by_the_caller(service: ModelService) -> None:
     call = budget(service)
     portions = [
         portion async for portion in service.tokenize(TokenizeRequest(inputs=[Input(text="a cat")] * 3), call)
@@ -164,7 +160,7 @@ async def test_what_a_call_reserved_is_given_back_by_whoever_made_it(service: Mo
 
 
 @pytest.mark.parametrize("room", ["serving.service", "engine", "text"])
-def test_the_rooms_behind_the_protocol_know_neither_grpc_nor_http(room: str) -> None:
+def test_packages_behind_the_protocol_import_neither_grpc_nor_http(room: str) -> None:
     program = f"import sys, attnlens_server.{room}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert {"grpc", "http.server", "attnlens.v1.encoder_service_pb2"}.isdisjoint(loaded.stdout.split())

@@ -1,4 +1,4 @@
-"""EncodeStream: how texts are cut into pieces, and what pieces hold while they are under way."""
+"""EncodeStream: how texts are split into chunks, and which resources the chunks hold."""
 
 import asyncio
 import gc
@@ -34,15 +34,15 @@ def text(num_tokens: int) -> EncodedInput:
     return EncodedInput(np.zeros(num_tokens, np.int64), num_tokens)
 
 
-def test_a_text_is_one_piece_where_all_of_it_fits() -> None:
+def test_text_is_one_chunk_if_it_fits() -> None:
     [piece] = cut_into_pieces([text(512)], PLAN, SIZES, max_bytes=1 << 30, deadline=None)
     assert (piece.index, piece.has_text, piece.parts) == (0, True, PLAN.parts)
     assert piece.item.wanted == PLAN.outputs(PLAN.parts)
     assert 24 * LAYER_BYTES < piece.memory_bytes < 28 * LAYER_BYTES
 
 
-def test_layers_of_a_large_model_are_cut_into_pieces_that_fit() -> None:
-    """BERT-large's 24 x 16 x 512 x 512 weights are 403 MB, more than calls may take in memory here."""
+def test_layers_of_a_large_model_are_split_into_chunks_that_fit() -> None:
+    """BERT-large's 24 x 16 x 512 x 512 weights take 403 MB, more than the memory limit for calls."""
     room = 256 << 20
     pieces = cut_into_pieces([text(512), text(4)], PLAN, SIZES, max_bytes=room, deadline=None)
     assert [piece.index for piece in pieces] == [0, 0, 1]
@@ -52,14 +52,14 @@ def test_layers_of_a_large_model_are_cut_into_pieces_that_fit() -> None:
     assert max(piece.memory_bytes for piece in pieces) <= room
 
 
-def test_without_attention_a_text_is_its_text_part() -> None:
+def test_text_without_attention_is_one_text_part() -> None:
     plan = replace(PLAN, queries=())
     [piece] = cut_into_pieces([text(9)], plan, SIZES, max_bytes=1 << 20, deadline=None)
     assert (piece.has_text, piece.parts) == (True, ())
     assert [wanted.name for wanted in piece.item.wanted] == ["last_hidden_state"]
 
 
-def test_several_queries_of_a_layer_are_parts_of_one_run() -> None:
+def test_queries_of_one_layer_are_parts_of_one_run() -> None:
     mean = replace(QUERY, index=1, outputs=LAYERS[3:4], view=AttentionView.HEAD_MEAN)
     plan = replace(PLAN, queries=(replace(QUERY, outputs=LAYERS[3:5]), mean))
     [piece] = cut_into_pieces([text(512)], plan, SIZES, max_bytes=1 << 30, deadline=None)
@@ -69,7 +69,7 @@ def test_several_queries_of_a_layer_are_parts_of_one_run() -> None:
 
 
 class InstantEngine:
-    """Puts nothing off: each item is done at once, unless it is to wait."""
+    """Completes each item immediately unless the item is set to wait."""
 
     def __init__(self) -> None:
         self.holds = False
@@ -95,7 +95,7 @@ def pieces_of(count: int, memory_bytes: int = 10) -> list[Piece]:
 
 
 async def until_noted() -> None:
-    """Let the callbacks of what is done run."""
+    """Let the callbacks of completed items run."""
     for _ in range(3):
         await asyncio.sleep(0)
 
@@ -110,12 +110,12 @@ def run(
     return run_pieces(window, pieces)
 
 
-async def test_pieces_come_in_order_and_give_back_what_they_took() -> None:
+async def test_chunks_arrive_in_order_and_release_their_memory() -> None:
     engine, admission = InstantEngine(), make_admission(100, 1000)
     async with aclosing(run(engine, pieces_of(50), admission)) as results:
         assert [piece.index async for piece, _ in results] == list(range(50))
     await until_noted()
-    assert admission._num_bytes == 10  # one piece's, until the call is over
+    assert admission._num_bytes == 10  # one chunk's memory, until the call ends
     assert admission._num_texts.total() == 0
 
 
@@ -123,7 +123,7 @@ async def test_pieces_come_in_order_and_give_back_what_they_took() -> None:
     ("max_texts", "max_bytes", "window_bytes", "expected"),
     [(100, 1000, 1000, 32), (4, 1000, 1000, 3), (100, 35, 1000, 3), (100, 1000, 25, 2), (0, 10, 0, 1)],
 )
-async def test_one_piece_is_always_under_way_and_more_where_there_is_room(
+async def test_at_least_one_chunk_runs_and_more_when_capacity_allows(
     max_texts: int, max_bytes: int, window_bytes: int, expected: int
 ) -> None:
     """The caller holds the first slot itself, and half of the queue stays free for other calls."""
@@ -132,10 +132,10 @@ async def test_one_piece_is_always_under_way_and_more_where_there_is_room(
         await anext(results)
         assert len(engine.items) == expected
         await until_noted()
-        assert admission._num_texts.total() == 0  # no piece waits or runs
+        assert admission._num_texts.total() == 0  # no chunk is queued or running
 
 
-async def test_a_slow_consumer_holds_no_places() -> None:
+async def test_slow_consumer_holds_no_slots() -> None:
     engine, admission = InstantEngine(), make_admission(100, 1000)
     async with aclosing(run(engine, pieces_of(50), admission)) as results:
         await anext(results)
@@ -144,7 +144,7 @@ async def test_a_slow_consumer_holds_no_places() -> None:
         assert admission._num_texts.total() == 0
 
 
-async def test_what_nobody_waits_for_is_dropped() -> None:
+async def test_abandoned_chunks_are_dropped() -> None:
     engine, admission = InstantEngine(), make_admission(100, 1000)
     async with aclosing(run(engine, pieces_of(3), admission)) as results:
         engine.holds = True
@@ -157,7 +157,7 @@ async def test_what_nobody_waits_for_is_dropped() -> None:
     assert [item.future.cancelled() for item in engine.items] == [True, True, True]
 
 
-def test_what_can_never_fit_is_no_matter_of_time() -> None:
+def test_chunk_that_can_never_fit_fails_permanently() -> None:
     admission = make_admission(1, 100)
     with pytest.raises(
         RequestTooLargeError, match="needs 101 bytes of memory, and the limit for all calls is 100"
@@ -171,7 +171,7 @@ def test_what_can_never_fit_is_no_matter_of_time() -> None:
     Reservation(admission).grow(50)
 
 
-def test_refused_memory_is_not_counted() -> None:
+def test_rejected_memory_is_not_counted() -> None:
     admission = make_admission(1, 100)
     first, second = Reservation(admission), Reservation(admission)
     first.grow(60)
@@ -181,7 +181,7 @@ def test_refused_memory_is_not_counted() -> None:
     assert second.try_grow(40)
 
 
-async def test_of_pieces_that_fail_only_the_first_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_only_the_first_failing_chunk_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     engine, admission = InstantEngine(), make_admission(100, 1000)
     engine.holds = True
     async with aclosing(run(engine, pieces_of(4), admission)) as results:
@@ -200,7 +200,7 @@ async def test_of_pieces_that_fail_only_the_first_is_told(caplog: pytest.LogCapt
     assert admission._num_texts.total() == 0
 
 
-def test_more_texts_than_may_ever_wait_are_refused_for_good() -> None:
+def test_more_texts_than_the_queue_holds_are_rejected_permanently() -> None:
     admission = make_admission(max_texts=4, max_bytes=100)
     with (
         pytest.raises(RequestTooLargeError, match="has 5 texts, but the queue holds at most 4"),

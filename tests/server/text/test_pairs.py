@@ -1,4 +1,4 @@
-"""Pairs of texts against transformers: their tokens, also where cut, and what the model makes of them."""
+"""Text pairs checked against transformers: tokens, truncation and model outputs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -41,7 +41,7 @@ def inputs(pairs: Sequence[tuple[str, ...]]) -> list[pb.Input]:
     return [pb.Input(text_pair=pb.TextPair(first=first, second=second)) for first, second in pairs]
 
 
-def test_there_are_pairs_of_many_kinds() -> None:
+def test_pairs_are_diverse() -> None:
     lengths = [len(first) + len(second) for first, second in PAIRS]
     assert len(PAIRS) == 18
     assert min(lengths) < 80
@@ -52,7 +52,7 @@ def test_there_are_pairs_of_many_kinds() -> None:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=range(len(PAIRS)))
-def test_tokens_are_those_of_transformers(minilm_dir: Path, pair: tuple[str, str]) -> None:
+def test_tokens_match_transformers(minilm_dir: Path, pair: tuple[str, str]) -> None:
     ours = TextEncoder(minilm_dir / "tokenizer.json", MAX_TOKENS)
     [encoded] = ours.encode([pair], with_record=True)
     theirs: Any = AutoTokenizer.from_pretrained(minilm_dir)
@@ -71,7 +71,7 @@ def test_tokens_are_those_of_transformers(minilm_dir: Path, pair: tuple[str, str
 
 @pytest.fixture(scope="module")
 def theirs(minilm_dir: Path) -> Callable[[tuple[str, ...]], dict[str, Any]]:
-    """What transformers makes of a pair: token vectors and attention of all layers."""
+    """Compute token vectors and attention of all layers for a pair with transformers."""
     tokenizer: Any = AutoTokenizer.from_pretrained(minilm_dir)
     model: Any = AutoModel.from_pretrained(minilm_dir, attn_implementation="eager").eval()
 
@@ -85,7 +85,7 @@ def theirs(minilm_dir: Path) -> Callable[[tuple[str, ...]], dict[str, Any]]:
     return run
 
 
-def test_vectors_of_all_pairs_are_those_of_transformers(
+def test_vectors_of_all_pairs_match_transformers(
     stub: EncoderServiceStub, theirs: Callable[[tuple[str, ...]], dict[str, Any]]
 ) -> None:
     response = stub.Embed(pb.EmbedRequest(inputs=inputs(PAIRS), truncate=True))
@@ -95,7 +95,7 @@ def test_vectors_of_all_pairs_are_those_of_transformers(
         np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=ATOL)
 
 
-def test_token_vectors_and_attention_of_pairs_are_those_of_transformers(
+def test_token_vectors_and_attention_of_pairs_match_transformers(
     stub: EncoderServiceStub, theirs: Callable[[tuple[str, ...]], dict[str, Any]]
 ) -> None:
     request = pb.EncodeRequest(inputs=inputs(PAIRS[:15]), last_hidden_state=True, attention=[HEADS])
@@ -105,11 +105,11 @@ def test_token_vectors_and_attention_of_pairs_are_those_of_transformers(
         np.testing.assert_allclose(from_tensor(result.attention[0].dense), expected["weights"], atol=ATOL)
 
 
-def test_a_pair_is_not_its_texts_in_a_row_and_ids_with_types_are_a_pair(stub: EncoderServiceStub) -> None:
+def test_pair_differs_from_concatenation_but_matches_ids_with_types(stub: EncoderServiceStub) -> None:
     [pair] = inputs(PAIRS[:1])
     tokens = stub.Tokenize(pb.TokenizeRequest(inputs=[pair])).results[0].tokens
     ids = [token.id for token in tokens]
-    length_of_first = ids.index(102) + 1  # to its [SEP]
+    length_of_first = ids.index(102) + 1  # up to and including its [SEP]
     types = [0] * length_of_first + [1] * (len(ids) - length_of_first)
     request = pb.EmbedRequest(
         inputs=[
@@ -125,7 +125,7 @@ def test_a_pair_is_not_its_texts_in_a_row_and_ids_with_types_are_a_pair(stub: En
     assert np.abs(in_a_row - paired).max() > 1e-3
 
 
-def test_a_prompt_stands_before_the_first_text(stub: EncoderServiceStub) -> None:
+def test_prompt_precedes_the_first_text(stub: EncoderServiceStub) -> None:
     request = pb.TokenizeRequest(inputs=inputs([("a cat", "the mat")]), prompt=pb.Prompt(text="query: "))
     tokens = stub.Tokenize(request).results[0].tokens
     assert [(token.text, token.source, token.char_start, token.char_end) for token in tokens] == [
@@ -139,7 +139,7 @@ def test_a_prompt_stands_before_the_first_text(stub: EncoderServiceStub) -> None
         ("mat", pb.TOKEN_SOURCE_SECOND_TEXT, 4, 7),
         ("[SEP]", pb.TOKEN_SOURCE_SPECIAL, 0, 0),
     ]
-    # A token that begins in the prompt and ends in the text is the text's.
+    # A token that starts in the prompt and ends in the text belongs to the text.
     request = pb.TokenizeRequest(inputs=[pb.Input(text="ing a é")], prompt=pb.Prompt(text="é embedd"))
     [_, *inner, _] = stub.Tokenize(request).results[0].tokens
     assert [(token.text, token.source, token.byte_start, token.byte_end) for token in inner] == [
@@ -152,7 +152,7 @@ def test_a_prompt_stands_before_the_first_text(stub: EncoderServiceStub) -> None
     ]
 
 
-# --- other kinds of tokenizers and models ---------------------------------------------------------
+# --- other tokenizers and models -------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=["wordpiece", "byte-level", "unigram"])
@@ -166,9 +166,7 @@ def small_stub(small: Path) -> Iterator[EncoderServiceStub]:
         yield EncoderServiceStub(channel)
 
 
-def test_each_kind_of_tokenizer_joins_a_pair_as_transformers_does(
-    small: Path, small_stub: EncoderServiceStub
-) -> None:
+def test_each_tokenizer_joins_pairs_like_transformers(small: Path, small_stub: EncoderServiceStub) -> None:
     max_tokens = small_stub.GetModel(pb.GetModelRequest()).model.max_tokens
     source = small.parent / "source"
     tokenizer: Any = AutoTokenizer.from_pretrained(small)
@@ -180,7 +178,7 @@ def test_each_kind_of_tokenizer_joins_a_pair_as_transformers_does(
     encode = pb.EncodeRequest(inputs=inputs(SHORT_PAIRS), truncate=True)
     texts = small_stub.Encode(encode).results
     for pair, vector, text in zip(SHORT_PAIRS, found, texts, strict=True):
-        # As a batch: transformers takes an empty second text by itself for none.
+        # Batched, since transformers treats a single empty second text as missing.
         cut = tokenizer([pair], truncation=True, max_length=max_tokens, return_tensors="pt")
         assert [token.id for token in text.tokens] == cut["input_ids"][0].tolist(), pair
         with torch.no_grad():
@@ -189,7 +187,7 @@ def test_each_kind_of_tokenizer_joins_a_pair_as_transformers_does(
         np.testing.assert_allclose(vector, hidden.mean(axis=0), atol=ATOL)
 
 
-def test_places_in_a_pair_are_those_in_each_text_alone(small_stub: EncoderServiceStub) -> None:
+def test_offsets_in_a_pair_match_those_of_each_text_alone(small_stub: EncoderServiceStub) -> None:
     pairs = [pair for pair in SHORT_PAIRS if sum(map(len, pair)) < 30]
     tokenized = small_stub.Tokenize(pb.TokenizeRequest(inputs=inputs(pairs))).results
     for pair, result in zip(pairs, tokenized, strict=True):
@@ -202,7 +200,7 @@ def test_places_in_a_pair_are_those_in_each_text_alone(small_stub: EncoderServic
             assert of_text == expected
 
 
-def test_a_model_without_pairs_refuses_them_by_field(
+def test_model_without_pairs_rejects_them_by_field(
     small_bundle: Callable[[str], Path], tmp_path: Path
 ) -> None:
     from tampered import copy_of, manifest_of  # noqa: PLC0415 - imports onnx

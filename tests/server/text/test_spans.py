@@ -1,4 +1,4 @@
-"""Places of tokens for each kind of tokenizer, counted by hand."""
+"""Token offsets of each tokenizer type, compared with hand-counted values."""
 
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,13 @@ def as_table(tokens: list[SpelledToken]) -> list[tuple[str, tuple[int, int], tup
 
 
 @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind in KINDS for text in TABLES[kind]])
-def test_tokens_stand_where_they_stand(kind: str, text: str, text_encoders: dict[str, TextEncoder]) -> None:
+def test_offsets_match_hand_counted_values(
+    kind: str, text: str, text_encoders: dict[str, TextEncoder]
+) -> None:
     assert as_table(tokens_of(text_encoders[kind], text)) == TABLES[kind][text]
 
 
-# Letters of many scripts, marks, joiners, selectors, flags, ligatures, white space; and anything.
+# Letters of many scripts, marks, joiners, variation selectors, flags, ligatures and white space; or anything.
 TRICKY = st.text(
     st.sampled_from("aeﬁßİ é東の😀👩💻🇳🇴▁Ġ  \u0301\u0308\u200d\ufe0f\u3000\u200b\t\n\u1112\u1161\u11abस्")
 )
@@ -43,8 +45,8 @@ ANY_TEXT = TRICKY | st.text(max_size=40)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=150, deadline=None)
 @given(text=ANY_TEXT)
-@example(text="\ufdfa a")  # one character that NFKC makes four words of
-def test_places_are_ordered_and_cut_the_same_out_of_characters_and_bytes(
+@example(text="\ufdfa a")  # a single character that NFKC expands to four words
+def test_offsets_are_ordered_and_agree_in_characters_and_bytes(
     kind: str, text: str, text_encoders: dict[str, TextEncoder]
 ) -> None:
     whole, last_start = text.encode(), 0
@@ -64,13 +66,13 @@ def test_places_are_ordered_and_cut_the_same_out_of_characters_and_bytes(
 @given(text=ANY_TEXT, max_tokens=st.integers(3, 12))
 @example(text="ae\u0301 a", max_tokens=5)
 @example(text="the 😀", max_tokens=5)
-def test_a_cut_text_has_the_places_that_it_has_whole(
+def test_truncation_does_not_change_offsets(
     kind: str, text: str, max_tokens: int, text_encoders: dict[str, TextEncoder]
 ) -> None:
     whole = as_table(tokens_of(text_encoders[kind], text))
     cut = as_table(tokens_of(TextEncoder(TOKENIZERS / kind / "tokenizer.json", max_tokens), text))
     assert len(cut) == min(len(whole), max_tokens - 2)
-    # Whether a mark behind the last token has a token of its own is cut off with it.
+    # A mark after the last token may be truncated with it, depending on whether it is a separate token.
     assert cut[:-1] == whole[: len(cut)][:-1]
     for last, same in zip(cut[-1:], whole[len(cut) - 1 :], strict=False):
         assert (last[0], last[1][0]) == (same[0], same[1][0])
@@ -78,7 +80,7 @@ def test_a_cut_text_has_the_places_that_it_has_whole(
 
 
 def save_prefixed(path: Path, *, trim_offsets: bool, nested: bool) -> TextEncoder:
-    """A byte-level tokenizer that puts a space before the text and before what follows a special token."""
+    """A byte-level tokenizer that inserts a space before the text and after special tokens."""
     tokenizer = Tokenizer.from_file(str(TOKENIZERS / "byte-level" / "tokenizer.json"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     roberta = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets, add_prefix_space=True)
@@ -94,25 +96,25 @@ def save_prefixed(path: Path, *, trim_offsets: bool, nested: bool) -> TextEncode
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("trim_offsets", [False, True])
-def test_byte_level_places_do_not_depend_on_how_the_tokenizer_trims(
+def test_byte_level_offsets_do_not_depend_on_trimming(
     *, trim_offsets: bool, nested: bool, tmp_path: Path
 ) -> None:
     text_encoder = save_prefixed(tmp_path / "tokenizer.json", trim_offsets=trim_offsets, nested=nested)
-    # A space was put before the first word: nothing in the text stands for it.
+    # The tokenizer inserts a space before the first word. It corresponds to no character of the text.
     assert as_table(tokens_of(text_encoder, "the")) == [("Ġthe", (0, 3), (0, 3))]
     assert as_table(tokens_of(text_encoder, "b a")) == [
         ("Ġb", (0, 1), (0, 1)), ("Ġa", (2, 3), (2, 3))
     ]  # fmt: skip
     assert as_table(tokens_of(text_encoder, "é"))[0] == ("Ġ", (0, 0), (0, 0))
-    # There is a space, and none is put there.
+    # The text already has a space, so none is inserted.
     assert as_table(tokens_of(text_encoder, " the")) == [("Ġthe", (1, 4), (1, 4))]
-    # The library trims the space that it puts behind the special token: (6, 6), before "é" at (5, 6).
+    # The library trims the space inserted after the special token: (6, 6), before "é" at (5, 6).
     text = "a</s>éb"
     places = [token.chars for token in tokens_of(text_encoder, text)]
     assert places == [(0, 1), (1, 5), (5, 5), (5, 6), (5, 6), (6, 7)]
 
 
-def test_spaces_that_the_tokenizer_keeps_inside_its_words_are_left_out(tmp_path: Path) -> None:
+def test_spaces_inside_tokenizer_words_are_excluded(tmp_path: Path) -> None:
     vocabulary = [("<unk>", 0.0), ("▁the", -1.0), ("▁", -2.0), ("▁of▁the", -1.0), ("Ġ", -1.0)]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=False))
     tokenizer.normalizer = normalizers.NFC()
@@ -122,7 +124,7 @@ def test_spaces_that_the_tokenizer_keeps_inside_its_words_are_left_out(tmp_path:
     assert as_table(tokens_of(text_encoder, "the of the")) == [
         ("▁the", (0, 3), (0, 3)), ("▁of▁the", (4, 10), (4, 10))
     ]  # fmt: skip
-    # Letters that look like the tokenizer's own marks are letters.
+    # Characters that resemble the tokenizer's own markers are ordinary characters.
     assert as_table(tokens_of(text_encoder, "▁"))[-1] == ("▁", (0, 1), (0, 3))
     assert as_table(tokens_of(text_encoder, "Ġ"))[-1] == ("Ġ", (0, 1), (0, 2))
     assert as_table(tokens_of(text_encoder, "G\u0307"))[-1] == ("Ġ", (0, 2), (0, 3))

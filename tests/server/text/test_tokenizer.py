@@ -1,4 +1,4 @@
-"""Tokens and their places in the text, counted by hand."""
+"""Tokens and their offsets, compared with hand-counted values."""
 
 import json
 from pathlib import Path
@@ -22,24 +22,24 @@ def text_encoder(minilm_dir: Path) -> TextEncoder:
 
 
 @given(st.text())
-def test_byte_offsets_agree_with_encoding_each_prefix(text: str) -> None:
+def test_byte_offsets_match_encoded_prefixes(text: str) -> None:
     assert list(utf8_offsets(text)) == [len(text[:end].encode()) for end in range(len(text) + 1)]
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        # spelling; first and last character; the same in bytes; number of the word
+        # token; character span; byte span; word index
         ("a cat", [("a", (0, 1), (0, 1), 0), ("cat", (2, 5), (2, 5), 1)]),
-        # é and ï are two bytes each; the tokenizer strips the accents, the offsets must not shift
+        # é and ï take two bytes each. The tokenizer strips accents, which must not shift the offsets.
         ("né naïve", [("ne", (0, 2), (0, 3), 0), ("naive", (3, 8), (4, 10), 1)]),
-        # é as e and a combining accent: the tokenizer drops the accent, which belongs to its letter's token
+        # é as e and a combining accent: the tokenizer drops the accent, which belongs to its letter
         ("ne\u0301 a", [("ne", (0, 3), (0, 4), 0), ("a", (4, 5), (5, 6), 1)]),
-        # an emoji outside the basic plane: one character, four bytes
+        # an emoji outside the Basic Multilingual Plane: one character, four bytes
         ("😀 ok", [("[UNK]", (0, 1), (0, 4), 0), ("ok", (2, 4), (5, 7), 1)]),
-        # each Chinese character is a word of its own, three bytes long
+        # each Chinese character is a separate word of three bytes
         ("中 a", [("中", (0, 1), (0, 3), 0), ("a", (2, 3), (4, 5), 1)]),
-        # one word in two pieces
+        # one word with two tokens
         ("x embeddings", [
             ("x", (0, 1), (0, 1), 0),
             ("em", (2, 4), (2, 4), 1),
@@ -49,7 +49,7 @@ def test_byte_offsets_agree_with_encoding_each_prefix(text: str) -> None:
         ]),
     ],
 )  # fmt: skip
-def test_tokens_stand_where_they_stand(
+def test_offsets_match_hand_counted_values(
     text_encoder: TextEncoder,
     text: str,
     expected: list[tuple[str, tuple[int, int], tuple[int, int], int]],
@@ -63,7 +63,7 @@ def test_tokens_stand_where_they_stand(
     assert {token.source for token in tokens} == {TokenSource.TEXT}
 
 
-def test_byte_offsets_cut_the_token_out_of_the_bytes(text_encoder: TextEncoder) -> None:
+def test_byte_offsets_select_the_token_in_the_encoded_text(text_encoder: TextEncoder) -> None:
     text = "Zoë's café: 東京 😀!"
     [encoded] = text_encoder.encode([(text,)], with_record=True)
     for token in described(encoded, text_encoder):
@@ -71,7 +71,7 @@ def test_byte_offsets_cut_the_token_out_of_the_bytes(text_encoder: TextEncoder) 
         assert cut == text[slice(*token.chars)]
 
 
-def test_a_long_text_is_cut_before_its_last_special_token_and_says_so(text_encoder: TextEncoder) -> None:
+def test_truncation_keeps_the_last_special_token_and_is_reported(text_encoder: TextEncoder) -> None:
     [whole, cut] = text_encoder.encode([("cat",), ("cat " * 30,)])
     assert (whole.num_tokens, whole.num_tokens_total) == (3, 3)
     assert (cut.num_tokens, cut.num_tokens_total) == (16, 32)
@@ -80,7 +80,7 @@ def test_a_long_text_is_cut_before_its_last_special_token_and_says_so(text_encod
 
 
 @pytest.mark.parametrize("num_tokens", [1, 4, 5])
-def test_the_longest_text_has_as_many_tokens_as_the_limit(num_tokens: int) -> None:
+def test_text_at_the_token_limit_is_not_truncated(num_tokens: int) -> None:
     encoder = InputEncoder(None, 4, exclude_prompt=False)
     inputs = [Input(token_ids=TokenIds(range(num_tokens)))]
     if num_tokens > 4:
@@ -91,26 +91,24 @@ def test_the_longest_text_has_as_many_tokens_as_the_limit(num_tokens: int) -> No
     assert encoded.num_tokens == encoded.num_tokens_total == num_tokens
 
 
-def test_the_separator_at_its_end_is_not_a_token_of_a_prompt(text_encoder: TextEncoder) -> None:
+def test_final_separator_does_not_count_as_a_prompt_token(text_encoder: TextEncoder) -> None:
     assert text_encoder.num_prompt_tokens("query: ") == len(["[CLS]", "query", ":"])
 
 
-def test_encoding_without_a_record_gives_the_same_ids(text_encoder: TextEncoder) -> None:
+def test_encoding_without_offsets_returns_the_same_ids(text_encoder: TextEncoder) -> None:
     texts = [("Zoë's café",), ("",), ("東京 😀",), ("cat " * 30,), ("a cat", "the mat")]
     fast = text_encoder.encode(texts)
     full = text_encoder.encode(texts, with_record=True)
     assert [text.input_ids.tolist() for text in fast] == [text.input_ids.tolist() for text in full]
 
 
-def test_an_empty_text_has_special_tokens_only(text_encoder: TextEncoder) -> None:
+def test_empty_text_has_only_special_tokens(text_encoder: TextEncoder) -> None:
     [encoded] = text_encoder.encode([("",)], with_record=True)
     assert [token.text for token in described(encoded, text_encoder)] == ["[CLS]", "[SEP]"]
 
 
 @pytest.mark.parametrize(("max_tokens", "fits"), [(1, False), (2, False), (3, True)])
-def test_the_limit_must_leave_room_beside_the_special_tokens(
-    minilm_dir: Path, max_tokens: int, *, fits: bool
-) -> None:
+def test_token_limit_must_exceed_the_special_tokens(minilm_dir: Path, max_tokens: int, *, fits: bool) -> None:
     path = minilm_dir / "tokenizer.json"
     if not fits:
         with pytest.raises(ConfigError, match="must be at least 3, since 2 special tokens"):
@@ -120,13 +118,13 @@ def test_the_limit_must_leave_room_beside_the_special_tokens(
     assert (encoded.num_tokens, encoded.num_tokens_total) == (3, 5)
 
 
-def test_a_broken_tokenizer_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_invalid_tokenizer_file_is_rejected_by_name(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(StartupError, match=r"tokenizer\.json is not a tokenizer"):
         TextEncoder(tmp_path / "tokenizer.json", max_tokens=16)
 
 
-# --- tokenizers that would harm a server ----------------------------------------------------------
+# --- unsafe tokenizers ----------------------------------------------------------------------------
 
 
 def changed(minilm_dir: Path, tmp_path: Path, **parts: Any) -> Path:
@@ -141,7 +139,7 @@ def replace_all(pattern: dict[str, str], content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
-def test_ids_beyond_the_vocabulary_are_refused(minilm_dir: Path, tmp_path: Path) -> None:
+def test_ids_beyond_the_vocabulary_are_rejected(minilm_dir: Path, tmp_path: Path) -> None:
     encoder = TextEncoder(minilm_dir / "tokenizer.json", max_tokens=16)
     encoder.check_ids(30522)
     with pytest.raises(StartupError, match=r"has the id 30521, and the model only ids below 30521"):
@@ -161,21 +159,19 @@ def test_ids_beyond_the_vocabulary_are_refused(minilm_dir: Path, tmp_path: Path)
         ({"type": "Prepend", "prepend": "a" * 5000}, "5001"),
     ],
 )
-def test_a_normalizer_that_makes_too_much_of_a_text_is_refused(
+def test_normalizer_that_expands_texts_too_much_is_rejected(
     minilm_dir: Path, tmp_path: Path, normalizer: dict[str, Any], growth: str
 ) -> None:
     with pytest.raises(StartupError, match=rf"can make {growth} bytes of one .* the limit is 4096: export"):
         TextEncoder(changed(minilm_dir, tmp_path, normalizer=normalizer), 16)
 
 
-def test_the_growth_of_a_charsmap_is_its_longest_replacement() -> None:
+def test_expansion_of_a_charsmap_is_its_longest_replacement() -> None:
     charsmap = (8).to_bytes(4, "little") + bytes(8) + b"ab\0" + b"x" * 70 + b"\0"
     assert _growth_of_charsmap(charsmap) == 70
 
 
-def test_texts_that_grow_beyond_the_limit_are_rejected_and_others_are_not(
-    minilm_dir: Path, tmp_path: Path
-) -> None:
+def test_only_texts_that_grow_beyond_the_limit_are_rejected(minilm_dir: Path, tmp_path: Path) -> None:
     path = changed(minilm_dir, tmp_path, normalizer=replace_all({"String": "a"}, "b " * 1000))
     inputs = InputEncoder(TextEncoder(path, 16), 16, exclude_prompt=False)
     texts = [Input(text="c" * 5000), Input(text="a" * 5000), Input(text="aa")]
@@ -187,7 +183,7 @@ def test_texts_that_grow_beyond_the_limit_are_rejected_and_others_are_not(
     assert inputs.encode(texts, range(1), prompt="", truncate=True)
 
 
-def test_a_text_that_makes_the_tokenizer_panic_is_named(minilm_dir: Path, tmp_path: Path) -> None:
+def test_text_that_makes_the_tokenizer_panic_is_reported(minilm_dir: Path, tmp_path: Path) -> None:
     split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
     inputs = InputEncoder(
         TextEncoder(changed(minilm_dir, tmp_path, pre_tokenizer=split), 16), 16, exclude_prompt=True

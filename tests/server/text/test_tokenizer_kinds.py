@@ -1,4 +1,4 @@
-"""Each kind of tokenizer from a checkpoint's vocabulary to the tokens of a real server."""
+"""Each tokenizer type, from the vocabulary of a checkpoint to the tokens returned by a server."""
 
 import json
 import subprocess
@@ -23,11 +23,11 @@ def kind_and_address(
         yield request.param, server.address
 
 
-def test_a_client_gets_the_places_that_were_counted_by_hand(kind_and_address: tuple[str, str]) -> None:
+def test_client_receives_the_hand_counted_offsets(kind_and_address: tuple[str, str]) -> None:
     kind, address = kind_and_address
     expected = TABLES[kind]
     if kind == "unigram":
-        # Built from the model alone, the tokenizer has the space itself; that of transformers drops it.
+        # Built from the model alone, the tokenizer keeps the space that the transformers tokenizer drops.
         before, after = expected["東京 の"][:3], expected["東京 の"][4:]
         expected = expected | {"東京 の": [*before, ("▁", (2, 3), (6, 7)), *after]}
     texts = [text for text in expected if text]
@@ -45,7 +45,7 @@ def test_a_client_gets_the_places_that_were_counted_by_hand(kind_and_address: tu
         ] == expected[text]
 
 
-def test_attend_finds_a_word_that_the_tokenizer_took_apart(kind_and_address: tuple[str, str]) -> None:
+def test_attend_finds_a_word_split_into_several_tokens(kind_and_address: tuple[str, str]) -> None:
     kind, address = kind_and_address
     text = "a café the"
     command = [sys.executable, "-m", "attnlens_cli.main", "attend", text, "--address", address]

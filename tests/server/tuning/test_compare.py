@@ -57,7 +57,7 @@ def test_variants_are_measured_in_turn_and_unsupported_ones_are_skipped() -> Non
     ]
 
 
-def test_without_the_reference_there_is_no_comparison() -> None:
+def test_comparison_requires_the_reference() -> None:
     recorder = _Recorder(REFERENCE)
     with pytest.raises(StartupError, match="no bf16"):
         run_in_turns([REFERENCE, OV_FP32], recorder.probe, recorder.measure, lambda *_: None)

@@ -1,4 +1,4 @@
-"""What is wrong, too large or too slow is refused, and the server goes on."""
+"""Invalid, oversized and slow HTTP requests are rejected, and the server keeps running."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
 
 
 class Small:
-    """A server that says how long a body was; `/wait` lasts until `go` is set, `/large` is a large reply."""
+    """Returns the length of each body. `/wait` blocks until `go` is set; the `/large` response is large."""
 
     def __init__(self, *, log_requests: bool = False, large_bytes: int = 64 << 20) -> None:
         self.large_bytes = large_bytes
@@ -61,7 +61,7 @@ class Small:
             raise HttpError(421, "WRONG_HOST", "no")
 
     async def ask(self, request: bytes) -> tuple[int, str]:
-        """Send bytes; return the status and the body."""
+        """Send bytes, and return the status and body of the response."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(request)
         reply = await reader.read()
@@ -72,7 +72,7 @@ class Small:
 
 
 async def sent_to(reader: asyncio.StreamReader) -> bytes:
-    """Return what came before the end, whether that was orderly or a reset."""
+    """Return the bytes received before the connection was closed or reset."""
     with suppress(ConnectionResetError):
         return await reader.read()
     return b""
@@ -86,7 +86,7 @@ async def small() -> AsyncIterator[Small]:
     await made.server.stop(0)
 
 
-async def test_a_body_comes_whole(small: Small) -> None:
+async def test_body_is_received_completely(small: Small) -> None:
     assert await small.ask(HEAD + b"Content-Length: 3\r\n\r\nabc") == (200, "3")
     chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
     assert await small.ask(chunked) == (200, "3")
@@ -114,13 +114,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_what_is_wrong_is_refused_and_the_next_request_is_answered(small: Small, case: str) -> None:
+async def test_server_answers_after_an_invalid_request(small: Small, case: str) -> None:
     request, status = REFUSED[case]
     assert (await small.ask(request))[0] == status
     assert await small.ask(HEAD + b"Content-Length: 0\r\n\r\n") == (200, "0")
 
 
-async def test_a_refused_client_that_still_sends_gets_its_reply(small: Small) -> None:
+async def test_rejected_client_that_keeps_sending_gets_its_response(small: Small) -> None:
     length = MAX_BODY_BYTES + 1
     status, body = await small.ask(HEAD + b"Content-Length: %d\r\n\r\n" % length + bytes(length))
     assert status == 413
@@ -128,7 +128,7 @@ async def test_a_refused_client_that_still_sends_gets_its_reply(small: Small) ->
 
 
 @pytest.mark.parametrize("begin", [b"", b"GET / HT", HEAD, HEAD + b"Content-Length: 5\r\n\r\nab"])
-async def test_a_request_that_does_not_come_to_its_end_is_given_up(
+async def test_incomplete_request_times_out(
     small: Small, begin: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.2)
@@ -136,9 +136,7 @@ async def test_a_request_that_does_not_come_to_its_end_is_given_up(
     assert (status, body) == (408, "REQUEST_TIMEOUT: the request took longer than 0.2 s: send it faster")
 
 
-async def test_a_header_that_comes_byte_by_byte_is_given_up(
-    small: Small, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_header_sent_byte_by_byte_times_out(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.5)
     reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
 
@@ -154,7 +152,7 @@ async def test_a_header_that_comes_byte_by_byte_is_given_up(
     writer.close()
 
 
-async def test_a_client_that_leaves_ends_its_call(small: Small) -> None:
+async def test_disconnect_cancels_the_call(small: Small) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", small.port)
     writer.write(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
     while not small.waiting:
@@ -165,7 +163,7 @@ async def test_a_client_that_leaves_ends_its_call(small: Small) -> None:
     assert not small.go.is_set()
 
 
-async def test_a_client_that_does_not_read_is_left(small: Small) -> None:
+async def test_client_that_does_not_read_is_disconnected(small: Small) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", small.port, limit=1)
     writer.write(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
     while not small.over:
@@ -173,7 +171,7 @@ async def test_a_client_that_does_not_read_is_left(small: Small) -> None:
     writer.transport.abort()
 
 
-async def test_too_many_connections_are_closed_and_those_that_end_make_room(small: Small) -> None:
+async def test_connections_over_the_limit_are_closed_until_others_end(small: Small) -> None:
     writers = []
     for _ in range(MAX_CONNECTIONS):
         _, writer = await asyncio.open_connection("127.0.0.1", small.port)
@@ -196,7 +194,7 @@ SMALL_BUFFER = 32 << 10
 
 
 async def tls_server(small: Small) -> ssl.SSLContext:
-    """Start `small` with TLS and small send buffers. Return a context that trusts it."""
+    """Start `small` with TLS and small send buffers. Return an SSL context that trusts it."""
     authority = trustme.CA()
     context, trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
     authority.issue_cert("127.0.0.1").configure_cert(context)
@@ -208,7 +206,7 @@ async def tls_server(small: Small) -> ssl.SSLContext:
     return trusting
 
 
-async def test_a_large_reply_over_tls_is_complete() -> None:
+async def test_large_response_over_tls_is_complete() -> None:
     small = Small(large_bytes=3 << 20)
     trusting = await tls_server(small)
     for _ in range(10):
@@ -223,7 +221,7 @@ async def test_a_large_reply_over_tls_is_complete() -> None:
 
 
 @pytest.mark.parametrize("has_tls", [False, True])
-async def test_silent_connections_make_room_for_a_request(small: Small, has_tls: bool) -> None:
+async def test_idle_connections_are_closed_for_a_new_request(small: Small, has_tls: bool) -> None:
     trusting = None
     if has_tls:
         await small.server.stop(0)
@@ -240,7 +238,7 @@ async def test_silent_connections_make_room_for_a_request(small: Small, has_tls:
     await small.server.stop(0)
 
 
-async def test_a_client_that_closes_only_its_sending_side_gets_its_reply(small: Small) -> None:
+async def test_half_closed_client_gets_its_response(small: Small) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
     writer.write(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
     writer.write_eof()
@@ -250,7 +248,7 @@ async def test_a_client_that_closes_only_its_sending_side_gets_its_reply(small: 
     writer.close()
 
 
-async def test_a_fault_is_told_by_a_number_alone(small: Small, caplog: pytest.LogCaptureFixture) -> None:
+async def test_internal_error_exposes_only_an_id(small: Small, caplog: pytest.LogCaptureFixture) -> None:
     status, body = await small.ask(b"GET /fault HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert status == 500
     assert "secret" not in body
@@ -259,7 +257,7 @@ async def test_a_fault_is_told_by_a_number_alone(small: Small, caplog: pytest.Lo
     assert "secret" in caplog.text
 
 
-async def test_a_stop_ends_those_that_wait(small: Small) -> None:
+async def test_stop_ends_waiting_requests(small: Small) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
     writer.write(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
     while not small.waiting:
@@ -271,7 +269,7 @@ async def test_a_stop_ends_those_that_wait(small: Small) -> None:
         await asyncio.open_connection("127.0.0.1", small.port)
 
 
-async def test_the_log_tells_how_each_request_ended(caplog: pytest.LogCaptureFixture) -> None:
+async def test_log_contains_the_outcome_of_each_request(caplog: pytest.LogCaptureFixture) -> None:
     small = Small(log_requests=True)
     small.port = await small.server.start("127.0.0.1", 0, None)
     caplog.set_level(logging.INFO)
@@ -290,7 +288,7 @@ async def test_the_log_tells_how_each_request_ended(caplog: pytest.LogCaptureFix
         await asyncio.sleep(0.001)
     slow.close()
     await sent_to(reader)
-    _, idle = await asyncio.open_connection("127.0.0.1", small.port)  # asks nothing: no line
+    _, idle = await asyncio.open_connection("127.0.0.1", small.port)  # sends no request, so nothing is logged
     await small.server.stop(0)
     idle.close()
     told = [(vars(record)["method"], vars(record)["status"]) for record in caplog.records]

@@ -1,4 +1,4 @@
-"""The viewer of a real server process: who may ask, what comes, and that it ends with the server."""
+"""The viewer of a real server process: access control, responses and shutdown."""
 
 import base64
 import http.client
@@ -25,7 +25,7 @@ FIRST, SECOND = "A man is playing a guitar.", "Someone plays an instrument."
 
 
 class Asker:
-    """Asks a viewer."""
+    """HTTP client for a viewer."""
 
     def __init__(self, url: str) -> None:
         self.port = urlsplit(url).port or 0
@@ -57,7 +57,7 @@ def asker(viewer_url: str) -> Asker:
     return Asker(viewer_url)
 
 
-def test_the_weights_are_those_of_the_protocol(asker: Asker, minilm_server: ServerProcess) -> None:
+def test_weights_match_the_protocol(asker: Asker, minilm_server: ServerProcess) -> None:
     found = asker.page(text=FIRST)
     with Client(minilm_server.address) as client:
         [encoded] = client.encode([FIRST], attention=AttentionQuery())
@@ -69,7 +69,7 @@ def test_the_weights_are_those_of_the_protocol(asker: Asker, minilm_server: Serv
     assert shown == ["[CLS]", "A", "man", "is", "playing", "a", "guitar", ".", "[SEP]"]
 
 
-def test_the_scores_are_those_of_the_protocol(asker: Asker, minilm_server: ServerProcess) -> None:
+def test_scores_match_the_protocol(asker: Asker, minilm_server: ServerProcess) -> None:
     page = asker.page(text=FIRST, other=SECOND, rather_than="A man is eating.")["page"]
     with Client(minilm_server.address) as client:
         compared = client.compare(FIRST, SECOND, matrix="output", head_contributions=True)
@@ -85,7 +85,7 @@ def test_the_scores_are_those_of_the_protocol(asker: Asker, minilm_server: Serve
     assert np.allclose(page["contrast"]["scores"]["values"], contrast.values, atol=1e-5)
 
 
-def test_every_reply_forbids_what_it_need_not_allow(asker: Asker) -> None:
+def test_every_response_has_restrictive_headers(asker: Asker) -> None:
     for method, path in (("GET", "/"), ("GET", "/live.js"), ("GET", "/nowhere"), ("POST", "/page")):
         reply = asker.ask(method, path)
         assert "default-src 'none'" in (reply.headers["Content-Security-Policy"] or "")
@@ -143,7 +143,7 @@ REFUSED: dict[str, tuple[int, str, tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_has_a_reason(asker: Asker, case: str) -> None:
+def test_rejected_request_has_a_reason(asker: Asker, case: str) -> None:
     status, reason, args = REFUSED[case]
     told, message = asker.refused(status, *args)
     assert told == reason
@@ -151,7 +151,7 @@ def test_what_is_refused_has_a_reason(asker: Asker, case: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:80", "192.0.2.7"])
-def test_addresses_are_hosts_since_no_name_can_be_made_to_point_here(asker: Asker, host: str) -> None:
+def test_localhost_and_ip_addresses_are_accepted_as_host(asker: Asker, host: str) -> None:
     assert asker.ask("GET", "/", None, {"Host": host}).status == 200
 
 
@@ -171,7 +171,7 @@ def proxied() -> Viewer:
     [
         ("lens.example.org", ORIGIN, 400),  # the body is empty
         ("lens.example.org:8080", ORIGIN, 400),
-        ("127.0.0.1:8080", ORIGIN, 400),  # a proxy that does not pass the name on
+        ("127.0.0.1:8080", ORIGIN, 400),  # a proxy that does not forward the host name
         ("192.0.2.7:8080", "http://192.0.2.7:8080", 400),
         ("lens.example.org", "http://lens.example.org:81", 403),
         ("lens.example.org", "https://evil.example", 403),
@@ -179,7 +179,7 @@ def proxied() -> Viewer:
         ("evil.example", ORIGIN, 421),
     ],
 )
-async def test_a_public_origin_is_accepted_and_no_other(
+async def test_public_origin_is_accepted_and_others_are_rejected(
     proxied: Viewer, host: str, origin: str, status: int
 ) -> None:
     headers = {"host": host, "origin": origin, "content-type": "application/json"}
@@ -197,7 +197,7 @@ async def test_a_public_origin_is_accepted_and_no_other(
 @pytest.mark.parametrize(
     "origin", ["lens.example.org", "https://lens.example.org/", "https://a b", "ftp://a", ""]
 )
-def test_a_public_origin_is_checked_at_the_start(origin: str) -> None:
+def test_public_origin_is_validated_at_startup(origin: str) -> None:
     with pytest.raises(ConfigError, match=r"viewer_origin is .*: use scheme and host as shown by browsers"):
         ServerConfig(bundle=Path(), viewer_origin=origin)
 
@@ -208,7 +208,7 @@ def without_explain(minilm_bundle: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-def test_a_server_that_does_not_explain_shows_attention_and_says_why(without_explain: ServerProcess) -> None:
+def test_disabled_explanations_are_reported_and_attention_is_shown(without_explain: ServerProcess) -> None:
     asker = Asker(without_explain.viewer_url())
     page = asker.page(text=FIRST, other=SECOND)["page"]
     assert [text["scores"] for text in page["texts"]] == [[], []]
@@ -219,7 +219,7 @@ def test_a_server_that_does_not_explain_shows_attention_and_says_why(without_exp
         asker.ask("GET", "/")
 
 
-def test_a_port_in_use_is_refused_at_the_start(minilm_bundle: Path, viewer_url: str) -> None:
+def test_port_in_use_aborts_startup(minilm_bundle: Path, viewer_url: str) -> None:
     port = str(urlsplit(viewer_url).port)
     with (
         pytest.raises(RuntimeError, match=f"the viewer cannot listen on 127.0.0.1:{port}"),

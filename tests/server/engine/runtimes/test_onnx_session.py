@@ -1,4 +1,4 @@
-"""Execution providers: the requested one is used, or the error explains why it cannot be."""
+"""Execution providers: the requested one is used, or the error states the reason."""
 
 import os
 import subprocess

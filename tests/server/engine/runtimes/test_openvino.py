@@ -1,4 +1,4 @@
-"""OpenVINO matches ONNX Runtime, and its errors name what is missing."""
+"""OpenVINO matches ONNX Runtime, and its errors name the missing feature."""
 
 import importlib.util
 import logging
