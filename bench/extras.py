@@ -54,8 +54,8 @@ def measure_open_loop(case: ServerCase, setting: Setting) -> list[Row]:
 def measure_padding(field: Field) -> float:
     """Return the fraction of computed tokens that are padding, with 64 texts queued."""
     texts = field.setting.workloads["mixed"].texts
-    answer = field.engine.request(texts=texts, max_waiting=MANY)
-    return 1 - float(answer["live_tokens"]) / float(answer["computed_tokens"])
+    response = field.engine.request(texts=texts, max_waiting=MANY)
+    return 1 - float(response["live_tokens"]) / float(response["computed_tokens"])
 
 
 def measure_soak(cases: Sequence[ServerCase], num_texts: int) -> dict[str, Any]:
@@ -69,12 +69,12 @@ def measure_soak(cases: Sequence[ServerCase], num_texts: int) -> dict[str, Any]:
         return {}
     case.check_all()
     case.send(MANY, min(WARM_UP_TEXTS, num_texts))
-    rss_mib, answers = [case.server.rss_mib], []
+    rss_mib, responses = [case.server.rss_mib], []
     for start in range(0, num_texts, PORTION_TEXTS):
-        answers.append(case.send(MANY, min(PORTION_TEXTS, num_texts - start)))
+        responses.append(case.send(MANY, min(PORTION_TEXTS, num_texts - start)))
         rss_mib.append(case.server.rss_mib)
-    return merge(answers) | {
-        "texts": sum(answer["texts"] for answer in answers),
+    return merge(responses) | {
+        "texts": sum(response["texts"] for response in responses),
         "rss_mib": rss_mib,
         "rss_ratio": rss_mib[-1] / rss_mib[0],
     }

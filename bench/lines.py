@@ -1,6 +1,6 @@
 """JSON-lines subprocesses. Each measured program runs in its own process.
 
-A process first writes a line that describes itself, then answers each request line on stdin with a response
+A process first writes a line that describes itself, then responses each request line on stdin with a response
 line on stdout. Other output goes to stderr and into a log.
 """
 
@@ -17,7 +17,7 @@ from typing import IO, Any, Self
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 300.0
 
-Answer = dict[str, Any]
+Response = dict[str, Any]
 
 
 class ProcessError(Exception):
@@ -33,7 +33,7 @@ class LineProcess:
         self._log = log
         self._process: subprocess.Popen[str] | None = None
         self._stderr: IO[str] | None = None
-        self.hello: Answer = {}
+        self.hello: Response = {}
 
     def __enter__(self) -> Self:
         self._log.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ class LineProcess:
     ) -> None:
         self._stop()
 
-    def request(self, **arguments: object) -> Answer:
+    def request(self, **arguments: object) -> Response:
         """Send a request and return the response.
 
         Raises:
@@ -75,7 +75,7 @@ class LineProcess:
             raise ProcessError(self._failure_reason()) from error
         return self._read()
 
-    def _read(self) -> Answer:
+    def _read(self) -> Response:
         assert self._process is not None
         assert self._process.stdout is not None
         watch = threading.Timer(TIMEOUT_S, self._process.kill)
@@ -86,10 +86,10 @@ class LineProcess:
         watch.cancel()
         if not line:
             raise ProcessError(self._failure_reason())
-        answer: Answer = json.loads(line)
-        if "failure" in answer:
-            raise ProcessError(answer["failure"])
-        return answer
+        response: Response = json.loads(line)
+        if "failure" in response:
+            raise ProcessError(response["failure"])
+        return response
 
     def _failure_reason(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -114,14 +114,14 @@ def close_quietly(pipe: IO[str]) -> None:
         return
 
 
-def answer_lines(handle: Callable[..., Answer], **hello: object) -> None:
+def serve_lines(handle: Callable[..., Response], **hello: object) -> None:
     """Pass each request on stdin to `handle` and write its result, or the error, to stdout."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    responses = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    print(json.dumps(hello), file=answers, flush=True)
+    print(json.dumps(hello), file=responses, flush=True)
     for line in sys.stdin:
         try:
-            answer = handle(**json.loads(line))
+            response = handle(**json.loads(line))
         except Exception as error:  # noqa: BLE001 - reported to the parent process
-            answer = {"failure": f"{type(error).__name__}: {error}".splitlines()[0]}
-        print(json.dumps(answer), file=answers, flush=True)
+            response = {"failure": f"{type(error).__name__}: {error}".splitlines()[0]}
+        print(json.dumps(response), file=responses, flush=True)

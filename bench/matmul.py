@@ -12,7 +12,7 @@ import onnx.helper
 import onnx.numpy_helper
 import onnxruntime
 
-from bench.lines import Answer, answer_lines
+from bench.lines import Response, serve_lines
 
 FLOPS_PER_RUN = 40e9  # about 0.1 s on two cores
 
@@ -21,7 +21,7 @@ def main() -> None:
     threads = int(sys.argv[1])
     sessions: dict[tuple[int, int, int], onnxruntime.InferenceSession] = {}
 
-    def handle(m: int, k: int, n: int) -> Answer:
+    def handle(m: int, k: int, n: int) -> Response:
         """Time repeated products of (M, K) with a constant (K, N), after one warm-up run."""
         if (m, k, n) not in sessions:
             sessions[m, k, n] = open_matmul(k, n, threads)
@@ -34,7 +34,7 @@ def main() -> None:
             session.run(None, inputs)
         return {"seconds": time.perf_counter() - started, "flops": flops * repetitions}
 
-    answer_lines(handle, versions={"onnxruntime": onnxruntime.__version__})
+    serve_lines(handle, versions={"onnxruntime": onnxruntime.__version__})
 
 
 def open_matmul(k: int, n: int, threads: int) -> onnxruntime.InferenceSession:

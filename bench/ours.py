@@ -19,7 +19,7 @@ from attnlens_server.bundle import Kind, open_bundle
 from attnlens_server.config import EngineName, Precision, ServerConfig
 from attnlens_server.engine import Engine, HeadSelection, Item, ItemResult, TokenPooling, Wanted
 from attnlens_server.text import TextEncoder
-from bench.lines import Answer, answer_lines
+from bench.lines import Response, serve_lines
 from bench.peers.timing import timed
 
 CHUNK_SIZE = 64  # texts tokenized at a time
@@ -43,7 +43,7 @@ class InProcess:
         finish = self._finish(what)
         return [finish(result) for result in self._results(texts, what, MAX_WAITING)]
 
-    def count_tokens(self, texts: list[str], max_waiting: int) -> Answer:
+    def count_tokens(self, texts: list[str], max_waiting: int) -> Response:
         """Run texts with at most `max_waiting` in the queue and count live and computed tokens."""
         lanes = self._engine.lanes["embeddings"]
         live, computed = lanes.num_live_tokens, lanes.num_computed_tokens
@@ -105,10 +105,10 @@ def main() -> None:
     engine = InProcess(config)
     run = timed(engine.run)
 
-    def handle(max_waiting: int = 0, **request: Any) -> Answer:  # noqa: ANN401 - see timed()
+    def handle(max_waiting: int = 0, **request: Any) -> Response:  # noqa: ANN401 - see timed()
         return engine.count_tokens(request["texts"], max_waiting) if max_waiting else run(**request)
 
-    answer_lines(handle, versions={engine_name: version(engine_name)})
+    serve_lines(handle, versions={engine_name: version(engine_name)})
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ class MatMulCase(Case):
         self.measure()
 
     def measure(self) -> Sample:
-        answer = self._process.request(**self._shape)
-        return Sample(answer["seconds"], 0, 0, answer["flops"])
+        response = self._process.request(**self._shape)
+        return Sample(response["seconds"], 0, 0, response["flops"])
 
 
 class InProcessCase(Case):
@@ -117,8 +117,8 @@ class OneByOneCase(Case):
         self._seconds: list[list[float]] = []
 
     def prepare(self) -> None:
-        answer = self._request(return_vectors=True)
-        self.accuracy = self._reference.compare(answer["vectors"], self._workload)
+        response = self._request(return_vectors=True)
+        self.accuracy = self._reference.compare(response["vectors"], self._workload)
 
     def measure(self) -> Sample:
         seconds = self._request()["seconds_by_text"][FIRST_CALLS:]

@@ -39,7 +39,7 @@ class ServerCase(Case):
         self._load, self.server, self._architecture = load, server, architecture
         self._seconds, self._settle_s, self._threads = seconds, settle_s, threads
         self._workload, self._reference = workload, reference
-        self._answers: list[dict[str, Any]] = []
+        self._responses: list[dict[str, Any]] = []
         self._key = f"{key} {texts_per_request}"
         self._request_options: dict[str, Any] = {
             "texts": workload.texts,
@@ -59,13 +59,13 @@ class ServerCase(Case):
             num_texts = min(ACCURACY_TEXTS, len(self._workload.texts))
             requests = -(-num_texts // self._request_options["texts_per_request"])
             load = {"clients": self.key.clients, "requests": requests}
-            answer = self._load.request(do="vectors", key=self._key, **load)
-            self.accuracy = self._reference.compare(answer["vectors"], self._workload)
+            response = self._load.request(do="vectors", key=self._key, **load)
+            self.accuracy = self._reference.compare(response["vectors"], self._workload)
         self.measure_closed(seconds=0.3)
 
     def measure(self) -> Sample:
-        sample, answer = self.measure_closed(self._seconds)
-        self._answers.append(answer)
+        sample, response = self.measure_closed(self._seconds)
+        self._responses.append(response)
         return sample
 
     def measure_closed(self, seconds: float) -> tuple[Sample, dict[str, Any]]:
@@ -78,13 +78,13 @@ class ServerCase(Case):
 
     def row(self) -> Row:
         """Return the row, including the medians of the load generator's metrics."""
-        return super().row() | (merge(self._answers) if self.samples else {})
+        return super().row() | (merge(self._responses) if self.samples else {})
 
     def measure_open(self, rate: float, seconds: float) -> dict[str, Any]:
         """Send requests at a fixed rate and return the throughput and latencies."""
-        sample, answer = self._run(do="open", clients=64, rate=rate, seconds=seconds, seed=round(rate))
+        sample, response = self._run(do="open", clients=64, rate=rate, seconds=seconds, seed=round(rate))
         fields = asdict(self.key) | {"clients": None, "rate": rate}
-        return fields | {"texts_per_s": sample.texts / sample.seconds} | answer
+        return fields | {"texts_per_s": sample.texts / sample.seconds} | response
 
     def check_all(self) -> None:
         """Verify every response from now on."""
@@ -92,31 +92,31 @@ class ServerCase(Case):
 
     def send(self, clients: int, requests: int) -> dict[str, Any]:
         """Send a fixed number of requests and return their metrics."""
-        sample, answer = self._run(do="count", clients=clients, requests=requests)
-        return {"texts": sample.texts, "texts_per_s": sample.texts / sample.seconds} | answer
+        sample, response = self._run(do="count", clients=clients, requests=requests)
+        return {"texts": sample.texts, "texts_per_s": sample.texts / sample.seconds} | response
 
     def _run(self, **request: object) -> tuple[Sample, dict[str, Any]]:
         server_cpu_s = self.server.cpu_s
-        answer = self._load.request(key=self._key, **request)
-        cores_s = answer.pop("wall_s") * self._threads
-        answer["client_cpu_share"] = answer.pop("client_cpu_s") / cores_s
-        answer["server_cpu_share"] = (self.server.cpu_s - server_cpu_s) / cores_s
-        counts = {int(length): count for length, count in answer.pop("counts_by_length").items()}
+        response = self._load.request(key=self._key, **request)
+        cores_s = response.pop("wall_s") * self._threads
+        response["client_cpu_share"] = response.pop("client_cpu_s") / cores_s
+        response["server_cpu_share"] = (self.server.cpu_s - server_cpu_s) / cores_s
+        counts = {int(length): count for length, count in response.pop("counts_by_length").items()}
         sample = Sample(
-            answer.pop("seconds"),
-            answer.pop("texts"),
+            response.pop("seconds"),
+            response.pop("texts"),
             sum(length * count for length, count in counts.items()),
             sum(text_flops(self._architecture, length) * count for length, count in counts.items()),
         )
-        return sample, answer
+        return sample, response
 
 
-def merge(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def merge(responses: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Merge load generator metrics: medians, total errors and the largest difference."""
     errors: Counter[str] = Counter()
-    for answer in answers:
-        errors.update(answer["errors"])
-    latencies = [answer["latency_ms"] for answer in answers if answer["latency_ms"]]
+    for response in responses:
+        errors.update(response["errors"])
+    latencies = [response["latency_ms"] for response in responses if response["latency_ms"]]
     return {
         "latency_ms": {
             name: statistics.median(latency[name] for latency in latencies) for name in latencies[0]
@@ -124,8 +124,10 @@ def merge(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if latencies
         else {},
         "errors": dict(errors),
-        "compared": sum(answer["compared"] for answer in answers),
-        "max_abs_difference_from_alone": max(answer["max_abs_difference_from_alone"] for answer in answers),
-        "client_cpu_share": statistics.median(answer["client_cpu_share"] for answer in answers),
-        "server_cpu_share": statistics.median(answer["server_cpu_share"] for answer in answers),
+        "compared": sum(response["compared"] for response in responses),
+        "max_abs_difference_from_alone": max(
+            response["max_abs_difference_from_alone"] for response in responses
+        ),
+        "client_cpu_share": statistics.median(response["client_cpu_share"] for response in responses),
+        "server_cpu_share": statistics.median(response["server_cpu_share"] for response in responses),
     }

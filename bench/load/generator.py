@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.lines import Answer, answer_lines
+from bench.lines import Response, serve_lines
 from bench.load.calls import Call, finished_within, latencies_ms, poisson_arrivals
 from bench.load.senders import GrpcSender, HttpSender, RequestError, Sender, make_request, read_reply
 
@@ -80,7 +80,7 @@ class LoadGenerator:
         self._targets: dict[str, Target] = {}
         self._runner = runner
 
-    def handle(self, do: str, key: str, **request: Any) -> Answer:  # noqa: ANN401 - passed through
+    def handle(self, do: str, key: str, **request: Any) -> Response:  # noqa: ANN401 - passed through
         """Prepare a target, or generate load and report the generator's own CPU time."""
         if do == "prepare":
             return self._prepare(key, **request)
@@ -91,10 +91,10 @@ class LoadGenerator:
             "vectors": fetch_vectors,
         }
         started, cpu_started = time.perf_counter(), time.process_time()
-        answer: Answer = self._runner.run(loops[do](self._targets[key], **request))
-        answer["client_cpu_s"] = time.process_time() - cpu_started
-        answer["wall_s"] = time.perf_counter() - started
-        return answer
+        response: Response = self._runner.run(loops[do](self._targets[key], **request))
+        response["client_cpu_s"] = time.process_time() - cpu_started
+        response["wall_s"] = time.perf_counter() - started
+        return response
 
     def _prepare(
         self,
@@ -108,7 +108,7 @@ class LoadGenerator:
         protocol: str,
         what: str,
         address: str,
-    ) -> Answer:
+    ) -> Response:
         """Serialize the requests and record the expected result of every `check_every`-th request."""
         order = list(range(len(texts)))
         groups = [order[start : start + texts_per_request] for start in order[::texts_per_request]]
@@ -128,7 +128,7 @@ async def record_expected(target: Target, check_every: int) -> None:
     await sender.close()
 
 
-async def closed_loop(target: Target, clients: int, seconds: float, settle_s: float) -> Answer:
+async def closed_loop(target: Target, clients: int, seconds: float, settle_s: float) -> Response:
     """Run closed-loop clients and measure responses after a settling time of `settle_s`."""
     tally, senders = Tally(target), [target.open_sender() for _ in range(clients)]
     order = shuffled(target, clients)
@@ -144,7 +144,7 @@ async def closed_loop(target: Target, clients: int, seconds: float, settle_s: fl
     return summary(tally, start + settle_s, end)
 
 
-async def count_loop(target: Target, clients: int, requests: int) -> Answer:
+async def count_loop(target: Target, clients: int, requests: int) -> Response:
     """Send a fixed number of requests, distributed over the clients."""
     tally, senders = Tally(target), [target.open_sender() for _ in range(clients)]
     chosen = itertools.islice(shuffled(target, clients), requests)
@@ -159,7 +159,7 @@ async def count_loop(target: Target, clients: int, requests: int) -> Answer:
     return summary(tally, start, time.perf_counter())
 
 
-async def fetch_vectors(target: Target, clients: int, requests: int) -> Answer:
+async def fetch_vectors(target: Target, clients: int, requests: int) -> Response:
     """Send the first `requests` requests concurrently and return their vectors in text order."""
     senders = [target.open_sender() for _ in range(clients)]
     vectors: dict[int, list[list[float]]] = {}
@@ -175,7 +175,7 @@ async def fetch_vectors(target: Target, clients: int, requests: int) -> Answer:
     return {"vectors": [vector for index in sorted(vectors) for vector in vectors[index]]}
 
 
-async def open_loop(target: Target, clients: int, rate: float, seconds: float, seed: int) -> Answer:
+async def open_loop(target: Target, clients: int, rate: float, seconds: float, seed: int) -> Response:
     """Send requests at Poisson arrival times, round-robin over `clients` connections."""
     tally, senders = Tally(target), [target.open_sender() for _ in range(clients)]
     order = np.random.default_rng(seed).integers(len(target.requests), size=1 << 16).tolist()
@@ -191,9 +191,9 @@ async def open_loop(target: Target, clients: int, rate: float, seconds: float, s
     for task in unfinished:
         task.cancel()
     await close_all(senders)
-    answer = summary(tally, start, start + seconds)
-    answer["latency_ms"] = latencies_ms(tally.calls)  # includes responses after the end of the interval
-    return answer | {"unanswered": len(unfinished), "sent_late_ms": late_s * 1000, "sent": len(running)}
+    response = summary(tally, start, start + seconds)
+    response["latency_ms"] = latencies_ms(tally.calls)  # includes responses after the end of the interval
+    return response | {"unanswered": len(unfinished), "sent_late_ms": late_s * 1000, "sent": len(running)}
 
 
 def shuffled(target: Target, seed: int) -> Iterator[int]:
@@ -201,7 +201,7 @@ def shuffled(target: Target, seed: int) -> Iterator[int]:
     return itertools.cycle(np.random.default_rng(seed).permutation(len(target.requests)).tolist())
 
 
-def summary(tally: Tally, start: float, end: float) -> Answer:
+def summary(tally: Tally, start: float, end: float) -> Response:
     """Return metrics of the calls completed between `start` and `end`."""
     calls, target = finished_within(tally.calls, start, end), tally.target
     texts = Counter(index for call in calls for index in target.groups[call.index])
@@ -223,4 +223,4 @@ async def close_all(senders: list[Sender]) -> None:
 
 if __name__ == "__main__":
     with asyncio.Runner() as runner:
-        answer_lines(LoadGenerator(runner).handle)
+        serve_lines(LoadGenerator(runner).handle)

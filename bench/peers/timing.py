@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from bench.lines import Answer, answer_lines
+from bench.lines import Response, serve_lines
 
 Run = Callable[..., Any]
 """Function of texts, task (`embed`, `tokens`, `attention`, `attention mean`), batch size and further options
 of a batching choice."""
 
 
-def timed(run: Run) -> Callable[..., Answer]:
+def timed(run: Run) -> Callable[..., Response]:
     """Return a handler that times `run` and optionally returns the vectors."""
 
     def handle(
@@ -22,7 +22,7 @@ def timed(run: Run) -> Callable[..., Answer]:
         return_vectors: bool = False,
         one_by_one: bool = False,
         **choice: int,
-    ) -> Answer:
+    ) -> Response:
         calls = [[text] for text in texts] if one_by_one else [texts]
         results: list[Any] = []
         seconds: list[float] = []
@@ -30,19 +30,19 @@ def timed(run: Run) -> Callable[..., Answer]:
             started = time.perf_counter()
             results += run(call, what, batch_size, **choice)
             seconds.append(time.perf_counter() - started)
-        answer: Answer = {"seconds": sum(seconds)}
+        response: Response = {"seconds": sum(seconds)}
         if one_by_one:
-            answer["seconds_by_text"] = seconds
+            response["seconds_by_text"] = seconds
         if return_vectors:
-            answer["vectors"] = [[float(number) for number in vector] for vector in results]
-        return answer
+            response["vectors"] = [[float(number) for number in vector] for vector in results]
+        return response
 
     return handle
 
 
-def answer_texts(run: Run, packages: Sequence[str]) -> None:
+def serve_texts(run: Run, packages: Sequence[str]) -> None:
     """Serve requests for `run` until stdin is closed."""
-    answer_lines(timed(run), versions={name: version(name) for name in packages})
+    serve_lines(timed(run), versions={name: version(name) for name in packages})
 
 
 def sorted_batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:

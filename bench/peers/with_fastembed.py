@@ -11,7 +11,7 @@ from typing import Any
 from fastembed import TextEmbedding
 from fastembed.common.model_description import ModelSource, PoolingType
 
-from bench.peers.timing import answer_texts
+from bench.peers.timing import serve_texts
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     def run(texts: list[str], _what: str, batch_size: int) -> list[Any]:
         return list(model.embed(texts, batch_size=batch_size))
 
-    answer_texts(run, ["fastembed", "onnxruntime"])
+    serve_texts(run, ["fastembed", "onnxruntime"])
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 
 from openvino_genai import TextEmbeddingPipeline
 
-from bench.peers.timing import answer_texts, sorted_batches
+from bench.peers.timing import serve_texts, sorted_batches
 
 Vectors = list[Any]
 
@@ -77,4 +77,4 @@ class Pipelines:
 if __name__ == "__main__":
     directory, precision, threads, max_tokens = sys.argv[1:]
     pipelines = Pipelines(directory, precision, int(threads), int(max_tokens))
-    answer_texts(pipelines.run, ["openvino-genai", "openvino"])
+    serve_texts(pipelines.run, ["openvino-genai", "openvino"])

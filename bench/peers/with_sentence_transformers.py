@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 
-from bench.peers.timing import answer_texts
+from bench.peers.timing import serve_texts
 
 
 def open_model(directory: str, backend: str, threads: int) -> SentenceTransformer:
@@ -44,7 +44,7 @@ def main() -> None:
         return model.encode(texts, batch_size=batch_size, show_progress_bar=False)
 
     runtime = {"torch": "torch", "onnx": "onnxruntime"}.get(backend, "openvino")
-    answer_texts(run, ["sentence-transformers", runtime])
+    serve_texts(run, ["sentence-transformers", runtime])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from bench.peers.timing import answer_texts, sorted_batches
+from bench.peers.timing import serve_texts, sorted_batches
 
 
 class Encoder:
@@ -58,4 +58,4 @@ if __name__ == "__main__":
     checkpoint, implementation, threads, max_tokens = sys.argv[1:]
     torch.set_num_threads(int(threads))
     encoder = Encoder(checkpoint, implementation, int(max_tokens))
-    answer_texts(encoder.run, ["transformers", "torch"])
+    serve_texts(encoder.run, ["transformers", "torch"])

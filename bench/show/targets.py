@@ -217,7 +217,7 @@ def extra_targets(extras: dict[str, Any]) -> list[Target]:
                extras.get("padding_share"), 0.05, 0.02, lower_is_better=True),
         Target("RSS after the soak / after warm-up",
                extras.get("soak", {}).get("rss_ratio"), 1.05, 1.0, lower_is_better=True),
-        Target("server start to first answer, s",
+        Target("server start to first response, s",
                extras.get("start_to_first_answer_s"), 1.5, 0.8, lower_is_better=True),
     ]  # fmt: skip
 

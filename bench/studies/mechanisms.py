@@ -102,8 +102,8 @@ def peak_bytes(path: Path, length: int, threads: int) -> int:
     """Return the peak memory increase of one run, measured in a separate process."""
     command = [sys.executable, "-m", "bench.studies.mechanisms", "--peak-of", str(path)]
     command += ["--length", str(length), "--threads", str(threads)]
-    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return int(json.loads(answer))
+    response = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return int(json.loads(response))
 
 
 def print_peak(path: Path, length: int, threads: int) -> None:

@@ -34,14 +34,14 @@ class FakeProcess:
     def request(self, **request: Any) -> dict[str, Any]:
         self.requests.append(request)
         texts = request["texts"]
-        answer: dict[str, Any] = {"seconds": len(texts) / max(request["batch_size"], 1)}
+        response: dict[str, Any] = {"seconds": len(texts) / max(request["batch_size"], 1)}
         if request.get("side_by_side"):
-            answer["seconds"] += 1
+            response["seconds"] += 1
         if request.get("one_by_one"):
-            answer["seconds_by_text"] = [9.0] * 8 + [0.001, 0.003] * ((len(texts) - 8) // 2)
+            response["seconds_by_text"] = [9.0] * 8 + [0.001, 0.003] * ((len(texts) - 8) // 2)
         if request.get("return_vectors"):
-            answer["vectors"] = [[1.0, self._error] for _ in texts]
-        return answer
+            response["vectors"] = [[1.0, self._error] for _ in texts]
+        return response
 
 
 def make_case(process: FakeProcess) -> InProcessCase:
@@ -94,11 +94,11 @@ def test_timed_runs_and_times_each_text_separately_if_one_by_one() -> None:
         calls.append(texts)
         return [[float(len(text))] for text in texts]
 
-    answer = timed(run)(texts=["a", "bb"], what="embed", batch_size=1, one_by_one=True, return_vectors=True)
+    response = timed(run)(texts=["a", "bb"], what="embed", batch_size=1, one_by_one=True, return_vectors=True)
     assert calls == [["a"], ["bb"]]
-    assert answer["vectors"] == [[1.0], [2.0]]
-    assert answer["seconds"] == sum(answer["seconds_by_text"])
-    assert len(answer["seconds_by_text"]) == 2
+    assert response["vectors"] == [[1.0], [2.0]]
+    assert response["seconds"] == sum(response["seconds_by_text"])
+    assert len(response["seconds_by_text"]) == 2
 
 
 def test_load_generator_returns_vectors_in_text_order(minilm_server: ServerProcess) -> None:
@@ -108,7 +108,7 @@ def test_load_generator_returns_vectors_in_text_order(minilm_server: ServerProce
     with asyncio.Runner() as runner:
         generator = LoadGenerator(runner)
         generator.handle(do="prepare", key="key", **options)
-        answer = generator.handle(do="vectors", key="key", clients=2, requests=3)
+        response = generator.handle(do="vectors", key="key", clients=2, requests=3)
     with Client(minilm_server.address) as client:
         expected = client.embed(texts[:3])
-    np.testing.assert_array_equal(np.array(answer["vectors"], np.float32), expected)
+    np.testing.assert_array_equal(np.array(response["vectors"], np.float32), expected)

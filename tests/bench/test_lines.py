@@ -9,12 +9,12 @@ from bench.cases import Case, RowKey, Sample, interleave
 from bench.lines import LineProcess, ProcessError
 
 DOUBLING = """
-from bench.lines import answer_lines
+from bench.lines import serve_lines
 print("output during import")
 def handle(number):
     print("output of a library")
     return {"doubled": 2 * number, "inverse": 1 / number}
-answer_lines(handle, versions={"doubling": "1"})
+serve_lines(handle, versions={"doubling": "1"})
 """
 
 
