@@ -73,7 +73,7 @@ class RepeatsResult(CheckResult):
         return figures
 
     def describe(self) -> str:
-        """Return one line on what was run."""
+        """Return a one-line summary of the runs."""
         threads = ", ".join(str(count) for count in dict.fromkeys(run.threads for run in self.runs))
         outcome = "equal bits" if self.passed else "DIFFERENT bits"
         return f"each graph {REPEATS} times with {threads} threads, {self.runs[0].case}: {outcome}"

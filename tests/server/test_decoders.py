@@ -194,7 +194,9 @@ def test_end_token_added_only_by_older_libraries_is_rejected(tmp_path: Path) -> 
     options = ExportOptions(pooling="last_token", grid=small_grid(7), tracer=lambda *_: graph)
     save_tokenizer(tmp_path / "source", "$A")
     write(path, read(path) | {"add_eos_token": True, "eos_token": END})
-    with pytest.raises(SourceError, match=r"says add_eos_token, and tokenizer.json adds no <\|endoftext\|>"):
+    with pytest.raises(
+        SourceError, match=r"sets add_eos_token, but tokenizer.json does not append <\|endoftext\|>"
+    ):
         export_bundle(tmp_path / "source", tmp_path / "other", options)
     write(path, read(path) | {"add_eos_token": False})
     export_bundle(tmp_path / "source", tmp_path / "other", options)

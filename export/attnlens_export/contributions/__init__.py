@@ -1,7 +1,7 @@
-"""What each token contributes to a text's embedding: a graph of plain products, exact and without gradients.
+"""Exact contributions of tokens to an embedding, as an ONNX graph of products without autograd.
 
-With the weights of attention, the deviations of norms and the ratios of activations taken as they are for the
-text at hand, an encoder is linear in its embeddings. One sweep back through the same graph then turns a
-direction in the space of embeddings into a number for each token; these and a baseline, what the biases give,
-add up to the product of the direction and the embedding. See docs/explanations.md for what that means.
+For a given text, an encoder is linear in its token embeddings if attention weights, the standard deviations
+in norms and the ratios of activations are held constant. A backward sweep through the graph therefore turns a
+direction in embedding space into one score per token. The scores and the baseline (the share of the biases)
+add up to the dot product of direction and embedding. See docs/explanations.md for the interpretation.
 """

@@ -1,14 +1,17 @@
-"""Which values of a graph are linear in the embeddings of tokens, once everything else is taken as it is.
+"""Classification of values by their dependence on the token embeddings.
 
-A value is one of four things. It is CONSTANT if it does not depend on the embeddings: a parameter, a mask. It
-is LINEAR if it is an affine function of them. What depends on them otherwise is FROZEN: the weights of
-attention, the deviation of a norm, the ratio by which an activation scales its input; products with it are
-linear. A frozen value times a parameter, such as a bias that is weighed by attention, is an OFFSET: it may be
-added to what is linear, and counts towards the baseline.
+- CONSTANT: independent of the embeddings, such as a parameter or a mask.
+- LINEAR: an affine function of the embeddings.
+- ACTIVATED: linear, and the result of an activation.
+- FROZEN: any other function of the embeddings, which is held constant: attention weights, the standard
+  deviation in a norm, the ratio by which an activation scales its input. Products of frozen and linear values
+  are linear.
+- OFFSET: a frozen value times a parameter, such as an attention-weighted bias. It may be added to a linear
+  value and is part of the baseline.
 
-A product of two linear values is linear where one of them is the result of an activation, which is frozen
-then: that is how gated feed-forward parts read. All others, such as queries by keys, are frozen. The quotient
-of a linear value and a norm's deviation is linear like its numerator, and not taken for an activation.
+A product of two linear values is linear if one of them is the result of an activation, which is then held
+constant, as in gated feed-forward layers. All other products of linear values, such as queries and keys, are
+frozen. A linear value divided by the standard deviation of a norm is linear, not activated.
 """
 
 from collections.abc import Collection, Mapping
@@ -26,27 +29,26 @@ Constants = Mapping[str, npt.NDArray[np.generic]]
 
 
 class Flow(Enum):
-    """How a value depends on the embeddings of tokens."""
+    """Dependence of a value on the token embeddings."""
 
     CONSTANT = auto()
     LINEAR = auto()
     ACTIVATED = auto()
-    """Linear, and the result of an activation."""
     OFFSET = auto()
     FROZEN = auto()
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is an affine function of the embeddings."""
+        """Whether the value is an affine function of the embeddings."""
         return self in (Flow.LINEAR, Flow.ACTIVATED)
 
     @property
     def is_activated(self) -> bool:
-        """Whether it is linear, and taken as it is where it is multiplied by what is linear."""
+        """Whether the value is held constant when multiplied by another linear value."""
         return self is Flow.ACTIVATED
 
 
-# These only move numbers, add them up or copy them.
+# Operators that only move, sum or copy elements.
 _MOVING = frozenset(
     {
         "Cast",
@@ -62,17 +64,17 @@ _MOVING = frozenset(
     }
 )
 _ADDING = frozenset({"Add", "Sub"})
-# Functions f with f(0) = 0 on the way: linear with the ratio f(u) / u frozen.
+# Functions f with f(0) = 0, which are linear if the ratio f(x) / x is held constant.
 _ACTIVATIONS = frozenset({"Relu", "Tanh"})
 
 
 def find_flows(graph: onnx.GraphProto, weights: Constants, frozen: Collection[str]) -> dict[str, Flow]:
-    """Return the flow of every value that a node makes, by name; what is not there is constant.
+    """Return the flow of all values that are not constant, by name.
 
     Args:
-        graph: its nodes in order; the embeddings are the value `EMBEDDED`.
-        weights: its initializers.
-        frozen: the names of values that are frozen whatever makes them.
+        graph: Graph with nodes in topological order. The token embeddings are the value `EMBEDDED`.
+        weights: Initializers of the graph.
+        frozen: Names of values that are always frozen.
     """
     flows: dict[str, Flow] = {EMBEDDED: Flow.LINEAR}
     parameters = {name for name in weights if not name.startswith((CONSTANT_PREFIX, TARGET_PREFIX))}
@@ -92,7 +94,7 @@ def find_flows(graph: onnx.GraphProto, weights: Constants, frozen: Collection[st
 
 
 def _flow(node: onnx.NodeProto, inputs: list[Flow], weights: Constants, parameters: AbstractSet[str]) -> Flow:
-    """Return the flow of a node's results."""
+    """Return the flow of the results of a node."""
     kinds = set(inputs)
     if kinds <= {Flow.CONSTANT}:
         return Flow.CONSTANT
@@ -121,7 +123,7 @@ def _flow_of_product(
     node: onnx.NodeProto, inputs: list[Flow], weights: Constants, parameters: AbstractSet[str]
 ) -> Flow:
     if any(_is_zero(weights.get(name)) for name in node.input):
-        return Flow.CONSTANT  # zeros that only have the other factor's shape
+        return Flow.CONSTANT  # zeros in the shape of the other factor
     first, second = inputs
     if first.is_linear and second.is_linear:
         one_is_gate = (first is Flow.ACTIVATED) != (second is Flow.ACTIVATED)

@@ -1,7 +1,4 @@
-"""The graph of contributions: the embeddings graph, the pooling, and the sweep back.
-
-B batch, T tokens, E components of an embedding, L layers, H heads.
-"""
+"""Construction of the contributions graph: the embeddings graph, pooling, and the backward sweep."""
 
 import copy
 from collections.abc import Sequence
@@ -30,18 +27,18 @@ from attnlens_model import EncoderConfig
 def contributions_graph(
     embeddings: TracedGraph, config: EncoderConfig, dense: Sequence[tail.DenseWeights]
 ) -> TracedGraph:
-    """Derive the graph of contributions from the graph of embeddings; it reads the same weights.
+    """Derive the contributions graph from the embeddings graph. Both use the same weights.
 
     Args:
-        embeddings: as `embeddings_graph` returns it.
-        config: of its encoder.
-        dense: the layers behind the pooling, whose weights it holds besides.
+        embeddings: Graph returned by `embeddings_graph`.
+        config: Configuration of its encoder.
+        dense: Dense layers after pooling, whose weights are added to the graph.
 
     Returns:
-        A graph whose inputs and outputs docs/bundle.md lists.
+        Contributions graph. docs/bundle.md lists its inputs and outputs.
 
     Raises:
-        GraphError: part of the encoder has no rule, which the message names.
+        GraphError: The encoder contains an operator without a rule.
     """
     proto = copy.deepcopy(embeddings.proto)
     graph = proto.graph
@@ -65,17 +62,16 @@ def contributions_graph(
 
 
 def _check_heads(state: SweepState, gated: Sequence[heads.GatedHeads]) -> None:
-    """Raise GraphError where the heads of a layer pass on nothing that is linear, which no sweep reaches."""
+    """Raise GraphError if the outputs of the heads of a layer are not linear, so no sweep reaches them."""
     for layer, results in enumerate(gated):
         if not state.flow(results.after).is_linear:
             raise GraphError(
-                f"no contributions: the results of the heads of layer {layer} are not linear in the "
-                "embeddings of tokens"
+                f"no contributions: the head outputs of layer {layer} are not linear in the token embeddings"
             )
 
 
 def _declare(graph: onnx.GraphProto, config: EncoderConfig, size: int) -> None:
-    """Give the graph its further inputs, and its outputs."""
+    """Declare the additional inputs, and the outputs, of the graph."""
     known = {value.name for value in graph.input}
     for name, axes in contribution_inputs(config, size).items():
         if name not in known:

@@ -1,8 +1,8 @@
-"""A gate for each head of each layer: an input of 1 or 0 by which a head's result is multiplied.
+"""Head gates: inputs of 0 or 1 that multiply the output of each head.
 
-The gradient of a gate at 1 is what the head contributes to the target.
+The gradient of a gate at 1 is the contribution of its head to the target.
 
-B batch, T tokens, L layers, H heads, O width of a head's result.
+B batch, T tokens, L layers, H heads, O output size of a head.
 """
 
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ from attnlens_export.contributions.writer import GraphWriter
 from attnlens_export.errors import GraphError
 from attnlens_export.graph.names import HEAD_CONTRIBUTIONS, HEAD_GATES
 
-# The projection of all heads' results to the width of the encoder, as every mechanism of attnlens calls it.
+# The output projection, which has this name in every mechanism of attnlens.
 _PROJECTION = ".attention.output.weight.T"
 _GATED = "gated_"
 
 
 @dataclass(frozen=True)
 class GatedHeads:
-    """The heads of one layer, with their gates.
+    """Names of values of the gated heads of one layer.
 
     Attributes:
-        before: the name of what all heads give, side by side: (B, T, H * O).
-        after: the same, multiplied by the gates.
-        members: the name of a constant (M, H * O): 1 where a component belongs to a head. M is the largest H.
+        before: Concatenated head outputs, (B, T, H * O).
+        after: Head outputs multiplied by the gates, (B, T, H * O).
+        members: Constant, (max H, H * O): 1 if a component belongs to a head, else 0.
     """
 
     before: str
@@ -36,23 +36,22 @@ class GatedHeads:
 
 
 def add_gates(writer: GraphWriter, heads_of_layers: Sequence[int]) -> tuple[GatedHeads, ...]:
-    """Multiply the results of all heads by gates, nodes kept in order.
+    """Multiply the outputs of all heads by gates. The order of nodes does not change.
 
     Args:
-        writer: of a graph that ends with the last layer.
-        heads_of_layers: H of each layer.
+        writer: Writer of a graph that ends with the last layer.
+        heads_of_layers: Number of heads of each layer.
 
     Raises:
-        GraphError: the graph does not tell where heads are: a mechanism's module must call the projection of
-            its heads' results, side by side, `output`.
+        GraphError: The heads cannot be located. A mechanism must name its output projection `output`.
     """
     graph = writer.graph
     nodes = list(graph.node)
     projections = [node for node in nodes if node.op_type == "MatMul" and node.input[1].endswith(_PROJECTION)]
     if len(projections) != len(heads_of_layers):
         raise GraphError(
-            f"no contributions: {len(projections)} of {len(heads_of_layers)} layers multiply the results of "
-            f"their heads by a parameter *{_PROJECTION.removesuffix('.T')}"
+            f"no contributions: {len(projections)} of {len(heads_of_layers)} layers multiply the "
+            f"outputs of their heads by a parameter *{_PROJECTION.removesuffix('.T')}"
         )
     del graph.node[:]
     gated: list[GatedHeads] = []
@@ -65,11 +64,13 @@ def add_gates(writer: GraphWriter, heads_of_layers: Sequence[int]) -> tuple[Gate
     return tuple(gated)
 
 
-def _gate(writer: GraphWriter, value: str, layer: int, num_heads: int, most: int) -> GatedHeads:
+def _gate(writer: GraphWriter, value: str, layer: int, num_heads: int, max_heads: int) -> GatedHeads:
     shape = writer.shape(value)
     width = int(shape[-1])
-    places = np.arange(width) // (width // num_heads)
-    members = writer.constant((np.arange(most)[:, None] == places).astype(np.float32))  # (most, H * O)
+    head_indices = np.arange(width) // (width // num_heads)
+    members = writer.constant(
+        (np.arange(max_heads)[:, None] == head_indices).astype(np.float32)
+    )  # (max_heads, H * O)
     of_layer = writer.add("Gather", HEAD_GATES, writer.constant(np.array(layer, dtype=np.int64)), axis=1)
     row = writer.add("Unsqueeze", writer.add("MatMul", of_layer, members), writer.constant([1]))
     after = writer.add("Mul", value, row, name=f"{_GATED}{layer}", shape=shape)
@@ -77,10 +78,10 @@ def _gate(writer: GraphWriter, value: str, layer: int, num_heads: int, most: int
 
 
 def limit_to_sweep(model: onnx.ModelProto) -> None:
-    """Let the gates act on the sweep alone: every head attends as if its gate were 1.
+    """Apply the gates only in the backward sweep. In the forward pass, every gate is 1.
 
-    With all else held constant, scores and baseline then add up to a function that is linear in the gates of
-    a layer, and its slope is what the layer's heads contribute.
+    The sum of scores and baseline is then linear in the gates of a layer, and the slopes are the
+    contributions of its heads.
     """
     for node in model.graph.node:
         if node.output[0].startswith(_GATED):
@@ -89,7 +90,7 @@ def limit_to_sweep(model: onnx.ModelProto) -> None:
 
 
 def add_contributions(writer: GraphWriter, gated: Sequence[GatedHeads], gradients: Sequence[str]) -> None:
-    """Write the output (B, L, H) of what heads contribute, given the gradients behind the gates."""
+    """Add the output with the contributions of heads, (B, L, H), from the gradients of the gated outputs."""
     rows = []
     for heads, gradient in zip(gated, gradients, strict=True):
         product = writer.add("Mul", gradient, heads.before, shape=writer.shape(heads.before))

@@ -1,15 +1,14 @@
-"""The sweep: from a gradient at the end of a graph back to the embeddings of tokens.
+"""Backward sweep from the gradient of the result to the token embeddings.
 
-Each node that makes a linear value hands its gradient to its linear inputs, as `transposes` says for its
-operator. What is added on the way and does not depend on the embeddings, the biases, goes to the baseline,
-which is therefore computed by itself, and not as the rest: that scores and baseline add up is a test of every
-step.
+The gradient of each linear value is propagated to the linear inputs of its node by the rules in `transposes`.
+Summands that do not depend on the embeddings (biases) are added to the baseline. The baseline is thus
+computed independently of the scores, so their sum verifies every step.
 
-    base := sum of g . bias            at each sum
-    g    := W g, A' g, g * ratio ...   at each product
-    at the end: score of token j = g[j] . embedded[j]
+    at each sum:     baseline += g . bias
+    at each product: g = W g, A' g, g * ratio, ...
+    at the end:      score of token j = g[j] . embedded[j]
 
-B batch, T tokens, D width.
+B batch, T tokens.
 """
 
 from attnlens_export.contributions.state import SweepState
@@ -19,36 +18,36 @@ from attnlens_export.graph.names import BATCH_AXIS, EMBEDDED
 
 
 def sweep(state: SweepState, value: str, gradient: str) -> tuple[str, str]:
-    """Sweep back from a linear value with its gradient, of the same shape.
+    """Propagate the gradient of a linear value to the token embeddings.
 
     Returns:
-        The names of the scores (B, T) and of the baseline (B,).
+        Names of the scores (B, T) and the baseline (B,).
 
     Raises:
-        GraphError: something on the way is not linear, and no rule says what to take as it is.
+        GraphError: An operator on the path has no rule.
     """
     writer = state.writer
     if not state.flow(value).is_linear:
-        raise GraphError(f"no contributions: {value} is not linear in the embeddings of tokens")
-    state.give(value, gradient)
+        raise GraphError(f"no contributions: {value} is not linear in the token embeddings")
+    state.add_gradient(value, gradient)
     for node in reversed(list(writer.graph.node)):
         (result,) = node.output[:1]
         if result not in state.gradients or result == EMBEDDED:
             continue
         if node.op_type not in TRANSPOSES:
             raise GraphError(
-                f"no contributions: the operator {node.op_type} of {node.name!r} lies between the embeddings "
-                "of tokens and the embedding of the text, and there is no rule to go back through it"
+                f"no contributions: there is no rule for the operator {node.op_type} of {node.name!r}, which "
+                "is between the token embeddings and the embedding of the text"
             )
         TRANSPOSES[node.op_type](state, node, state.gradient(result))
     if EMBEDDED not in state.gradients:
-        raise GraphError("no contributions: the graph does not lead from the embeddings of tokens")
+        raise GraphError("no contributions: the result does not depend on the token embeddings")
     product = writer.add("Mul", state.gradient(EMBEDDED), EMBEDDED, shape=writer.shape(EMBEDDED))
     return writer.sum(product, [2]), _total(state)
 
 
 def _total(state: SweepState) -> str:
-    """Return the sum of all terms of the baseline: (B,)."""
+    """Return the sum of the terms of the baseline: (B,)."""
     writer = state.writer
     if not state.baseline:
         zeros = writer.add("Mul", EMBEDDED, writer.constant(0.0), shape=writer.shape(EMBEDDED))

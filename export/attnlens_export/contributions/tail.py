@@ -1,10 +1,11 @@
-"""From token vectors to the number that is explained, and the gradient with which the sweep begins.
+"""Pooling, dense layers and the explained target, with the gradient at which the sweep starts.
 
-    pooled = sum of weight[t] h[t],  or the maximum over tokens
-    p      = dense layers of it, cut to the first components
-    target = direction . p / |p|,    direction = what the caller gives + its share of p / |p|
+    pooled    = sum over t of weight[t] h[t], or the maximum over tokens
+    p         = dense(pooled), truncated to the first components
+    direction = input `direction` + input `towards_itself` * p / |p|
+    target    = direction . p / |p|
 
-B batch, T tokens, D hidden size, E components of an embedding.
+B batch, T tokens, D hidden size, E embedding size.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from attnlens_export.graph.names import (
     TOWARDS_ITSELF,
 )
 
-# Exact in fp16 and bf16, and far beyond any hidden state: what does not count can't be the maximum.
+# Exact in fp16 and bf16, and far larger than any hidden state, so that excluded tokens are never the maximum.
 _BELOW_ALL = 2.0**15
 _TINY = 1e-24
 
@@ -36,13 +37,13 @@ Weight = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class DenseWeights:
-    """A layer between the pooling and the embedding: y = activation(W x + b).
+    """Dense layer between pooling and embedding: y = activation(W x + b).
 
     Attributes:
         weight: W, (O, I).
         bias: b, (O,), or None.
-        activation: applied component by component.
-        normalize_input: whether x is scaled to length 1 first.
+        activation: Elementwise activation.
+        normalize_input: Whether x is normalized to unit length first.
     """
 
     weight: Weight
@@ -52,7 +53,7 @@ class DenseWeights:
 
 
 def add_pooling(writer: GraphWriter) -> str:
-    """Pool the last hidden states: the name of a value (B, D)."""
+    """Pool the last hidden states and return the name of the result (B, D)."""
     weights, hidden = POOLING_WEIGHTS, HIDDEN_OUTPUT
     width = writer.shape(hidden)[-1]
     tokens, rows = (BATCH_AXIS, LENGTH_AXIS, 1), (BATCH_AXIS, LENGTH_AXIS, width)
@@ -63,7 +64,7 @@ def add_pooling(writer: GraphWriter) -> str:
     below = writer.add("Mul", below, writer.constant(_BELOW_ALL), shape=tokens)
     candidates = writer.add("Add", hidden, below, shape=rows)
     maximum = writer.add("ReduceMax", candidates, axes=[1], keepdims=1, shape=(BATCH_AXIS, 1, width))
-    # 1 at the maximum, by arithmetic. Equal maxima share.
+    # 1 at the maximum, divided among equal maxima.
     distance = writer.add("Sign", writer.add("Sub", maximum, candidates, shape=rows), shape=rows)
     is_maximum = writer.add("Sub", one, distance, shape=rows)
     is_maximum = writer.add("Mul", is_maximum, counts, shape=rows)
@@ -82,7 +83,7 @@ def add_pooling(writer: GraphWriter) -> str:
 
 
 def add_dense(writer: GraphWriter, pooled: str, layers: Sequence[DenseWeights]) -> str:
-    """Send pooled vectors through layers: the name of a value (B, E)."""
+    """Apply dense layers to pooled vectors and return the name of the result (B, E)."""
     for number, layer in enumerate(layers):
         outputs, inputs = layer.weight.shape
         if layer.normalize_input:
@@ -99,7 +100,7 @@ def add_dense(writer: GraphWriter, pooled: str, layers: Sequence[DenseWeights]) 
 
 
 def add_target(writer: GraphWriter, vector: str) -> str:
-    """Write the embedding, which is an output; return the name of the gradient (B, E) of its target."""
+    """Add the embedding as an output and return the name of the gradient of the target (B, E)."""
     shape = writer.shape(vector)
     column = (BATCH_AXIS, 1)
     numbers = writer.constant(np.arange(int(shape[-1]), dtype=np.float32))
@@ -117,7 +118,7 @@ def add_target(writer: GraphWriter, vector: str) -> str:
 
 
 def _length(writer: GraphWriter, vector: str) -> str:
-    """(B, N) -> (B, 1)."""
+    """Return the name of the Euclidean norm: (B, N) -> (B, 1)."""
     squares = writer.add("Mul", vector, vector, shape=writer.shape(vector))
     summed = writer.sum(squares, [1], keepdims=True)
     summed = writer.add("Add", summed, writer.constant(_TINY), shape=writer.shape(summed))
@@ -125,9 +126,9 @@ def _length(writer: GraphWriter, vector: str) -> str:
 
 
 def _activate(writer: GraphWriter, value: str, activation: Activation.ValueType) -> str:
-    """Apply a function component by component, in a form whose ratio to its input the sweep takes as it is.
+    """Apply an activation, written as a product of its input and a ratio that the sweep holds constant.
 
-    A sigmoid is 1/2 at 0, so that half belongs to the baseline and the rest is a hyperbolic tangent.
+    A sigmoid is 1/2 + tanh(x / 2) / 2. The constant is part of the baseline.
     """
     shape = writer.shape(value)
     half, one = writer.constant(0.5), writer.constant(1.0)

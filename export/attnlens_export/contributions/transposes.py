@@ -1,8 +1,8 @@
-"""How a gradient goes back through each operator: y = f(x) with the gradient of y gives that of x.
+"""Rules that propagate a gradient from the result y = f(x) of an operator to its linear input x.
 
-All else that a node reads is taken as it is. Every rule is that of a linear map's transpose.
+All other inputs are held constant, so each rule is the transpose of a linear map.
 
-Letters in shapes: B batch, T tokens, D width, N any.
+B batch, T tokens, R rows, N indices, C channels, K kernel size.
 """
 
 import math
@@ -22,7 +22,7 @@ Transpose = Callable[[SweepState, onnx.NodeProto, str], None]
 _WHOLE = np.iinfo(np.int64).max
 
 
-def fitted(writer: GraphWriter, gradient: str, shape: Shape) -> str:
+def sum_to_shape(writer: GraphWriter, gradient: str, shape: Shape) -> str:
     """Sum a gradient over the axes along which a value of `shape` was repeated."""
     found = writer.shape(gradient)
     extra = len(found) - len(shape)
@@ -37,7 +37,7 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def _constant(sweep: SweepState, node: onnx.NodeProto, name: str) -> list[int]:
-    """Return the numbers of an input that must be an initializer."""
+    """Return the values of an input that must be an initializer."""
     if name not in sweep.writer.weights:
         raise GraphError(
             f"no contributions: {node.op_type} {node.name!r} reads {name!r}, which is not a constant"
@@ -52,13 +52,13 @@ def _add(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
         if number == 1 and node.op_type == "Sub":
             own = writer.add("Mul", gradient, writer.constant(-1.0), shape=writer.shape(gradient))
         if sweep.flow(value).is_linear:
-            sweep.give(value, fitted(writer, own, writer.shape(value)))
+            sweep.add_gradient(value, sum_to_shape(writer, own, writer.shape(value)))
         else:
-            sweep.settle(node, value, own)
+            sweep.add_baseline(node, value, own)
 
 
 def _multiply(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
-    """From y = x * f. Of two linear factors the result of an activation is taken as it is."""
+    """For y = x * f: g * f. If both factors are linear, the result of the activation is held constant."""
     writer = sweep.writer
     linear = [value for value in node.input if sweep.flow(value).is_linear]
     if len(linear) > 1:
@@ -66,17 +66,17 @@ def _multiply(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     (value,) = linear
     (factor,) = [other for other in node.input if other != value]
     product = writer.add("Mul", gradient, factor, shape=writer.shape(node.output[0]))
-    sweep.give(value, fitted(writer, product, writer.shape(value)))
+    sweep.add_gradient(value, sum_to_shape(writer, product, writer.shape(value)))
 
 
 def _divide(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     writer, (value, divisor) = sweep.writer, node.input
     quotient = writer.add("Div", gradient, divisor, shape=writer.shape(node.output[0]))
-    sweep.give(value, fitted(writer, quotient, writer.shape(value)))
+    sweep.add_gradient(value, sum_to_shape(writer, quotient, writer.shape(value)))
 
 
 def _multiply_matrices(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
-    """From y = x W: g W'. From y = A x: A' g."""
+    """For y = x W: g W'. For y = A x: A' g."""
     writer, (left, right) = sweep.writer, node.input
     is_left = sweep.flow(left).is_linear
     value, other = (left, right) if is_left else (right, left)
@@ -85,11 +85,11 @@ def _multiply_matrices(sweep: SweepState, node: onnx.NodeProto, gradient: str) -
     own = writer.shape(value)
     batch = _longer(writer.shape(gradient)[:-2], writer.shape(other)[:-2])
     product = writer.add("MatMul", *factors, shape=(*batch, *own[-2:]))
-    sweep.give(value, fitted(writer, product, own))
+    sweep.add_gradient(value, sum_to_shape(writer, product, own))
 
 
 def _longer(first: Shape, second: Shape) -> Shape:
-    """Return the axes of batches of a product of matrices."""
+    """Return the broadcast batch axes of a matrix product."""
     longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
     padded = (1,) * (len(longer) - len(shorter)) + tuple(shorter)
     return tuple(other if size == 1 else size for size, other in zip(longer, padded, strict=True))
@@ -101,8 +101,8 @@ def _swapped(writer: GraphWriter, matrix: str) -> str:
     swapped: Shape = (*shape[:-2], shape[-1], shape[-2])
     if matrix not in writer.weights or shape != swapped:
         return writer.add("Transpose", matrix, perm=order, shape=swapped)
-    # OpenVINO 2026 in fp32 takes a square weight for its transpose where both are factors. The detour makes
-    # another constant of it, which runtimes compute as they open the graph.
+    # OpenVINO 2026 in fp32 confuses a square weight with its transpose if a graph multiplies by both. This
+    # expression makes a separate constant, which runtimes fold when they open the graph.
     minus = writer.constant(-1.0)
     negative = writer.add("Mul", matrix, minus, shape=shape)
     negative = writer.add("Transpose", negative, perm=order, shape=swapped)
@@ -114,25 +114,25 @@ def _reshape(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     before, after = writer.shape(value), writer.shape(node.output[0])
     target = constant_target(after, before)
     if target is not None:
-        sweep.give(value, writer.reshape(gradient, target, before))
+        sweep.add_gradient(value, writer.reshape(gradient, target, before))
         return
     axis = _merged_axis(before, after)
     if axis is None:
         raise GraphError(
-            f"no contributions: Reshape {node.name!r} goes from {before} to {after}, and no constant target "
-            "goes back"
+            f"no contributions: Reshape {node.name!r} goes from {before} to {after}, and its transpose has "
+            "no constant target"
         )
-    # Runtimes want constant targets, so row i, column j is looked up at i * columns + j.
+    # Some runtimes require constant targets, so look up row i, column j at i * columns + j.
     num_rows, num_columns = (_size(writer, value, axis + step) for step in (0, 1))
-    starts = writer.add("Mul", _numbers(writer, num_rows), num_columns)
+    starts = writer.add("Mul", _range(writer, num_rows), num_columns)
     starts = writer.add("Unsqueeze", starts, writer.constant([1]))
-    offsets = writer.add("Unsqueeze", _numbers(writer, num_columns), writer.constant([0]))
+    offsets = writer.add("Unsqueeze", _range(writer, num_columns), writer.constant([0]))
     indices = writer.add("Add", starts, offsets)
-    sweep.give(value, writer.add("Gather", gradient, indices, axis=axis, shape=before))
+    sweep.add_gradient(value, writer.add("Gather", gradient, indices, axis=axis, shape=before))
 
 
 def _merged_axis(before: Shape, after: Shape) -> int | None:
-    """Return the first of the two axes that a Reshape merges; None if it does something else."""
+    """Return the first of two axes that a Reshape merges, or None for any other Reshape."""
     for axis in range(len(after)):
         if before[:axis] == after[:axis] and before[axis + 2 :] == after[axis + 1 :]:
             return axis if len(before) == len(after) + 1 else None
@@ -140,14 +140,14 @@ def _merged_axis(before: Shape, after: Shape) -> int | None:
 
 
 def _size(writer: GraphWriter, value: str, axis: int) -> str:
-    """Return the length of an axis, counted from 0: a number."""
+    """Return the length of a non-negative axis as a scalar."""
     of_axis = [writer.constant([axis]), writer.constant([axis + 1])]
     length = writer.add("Slice", writer.add("Shape", value), *of_axis)
     return writer.add("Squeeze", length, writer.constant([0]), shape=())
 
 
-def _numbers(writer: GraphWriter, count: str) -> str:
-    """Return 0, 1, 2 ... up to `count`, which is not one of them."""
+def _range(writer: GraphWriter, count: str) -> str:
+    """Return 0, 1, ..., `count` - 1."""
     zero, one = (writer.constant(np.array(number, dtype=np.int64)) for number in (0, 1))
     return writer.add("Range", zero, count, one)
 
@@ -158,21 +158,23 @@ def _transpose(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     back = sweep.writer.add(
         "Transpose", gradient, perm=[int(axis) for axis in np.argsort(order)], shape=sweep.writer.shape(value)
     )
-    sweep.give(value, back)
+    sweep.add_gradient(value, back)
 
 
 def _unsqueeze(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     kind = "Squeeze" if node.op_type == "Unsqueeze" else "Unsqueeze"
     value = node.input[0]
-    sweep.give(value, sweep.writer.add(kind, gradient, node.input[1], shape=sweep.writer.shape(value)))
+    sweep.add_gradient(
+        value, sweep.writer.add(kind, gradient, node.input[1], shape=sweep.writer.shape(value))
+    )
 
 
 def _cast(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
-    sweep.give(node.input[0], gradient)
+    sweep.add_gradient(node.input[0], gradient)
 
 
 def _slice(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
-    """Put zeros before and behind: slices of zeros, since few runtimes have Pad with computed lengths."""
+    """Pad with zeros, by concatenation, because few runtimes support Pad with computed lengths."""
     writer, value = sweep.writer, node.input[0]
     shape, names = writer.shape(value), list(node.input)
     axes = _constant(sweep, node, names[3])
@@ -180,7 +182,7 @@ def _slice(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
         raise GraphError(f"no contributions: Slice {node.name!r} has several axes, or steps")
     (axis,) = axes
     zeros = writer.add("Mul", value, writer.constant(0.0), shape=shape)
-    # Shapes are only right along the other axes: nothing that follows looks at this one.
+    # The recorded length of this axis is wrong, but no later step reads it.
     own = writer.shape(gradient)
     parts = [gradient]
     start, end = names[1], names[2]
@@ -193,11 +195,11 @@ def _slice(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     if not is_open:
         parts.append(writer.add("Slice", zeros, end, writer.constant([_WHOLE]), names[3], shape=own))
     whole = parts[0] if len(parts) == 1 else writer.add("Concat", *parts, axis=axis % len(shape), shape=shape)
-    sweep.give(value, whole)
+    sweep.add_gradient(value, whole)
 
 
 def _concatenate(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
-    """Cut the gradient up. Sizes up to the part of unknown size count from the front, others from behind."""
+    """Slice the gradient. Parts after one of unknown size are indexed from the end."""
     writer = sweep.writer
     axis = int(helper.get_node_attr_value(node, "axis"))
     shapes = [writer.shape(value) for value in node.input]
@@ -206,19 +208,19 @@ def _concatenate(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None
     unknown = [number for number, size in enumerate(sizes) if not isinstance(size, int)]
     bounds = (
         [(writer.constant([start]), writer.constant([end])) for start, end in _fixed_bounds(sizes, *unknown)]
-        if len(unknown) < 2  # noqa: PLR2004 - of several, each is measured
+        if len(unknown) < 2  # noqa: PLR2004 - otherwise, compute the bounds at run time
         else _measured_bounds(writer, node.input, axis)
     )
     for value, (start, end), shape in zip(node.input, bounds, shapes, strict=True):
         part = writer.add("Slice", gradient, start, end, writer.constant([axis]), shape=shape)
         if sweep.flow(value).is_linear:
-            sweep.give(value, part)
+            sweep.add_gradient(value, part)
         else:
-            sweep.settle(node, value, part)
+            sweep.add_baseline(node, value, part)
 
 
 def _fixed_bounds(sizes: Sequence[int | str], unknown: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each part; one of them may have an unknown size."""
+    """Yield start and end of each part. At most one part has an unknown size."""
     middle = len(sizes) if unknown is None else unknown
     for number, own in enumerate(sizes):
         before = sum(int(size) for size in sizes[:number]) if number <= middle else None
@@ -230,7 +232,7 @@ def _fixed_bounds(sizes: Sequence[int | str], unknown: int | None = None) -> Ite
 
 
 def _measured_bounds(writer: GraphWriter, values: Sequence[str], axis: int) -> Iterator[tuple[str, str]]:
-    """Yield start and end of each part, (1,) each, computed of the sizes of `values`."""
+    """Yield start and end of each part, (1,) each, computed at run time from the sizes of `values`."""
     start = writer.constant([0])
     for value in values:
         size = writer.add("Unsqueeze", _size(writer, value, axis), writer.constant([0]))
@@ -240,11 +242,12 @@ def _measured_bounds(writer: GraphWriter, values: Sequence[str], axis: int) -> I
 
 
 def _gather(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
-    """From y = P x, where row n of P is 1 at the index of n: P' g.
+    """For y = P x, where row n of P is 1 at index n of the lookup: P' g.
 
-    A product, not a ScatterND that adds: with duplicate indices, ONNX Runtime's ScatterND on the CPU loses
-    updates when it has several threads, and on GPUs the order of additions varies from run to run. The cost
-    is that of the size of P, so what is looked up should be blocks of tokens.
+    A matrix product instead of a ScatterND with addition: with duplicate indices and several threads,
+    ScatterND of ONNX Runtime loses updates on CPUs, and on GPUs the order of additions varies from run to
+    run. The cost is proportional to the size of P, so mechanisms should look up blocks of tokens rather than
+    tokens.
     """
     writer, value = sweep.writer, node.input[0]
     shape = writer.shape(value)
@@ -252,24 +255,26 @@ def _gather(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     outer, inner = shape[:axis], shape[axis + 1 :]
     if not all(isinstance(size, int) for size in inner):
         raise GraphError(
-            f"no contributions: Gather {node.name!r} looks up rows of the variable shape {inner} in {value!r}"
+            f"no contributions: Gather {node.name!r} looks up rows of the dynamic shape {inner} in {value!r}"
         )
     size = math.prod(int(length) for length in inner)
     columns: Shape = (*outer, f"rows of {node.name}", size)
     gradient = writer.reshape(gradient, [*(0 for _ in outer), -1, size], columns)
     selection = _selection(sweep, node, shape[axis])  # (R, N)
     product = writer.add("MatMul", selection, gradient, shape=(*outer, shape[axis], size))
-    sweep.give(value, writer.reshape(product, [*(0 for _ in range(axis + 1)), *map(int, inner)], shape))
+    sweep.add_gradient(
+        value, writer.reshape(product, [*(0 for _ in range(axis + 1)), *map(int, inner)], shape)
+    )
 
 
 def _selection(sweep: SweepState, node: onnx.NodeProto, num_rows: int | str) -> str:
-    """Return (R, N): 1 where row r is the one that the n-th index looks up, else 0."""
+    """Return P': (R, N), 1 if the n-th index is r, else 0."""
     writer, (value, indices) = sweep.writer, node.input
     axis = int(_attributes(node).get("axis", 0))
     if isinstance(num_rows, int):
         rows = writer.constant(np.arange(num_rows))
     else:
-        rows = _numbers(writer, _size(writer, value, axis % len(writer.shape(value))))
+        rows = _range(writer, _size(writer, value, axis % len(writer.shape(value))))
     distance = writer.add(
         "Sub",
         writer.add("Unsqueeze", rows, writer.constant([1])),
@@ -280,52 +285,54 @@ def _selection(sweep: SweepState, node: onnx.NodeProto, num_rows: int | str) -> 
     return writer.add("Sub", writer.constant(1.0), differs)
 
 
-def _normalise(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
-    """From y = weight * (x - mean) / deviation + bias: (w g - mean of w g) / deviation."""
+def _normalize(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
+    """For y = weight * (x - mean) / deviation + bias: (weight g - mean(weight g)) / deviation."""
     writer, value, weight = sweep.writer, node.input[0], node.input[1]
     shape = writer.shape(value)
     axis, width = len(shape) - 1, int(shape[-1])
     epsilon = float(_attributes(node).get("epsilon", 1e-5))
     if len(node.input) > 2:  # noqa: PLR2004 - the bias
-        sweep.settle(node, node.input[2], gradient)
+        sweep.add_baseline(node, node.input[2], gradient)
     share = writer.constant(1.0 / width)
 
-    def centred(name: str) -> str:
+    def centered(name: str) -> str:
         summed = writer.sum(name, [axis], keepdims=True)
         mean = writer.add("Mul", summed, share, shape=writer.shape(summed))
         return writer.add("Sub", name, mean, shape=shape)
 
-    around = centred(value)
+    around = centered(value)
     squares = writer.add("Mul", around, around, shape=shape)
     variance = writer.sum(squares, [axis], keepdims=True)
     variance = writer.add("Mul", variance, share, shape=writer.shape(variance))
     variance = writer.add("Add", variance, writer.constant(epsilon), shape=writer.shape(variance))
     deviation = writer.add("Sqrt", variance, shape=writer.shape(variance))
     weighted = writer.add("Mul", gradient, weight, shape=shape)
-    sweep.give(value, writer.add("Div", centred(weighted), deviation, shape=shape))
+    sweep.add_gradient(value, writer.add("Div", centered(weighted), deviation, shape=shape))
 
 
 def _convolve(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
-    """(B, C, T) by (C, C / groups, K)."""
+    """Convolve backward: (B, C, T) by (C, C / groups, K)."""
     writer, value = sweep.writer, node.input[0]
     if len(node.input) > 2:  # noqa: PLR2004 - the bias
         batch, channels, length = writer.shape(gradient)
         rows = writer.add("Transpose", gradient, perm=[0, 2, 1], shape=(batch, length, channels))
-        sweep.settle(node, node.input[2], rows)
+        sweep.add_baseline(node, node.input[2], rows)
     kept = {key: number for key, number in _attributes(node).items() if key in ("group", "pads", "strides")}
     kept |= {"kernel_shape": [int(writer.shape(node.input[1])[2])]}
-    sweep.give(value, writer.add("ConvTranspose", gradient, node.input[1], shape=writer.shape(value), **kept))
+    sweep.add_gradient(
+        value, writer.add("ConvTranspose", gradient, node.input[1], shape=writer.shape(value), **kept)
+    )
 
 
 def _relu(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
-    """The ratio is 1 above 0, else 0."""
+    """Multiply by the ratio relu(x) / x: 1 if x > 0, else 0."""
     writer, value = sweep.writer, node.input[0]
     ratio = writer.add("Sign", node.output[0], shape=writer.shape(value))
-    sweep.give(value, writer.add("Mul", gradient, ratio, shape=writer.shape(value)))
+    sweep.add_gradient(value, writer.add("Mul", gradient, ratio, shape=writer.shape(value)))
 
 
 def _tanh(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
-    """The ratio is tanh(x) / x, and 1 at 0."""
+    """Multiply by the ratio tanh(x) / x, which is 1 at 0."""
     writer, value = sweep.writer, node.input[0]
     shape = writer.shape(value)
     sign = writer.add("Sign", value, shape=shape)
@@ -334,18 +341,18 @@ def _tanh(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     above = writer.add("Add", node.output[0], at_zero, shape=shape)
     below = writer.add("Add", value, at_zero, shape=shape)
     ratio = writer.add("Div", above, below, shape=shape)
-    sweep.give(value, writer.add("Mul", gradient, ratio, shape=shape))
+    sweep.add_gradient(value, writer.add("Mul", gradient, ratio, shape=shape))
 
 
 def _sum(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
-    """The gradient of each addend is that of the sum: it is left to the next product to repeat it."""
+    """Every summand has the gradient of the sum. The next product broadcasts it."""
     writer, value = sweep.writer, node.input[0]
     shape = writer.shape(value)
     axes = {axis % len(shape) for axis in _constant(sweep, node, node.input[1])}
     kept = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
     if not helper.get_node_attr_value(node, "keepdims"):
         gradient = writer.add("Unsqueeze", gradient, node.input[1], shape=kept)
-    sweep.give(value, gradient)
+    sweep.add_gradient(value, gradient)
 
 
 TRANSPOSES: dict[str, Transpose] = {
@@ -356,7 +363,7 @@ TRANSPOSES: dict[str, Transpose] = {
     "Div": _divide,
     "Gather": _gather,
     "Identity": _cast,
-    "LayerNormalization": _normalise,
+    "LayerNormalization": _normalize,
     "MatMul": _multiply_matrices,
     "Mul": _multiply,
     "ReduceSum": _sum,

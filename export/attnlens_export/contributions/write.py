@@ -1,4 +1,4 @@
-"""Writing the graph of contributions into a bundle."""
+"""Writes the contributions graph of a bundle."""
 
 from pathlib import Path
 
@@ -13,15 +13,15 @@ from attnlens_export.published.dense import read_weights
 
 
 def write_contributions(source: Fp32Graph, checkpoint: Path | None, pooling: PoolingDefaults) -> str:
-    """Write the graph beside that of the embeddings, whose weights it shares.
+    """Write the contributions graph next to the embeddings graph, with which it shares weights.
 
     Args:
-        source: the graph of the embeddings.
-        checkpoint: where the layers behind the pooling are; None: the bundle has no such layers.
-        pooling: how the bundle embeds.
+        source: Embeddings graph.
+        checkpoint: Directory of the dense layers, or None if the bundle has no dense layers.
+        pooling: Pooling settings of the bundle.
 
     Returns:
-        Why the encoder has no such graph, as a sentence; empty: it was written.
+        Empty string if the graph was written, otherwise the reason why it cannot be derived.
     """
     dense = [] if checkpoint is None else [_read_layer(checkpoint, layer) for layer in pooling.dense]
     try:

@@ -1,4 +1,4 @@
-"""Adding nodes and constants to a graph, one result at a time."""
+"""Builder that appends nodes and constants to an ONNX graph."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,12 +15,12 @@ Array = npt.NDArray[np.generic]
 
 
 class GraphWriter:
-    """Appends nodes to a graph and remembers the shapes of their results.
+    """Appends nodes to a graph and keeps track of shapes.
 
     Attributes:
-        graph: what is written to.
-        weights: the initializers by name, those of the graph and new ones.
-        shapes: of values, as far as they are known.
+        graph: Graph to extend.
+        weights: Existing and new initializers by name.
+        shapes: Known shapes of values by name.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class GraphWriter:
         *inputs: str,
         name: str = "",
         shape: Shape | None = None,
-        **attributes: Any,  # noqa: ANN401 - as ONNX takes them
+        **attributes: Any,  # noqa: ANN401 - any ONNX attribute
     ) -> str:
-        """Append a node and return the name of its result; an equal node is not made twice.
+        """Append a node, unless an equal node exists, and return the name of its result.
 
         Args:
-            op_type: the operator.
-            inputs: names of values.
-            name: of the result; empty: one is made up.
-            shape: of the result; None: nothing that follows will ask for it.
-            attributes: of the node.
+            op_type: Operator.
+            inputs: Names of input values.
+            name: Name of the result. If empty, a name is generated.
+            shape: Shape of the result, or None if no later step needs it.
+            attributes: Attributes of the node.
         """
         key = (op_type, inputs, tuple(sorted((key, str(value)) for key, value in attributes.items())))
         if not name and key in self._made:
@@ -66,7 +66,7 @@ class GraphWriter:
         return result
 
     def constant(self, value: Array | float | Sequence[int], *, name: str = "") -> str:
-        """Return the name of an initializer: fp32 of a float, int64 of whole numbers."""
+        """Return the name of an initializer: fp32 for a float, int64 for integers."""
         if isinstance(value, float):
             value = np.array(value, dtype=np.float32)
         array = value if isinstance(value, np.ndarray) else np.array(value, dtype=np.int64)
@@ -83,18 +83,18 @@ class GraphWriter:
         """Return the shape of a value.
 
         Raises:
-            GraphError: it is not known.
+            GraphError: The shape is unknown.
         """
         if name not in self.shapes:
-            raise GraphError(f"no contributions: the trace does not tell the shape of {name!r}")
+            raise GraphError(f"no contributions: the shape of {name!r} is not known from the trace")
         return self.shapes[name]
 
     def reshape(self, value: str, target: Sequence[int], shape: Shape) -> str:
-        """Reshape to a constant target, in which 0 copies an axis and -1 stands for the rest."""
+        """Reshape to a constant target, in which 0 copies the length of an axis and -1 is inferred."""
         return self.add("Reshape", value, self.constant(list(target)), shape=shape)
 
     def sum(self, value: str, axes: Sequence[int], *, keepdims: bool = False) -> str:
-        """Sum over axes, counted from 0."""
+        """Sum over non-negative axes."""
         before = self.shape(value)
         after = tuple(1 if axis in axes else size for axis, size in enumerate(before))
         if not keepdims:

@@ -1,7 +1,4 @@
-"""What a bundle's graph may hold, as explicit lists, and a check that names every deviation.
-
-B batch, T tokens, D width, H heads, L layers.
-"""
+"""Graph lint: allowed operators, data types, constants, inputs and outputs of the graphs in a bundle."""
 
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -30,41 +27,41 @@ from attnlens_export.graph.simplify import IR_VERSION
 from attnlens_export.graph.trace import OPSET
 from attnlens_model import Encoder, EncoderConfig
 
-# What an encoder of the BERT kind needs. Each runs, at opset 17, in every runtime of docs/runtimes.md.
+# Operators of BERT-like encoders. At opset 17, every runtime in docs/runtimes.md supports all of them.
 ENCODER_OPERATORS = frozenset(
     {
         *("Add", "Div", "Erf", "LayerNormalization", "MatMul", "Mul", "Relu", "Softmax", "Sub", "Tanh"),
         *("Cast", "Gather", "Reshape", "Shape", "Slice", "Transpose", "Unsqueeze"),
     }
 )
-# What a causal mask needs beside them.
+# Additional operators of a causal mask.
 CAUSAL_OPERATORS = frozenset({"Clip"})
-# What counting the tokens that are not padding needs beside them.
+# Additional operators of positions that count only tokens that are not padding.
 PADDING_OFFSET_OPERATORS = frozenset({"CumSum"})
 
-# RMSNorm written out: its own operator came with opset 23.
+# RMSNorm in basic operators, because RMSNormalization requires opset 23.
 RMS_OPERATORS = frozenset({"ReduceSum", "Sqrt"})
 SILU_OPERATORS = frozenset({"Sigmoid"})
-# The convolution beside the first layer of DeBERTa version 2.
+# Convolution of DeBERTa version 2, parallel to the first layer.
 CONVOLUTION_OPERATORS = frozenset({"Conv"})
 
-# The experts of a token are those with the greatest numbers.
+# Selection of the experts with the largest router scores.
 EXPERTS_OPERATORS = frozenset({"Abs", "ArgMax", "Clip"})
-# What the pooling and the sweep back need, and the transposes of lookups and of the convolution.
+# Pooling, the backward sweep, and the transposes of lookups and of the convolution.
 CONTRIBUTIONS_OPERATORS = frozenset(
     {
         *("Clip", "Concat", "Identity", "Range", "ReduceMax", "ReduceSum", "Sigmoid", "Sign", "Sqrt"),
         *("ConvTranspose", "Squeeze"),
     }
 )
-# The weights of layers behind the pooling, which a graph of contributions holds besides.
+# Weights of the dense layers after pooling, which only the contributions graph contains.
 DENSE_PREFIX = "dense."
 
 MAX_FP16 = float(np.finfo(np.float16).max)
 _TYPES = frozenset({TensorProto.FLOAT, TensorProto.INT64})
 _FLOAT_TYPES = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 
-# Why an operator that is not allowed is a sign of something worse than an unusual graph.
+# Probable cause of operators that are not allowed.
 _REASONS = {
     "Dropout": "the encoder was traced in training mode",
     "If": "control flow",
@@ -94,17 +91,17 @@ def check_graph(
     """Check operators, versions, constants and the shapes of inputs and outputs.
 
     Args:
-        model: the graph; its weights need not be loaded.
-        path: what to call it in the error.
-        config: the encoder that it was made from.
-        purpose: which outputs it must have.
-        more_operators: what a graph in a lower precision may hold besides the operators of fp32.
-        more_types: what its weights may be in besides fp32; inputs and outputs never are.
-        directory: where the files of weights are that are not in `model`.
-        embedding_size: the width of embeddings, which a graph of contributions has among its axes.
+        model: Graph. External weights do not have to be loaded.
+        path: Name of the graph in errors.
+        config: Configuration of the exported encoder.
+        purpose: Purpose of the graph, which determines its inputs and outputs.
+        more_operators: Additional operators of a graph in a lower precision.
+        more_types: Additional data types of weights. Inputs and outputs never have these types.
+        directory: Directory of external weight files.
+        embedding_size: Number of components of an embedding. Only needed for contributions graphs.
 
     Raises:
-        LintError: with every finding.
+        LintError: The graph violates a rule. The error lists all violations.
     """
     findings = [
         *_version_findings(model),
@@ -137,7 +134,7 @@ def _version_findings(model: onnx.ModelProto) -> list[str]:
 def allowed_operators(
     config: EncoderConfig, purpose: GraphPurpose.ValueType = GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS
 ) -> frozenset[str]:
-    """Return the operators that a graph of this encoder may hold."""
+    """Return the operators that are allowed in a graph of this encoder."""
     activations = {layer.activation for layer in config.layer_feed_forwards}
     if config.per_layer_input is not None:
         activations.add(config.per_layer_input.activation)
@@ -162,7 +159,7 @@ def _operator_findings(model: onnx.ModelProto, allowed: frozenset[str]) -> list[
         if node.op_type in _RACING and reduction != "none":
             findings.append(
                 f"node {node.name!r}: {node.op_type} with the reduction {reduction!r} loses updates when it "
-                "runs with several threads: use a product of matrices"
+                "runs with several threads: use a matrix product"
             )
         elif node.domain not in ("", "ai.onnx"):
             findings.append(f"node {node.name!r}: {node.op_type} of the foreign domain {node.domain!r}")
@@ -182,10 +179,10 @@ def _initializer_findings(model: onnx.ModelProto, allowed: frozenset[int]) -> li
 
 
 def _constant_findings(model: onnx.ModelProto, config: EncoderConfig, directory: Path) -> Iterator[str]:
-    """Find constants that are infinite in fp16; some runtimes compute in fp16 or bf16 unless told otherwise.
+    """Find constants beyond the fp16 range, because some runtimes compute in fp16 or bf16 by default.
 
-    The encoder's parameters are its own affair, and so are the numbers that int8 makes of a parameter or of a
-    value, which are called after it.
+    Parameters are exempt, and so are int8 scales and zero points, whose names start with the name of a
+    parameter or a value.
     """
     known = (
         DENSE_PREFIX,
@@ -198,8 +195,8 @@ def _constant_findings(model: onnx.ModelProto, config: EncoderConfig, directory:
         largest = float(np.abs(read_weight(directory, tensor)).max(initial=0.0))
         if not largest <= MAX_FP16:
             yield (
-                f"constant {tensor.name!r} holds {largest:.8g} in magnitude, fp16 at most {MAX_FP16:g}: "
-                "export the checkpoint again"
+                f"constant {tensor.name!r} has the magnitude {largest:.8g}, but the fp16 limit is "
+                f"{MAX_FP16:g}: export the checkpoint again"
             )
 
 
@@ -269,7 +266,7 @@ def _interface_findings(role: str, values: Iterable[onnx.ValueInfoProto], expect
 
 
 def axes_of(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
-    """Return an axis's length where it is fixed, its name where it is not (empty: neither)."""
+    """Return the length of each fixed axis and the name of each dynamic axis ("" if it has neither)."""
     return tuple(
         dimension.dim_value if dimension.HasField("dim_value") else dimension.dim_param
         for dimension in value.type.tensor_type.shape.dim

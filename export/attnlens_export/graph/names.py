@@ -1,4 +1,7 @@
-"""What the graphs of a bundle, their inputs, outputs and axes are called. H heads, T tokens."""
+"""Names of graphs and of their inputs, outputs and axes.
+
+B batch, T tokens, D hidden size, E embedding size.
+"""
 
 from pathlib import Path
 
@@ -11,7 +14,7 @@ EMBEDDINGS_PATH = "onnx/model.onnx"
 ATTENTIONS_PATH = "onnx/model_attentions.onnx"
 CONTRIBUTIONS_PATH = "onnx/model_contributions.onnx"
 DATA_PATH = "onnx/model.onnx_data"
-# The graphs in fp32 that compute what the encoder does, which every bundle has, with what each is there for.
+# The fp32 graphs that every bundle contains.
 GRAPH_PURPOSES = {
     EMBEDDINGS_PATH: GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS,
     ATTENTIONS_PATH: GraphPurpose.GRAPH_PURPOSE_ATTENTION,
@@ -22,11 +25,10 @@ BATCH_AXIS = "batch_size"
 LENGTH_AXIS = "sequence_length"
 HIDDEN_OUTPUT = "last_hidden_state"
 ATTENTION_PREFIX = "attentions."
-# The value that the first layer reads: (B, T, D).
+# Input of the first layer, (B, T, D).
 EMBEDDED = "embedded"
 
-
-# The inputs of a graph of contributions besides those of the encoder, and its outputs.
+# Additional inputs of the contributions graph, then its outputs.
 POOLING_WEIGHTS = "pooling_weights"
 TAKES_MAXIMUM = "takes_maximum"
 DIRECTION = "direction"
@@ -40,7 +42,7 @@ HEAD_CONTRIBUTIONS = "head_contributions"
 
 
 def graph_id(path: str) -> str:
-    """Return what the manifest calls a graph, such as `embeddings`, `attention` or `embeddings.fp16`."""
+    """Return the ID of a graph in the manifest, such as `embeddings`, `attention` or `embeddings.fp16`."""
     named = {ATTENTIONS_PATH: "attention", CONTRIBUTIONS_PATH: "contributions"}
     if path in named:
         return named[path]
@@ -49,13 +51,13 @@ def graph_id(path: str) -> str:
 
 
 def input_names(config: EncoderConfig) -> list[str]:
-    """Return the graph's inputs in order; `token_type_ids` only where there is more than one type."""
+    """Return the inputs of a graph in order. Encoders with one token type have no `token_type_ids`."""
     names = ["input_ids", ATTENTION_MASK]
     return [*names, "token_type_ids"] if config.embeddings.type_vocab_size > 1 else names
 
 
 def contribution_inputs(config: EncoderConfig, embedding_size: int) -> dict[str, tuple[int | str, ...]]:
-    """Return the inputs of a graph of contributions, in order, with their axes: E = `embedding_size`."""
+    """Return the inputs of the contributions graph in order, with their axes."""
     layers = [attention.num_heads for attention in config.layer_attentions]
     return {
         **dict.fromkeys(input_names(config), (BATCH_AXIS, LENGTH_AXIS)),
@@ -69,7 +71,7 @@ def contribution_inputs(config: EncoderConfig, embedding_size: int) -> dict[str,
 
 
 def contribution_outputs(config: EncoderConfig, embedding_size: int) -> dict[str, tuple[int | str, ...]]:
-    """Return the outputs of a graph of contributions, in order, with their axes."""
+    """Return the outputs of the contributions graph in order, with their axes."""
     return {
         EMBEDDING_OUTPUT: (BATCH_AXIS, embedding_size),
         TOKEN_CONTRIBUTIONS: (BATCH_AXIS, LENGTH_AXIS),
@@ -84,17 +86,17 @@ def output_names(config: EncoderConfig) -> list[str]:
 
 
 def output_name(role: OutputRole, layer: int) -> str:
-    """Return what a graph calls an output of a layer: `attentions.3`; for other roles `<role>.3`."""
+    """Return the name of an output of a layer, such as `attentions.3` or, for other roles, `<role>.3`."""
     return f"{ATTENTION_PREFIX}{layer}" if role == ATTENTION_WEIGHTS else f"{role}.{layer}"
 
 
 def inner_name(output: str) -> str:
-    """Return what a layer's output is called where it is an inner value: without a dot."""
+    """Return the name of an inner value that is an output of another graph. It contains no dot."""
     return output.replace(".", "_")
 
 
 def layer_outputs(config: EncoderConfig) -> dict[str, tuple[int, AttentionOutput]]:
-    """Return the outputs of the attention graph that belong to a layer: name -> layer, what it is."""
+    """Return layer index and description of each output of the attention graph that belongs to a layer."""
     return {
         output_name(output.role, layer): (layer, output)
         for layer in range(config.num_layers)
@@ -103,22 +105,22 @@ def layer_outputs(config: EncoderConfig) -> dict[str, tuple[int, AttentionOutput
 
 
 def output_axes(output: AttentionOutput) -> tuple[int | str, ...]:
-    """Return the axes of an output that belongs to a layer: a length where it is fixed, else a name."""
+    """Return the axes of an output of a layer: the length of a fixed axis, the name of a dynamic axis."""
     match output.layout:
         case "per_token":
             return BATCH_AXIS, LENGTH_AXIS, output.num_heads
         case "dense":
             return BATCH_AXIS, output.num_heads, LENGTH_AXIS, LENGTH_AXIS
     if output.pattern is None:
-        raise GraphError(f"the role {output.role} is laid out as {output.layout}, without a pattern")
+        raise GraphError(f"the role {output.role} has the layout {output.layout}, but no pattern")
     return BATCH_AXIS, output.num_heads, LENGTH_AXIS, output.pattern.width
 
 
 def role_number(role: str) -> manifest_pb2.OutputRole.ValueType:
-    """Return what the manifest calls a role.
+    """Return the protocol value of a role.
 
     Raises:
-        GraphError: it has no name for it; a new role is a value of `attnlens.v1.OutputRole`.
+        GraphError: `attnlens.v1.OutputRole` has no value for the role.
     """
     name = f"OUTPUT_ROLE_{role.upper()}"
     if name not in manifest_pb2.OutputRole.DESCRIPTOR.values_by_name:
@@ -127,5 +129,5 @@ def role_number(role: str) -> manifest_pb2.OutputRole.ValueType:
 
 
 def role_name(number: manifest_pb2.OutputRole.ValueType) -> str:
-    """Return the role that the manifest calls `number`."""
+    """Return the role of a protocol value."""
     return manifest_pb2.OutputRole.Name(number).removeprefix("OUTPUT_ROLE_").lower()

@@ -1,4 +1,4 @@
-"""The encoder's parameters inside an ONNX file: compared, or made into an encoder again."""
+"""Comparison of the weights in an ONNX file with an encoder, and reconstruction of an encoder from them."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,10 +14,10 @@ from attnlens_model import Encoder, EncoderConfig
 
 
 def compare_weights(path: Path, encoder: Encoder, name: str) -> None:
-    """Compare the weights of a graph with those of the reference, bit for bit.
+    """Compare the weights of a graph with the parameters of the reference, bit for bit.
 
     Raises:
-        GraphError: a parameter differs, is missing, or has another shape.
+        GraphError: A parameter differs, is missing, or has a different shape.
     """
     parameters = encoder.state_dict()
     for parameter, array in _parameter_arrays(path, parameters):
@@ -31,13 +31,13 @@ def compare_weights(path: Path, encoder: Encoder, name: str) -> None:
 
 
 def compare_tables(path: Path, encoder: Encoder) -> int:
-    """Compare the computed tables of a graph, such as rotary cosines, with those of the encoder, bit for bit.
+    """Compare the buffers of a graph, such as rotary cosines, with those of the encoder, bit for bit.
 
     Returns:
-        Number of tables that were compared. A table that the graph does not need is not in it.
+        Number of buffers in the graph. Buffers that the graph does not use are not in it.
 
     Raises:
-        GraphError: A table differs.
+        GraphError: A buffer differs.
     """
     buffers = dict(encoder.named_buffers())
     tensors = [tensor for tensor in read_structure(path).graph.initializer if tensor.name in buffers]
@@ -53,20 +53,20 @@ def compare_tables(path: Path, encoder: Encoder) -> int:
 
 
 def rebuild_encoder(path: Path, config: EncoderConfig) -> Encoder:
-    """Make the PyTorch encoder, fp32 and in eval mode, from the weights of an ONNX file.
+    """Create a PyTorch encoder in fp32 and eval mode from the weights of an ONNX file.
 
-    Weights that are not stored transposed stay in the file, which must not change as long as the encoder is
-    used.
+    Weights that are not stored transposed are memory-mapped: do not change the file while the encoder is in
+    use.
 
     Raises:
-        GraphError: a parameter is missing, has another shape, or holds a NaN or an infinity.
+        GraphError: A parameter is missing, has a different shape, or is not finite.
     """
     with torch.device("meta"):
         encoder = Encoder(config)
     weights = {}
     for name, array in _parameter_arrays(path, encoder.state_dict()):
         if not np.isfinite(array).all():
-            raise GraphError(f"{path}: {name} holds a NaN or an infinity")
+            raise GraphError(f"{path}: {name} contains NaN or infinity")
         weights[name] = torch.from_numpy(np.require(array, requirements=["C", "W"]))
     encoder.load_state_dict(weights, assign=True)
     return encoder.eval()
@@ -75,10 +75,10 @@ def rebuild_encoder(path: Path, config: EncoderConfig) -> Encoder:
 def _parameter_arrays(
     path: Path, parameters: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
-    """Yield every parameter by name as the file holds it, mapped rather than read.
+    """Yield each parameter as a memory-mapped array.
 
     Raises:
-        GraphError: one is missing, or has another shape.
+        GraphError: A parameter is missing or has a different shape.
     """
     tensors = {tensor.name: tensor for tensor in read_structure(path).graph.initializer}
     for name, parameter in parameters.items():
@@ -87,7 +87,7 @@ def _parameter_arrays(
         elif name + TRANSPOSED_SUFFIX in tensors:
             array = read_weight(path.parent, tensors[name + TRANSPOSED_SUFFIX]).T
         else:
-            raise GraphError(f"{path} holds no weight for the parameter {name}")
+            raise GraphError(f"{path} contains no weight for the parameter {name}")
         if array.shape != tuple(parameter.shape):
             raise GraphError(
                 f"{path}: {name} has the shape {array.shape} instead of {tuple(parameter.shape)}"

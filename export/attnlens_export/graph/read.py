@@ -1,7 +1,4 @@
-"""Reading an ONNX file without reading its weights.
-
-The outer fields of the file are walked by hand, as `graph.write` writes them: see attnlens.wire.
-"""
+"""Reader of ONNX files that leaves the weights in the file. The outer fields are parsed by attnlens.wire."""
 
 import math
 import mmap
@@ -23,13 +20,14 @@ Array = npt.NDArray[np.generic]
 
 
 def read_structure(path: Path) -> onnx.ModelProto:
-    """Read an ONNX file, but of every weight of 1 KiB or more only where it is.
+    """Read an ONNX file without weights of 1 KiB or more.
 
     Returns:
-        The model; such a weight, even one inside the file, is external data: location, offset and length.
+        Model in which these weights are external data (location, offset and length), even if they are in the
+        file itself.
 
     Raises:
-        GraphError: the file is not an ONNX model.
+        GraphError: The file is not an ONNX model.
     """
     model = onnx.ModelProto()
     try:
@@ -43,19 +41,21 @@ def read_structure(path: Path) -> onnx.ModelProto:
                         model.graph.initializer.append(_read_tensor(data, part, path.name))
                     else:
                         model.graph.MergeFromString(data[part.start : part.end])
-    # Protobuf's own error is a ValueError, as is that of an empty file.
+    # Protobuf and mmap (for an empty file) raise ValueError.
     except (OSError, ValueError, IndexError) as error:
         raise GraphError(f"{path} is not valid ONNX: {error}") from error
     return model
 
 
 def check_valid(path: Path) -> None:
-    """Check a file with ONNX's own checker, which would read all of it into memory, twice.
+    """Check a file with the ONNX checker, without loading its weights.
+
+    The checker itself would load the whole file into memory, twice.
 
     Raises:
-        GraphError: the file is not an ONNX model, a weight has another length than its shape says, or the
+        GraphError: The file is not an ONNX model, the size of a weight does not match its shape, or the
             weights are behind a link that ONNX Runtime does not follow.
-        onnx.checker.ValidationError: as the checker says.
+        onnx.checker.ValidationError: The checker found a problem.
     """
     structure = read_structure(path)
     for tensor in _external(structure):
@@ -74,37 +74,37 @@ def check_valid(path: Path) -> None:
 
 
 def _write_stand_ins(locations: Iterable[str], source: Path, directory: Path) -> None:
-    """Make files as long as those with the weights, taking no space on the disk.
+    """Create sparse files of the same size as the weight files.
 
-    The length is all that the checker looks at. Of the files themselves it would refuse links, symbolic and
-    hard ones: bundles in a cache of downloads, and bundles that a layout was made from.
+    The checker only reads their size. It rejects symbolic and hard links, which bundles in a download cache
+    and bundles that share files with a layout contain.
     """
     for location in locations:
-        # The checker has a word for what is elsewhere, or missing.
+        # The checker itself reports files that are missing or in another directory.
         if location == Path(location).name and (source / location).is_file():
             with (directory / location).open("wb") as stand_in:
                 stand_in.truncate((source / location).stat().st_size)
 
 
 def _check_link(path: Path, location: str) -> None:
-    """Refuse what ONNX Runtime refuses: weights that are neither in the graph's directory nor where it is.
+    """Check that the weights are next to the graph or its link target, where ONNX Runtime can open them.
 
     Raises:
-        GraphError: a symbolic link leads elsewhere.
+        GraphError: A symbolic link leads to another directory.
     """
     found = (path.parent / location).resolve()
     if not any(found.is_relative_to(each) for each in (path.parent.resolve(), path.resolve().parent)):
         raise GraphError(
-            f"{path} has its weights in {location}, a symbolic link to {found}, and ONNX Runtime follows "
-            "none out of a directory: copy the bundle with `cp -rL`"
+            f"{path} has its weights in {location}, a symbolic link to {found}, but ONNX Runtime does not "
+            "follow links to other directories: copy the bundle with `cp -rL`"
         )
 
 
 def external_files(path: Path) -> list[Path]:
-    """Return the other files that hold weights of the graph in `path`, sorted.
+    """Return the external weight files of a graph, sorted.
 
     Raises:
-        GraphError: the file is not an ONNX model.
+        GraphError: The file is not an ONNX model.
     """
     return sorted(path.parent / name for name in _locations(read_structure(path)) if name != path.name)
 
@@ -118,17 +118,17 @@ def _external(structure: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def locate_weights(structure: onnx.ModelProto, directory: Path) -> Path:
-    """Replace the locations of weights by paths without links, relative to a folder.
+    """Replace the locations of external weights by paths without links, relative to a common directory.
 
-    ONNX Runtime maps the weights of a graph without a file of its own from that folder, and follows no link
-    out of it.
+    ONNX Runtime needs this directory to open the weights of an in-memory graph. It does not follow links that
+    lead out of it.
 
     Args:
-        structure: Graph that refers to its weights.
-        directory: Directory that its locations are relative to.
+        structure: Graph with external weights.
+        directory: Directory that the current locations are relative to.
 
     Returns:
-        The folder.
+        Common directory.
     """
     files = {location: (directory / location).resolve() for location in _locations(structure)}
     folder = Path(os.path.commonpath([path.parent for path in files.values()] or [directory.resolve()]))
@@ -140,13 +140,13 @@ def locate_weights(structure: onnx.ModelProto, directory: Path) -> Path:
 
 
 def read_weight(directory: Path, tensor: onnx.TensorProto) -> Array:
-    """Return an initializer of a structure, mapped from its file in `directory` where it is external."""
+    """Return an initializer as an array. External data is memory-mapped."""
     if not external_data_helper.uses_external_data(tensor):
         return numpy_helper.to_array(tensor).copy()
     info = external_data_helper.ExternalDataInfo(tensor)
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)).newbyteorder("<")
     shape = tuple(tensor.dims)
-    # Copy on write, as above: PyTorch takes no array that can't be written to.
+    # Copy-on-write, because PyTorch warns about read-only arrays.
     return np.memmap(directory / info.location, dtype, "c", info.offset or 0, shape)
 
 

@@ -1,17 +1,16 @@
-"""From the graph that torch.onnx traces to one that every runtime reads.
+"""Simplification of graphs traced by torch.onnx, so that every runtime can read them.
 
-What is done, and why, in order (docs/bundle.md shows the result):
+The steps, in order (docs/bundle.md shows the result):
 
-1. A `Transpose` of a weight becomes the weight itself, stored transposed and named `<parameter>.T`.
-2. Constant arithmetic on shapes is folded and the leftovers are removed.
-3. Every `Reshape` gets a constant target such as `[0, 0, heads, width]`, where 0 means "as it was", and loses
-   its `allowzero` attribute, which would give 0 another meaning and which some runtimes can't read.
-   This removes all shape arithmetic from the layers.
-4. A `Transpose` in front of a product that both moves rows and swaps the last two axes becomes one of each:
-   runtimes take the swap into the product and copy whole rows for the rest, which is faster.
-5. Equal constants become one. Parameters are never merged, even where two are equal: their names are how
-   `attnlens check` finds them again.
-6. Metadata, doc strings and shapes of inner values are dropped: they name files of the exporting machine.
+1. Replace each `Transpose` of a weight by the transposed weight, named `<parameter>.T`.
+2. Fold constants and shape arithmetic.
+3. Give each `Reshape` a constant target such as `[0, 0, heads, width]`, where 0 keeps the length of an axis.
+   This removes all shape arithmetic from the layers. Remove the attribute `allowzero`, which changes the
+   meaning of 0 and which some runtimes do not support.
+4. Split each `Transpose` before a matrix product that both moves rows and swaps the last two axes. Runtimes
+   fuse the swap into the product and copy whole rows for the rest, which is faster.
+5. Merge equal constants. Equal parameters are kept, because `attnlens check` finds them by name.
+6. Remove metadata, doc strings and shapes of inner values, which contain paths of the exporting machine.
 """
 
 from collections.abc import Collection, Sequence
@@ -31,21 +30,21 @@ IR_VERSION = 8
 
 
 Shape = tuple[int | str, ...]
-"""The length of each axis, or what it depends on."""
+"""Length of each axis: a number, or an expression in the names of dynamic axes."""
 
 
 def simplify(model: ir.Model, parameters: Collection[str]) -> dict[str, Shape]:
-    """Rewrite a freshly traced model in place.
+    """Simplify a traced model in place.
 
     Args:
-        model: as `torch.onnx.export(..., optimize=False)` returns it.
-        parameters: the names of the initializers that are the encoder's parameters.
+        model: Model returned by `torch.onnx.export(..., optimize=False)`.
+        parameters: Names of the initializers that are parameters of the encoder.
 
     Returns:
-        The shapes of values by name, as far as they are known. The model keeps those of inputs and outputs.
+        Known shapes of values by name. The model keeps only the shapes of inputs and outputs.
 
     Raises:
-        GraphError: a reshape depends on the data in a way that no constant target expresses.
+        GraphError: A `Reshape` has no equivalent constant target.
     """
     keep = {*parameters, *(name + TRANSPOSED_SUFFIX for name in parameters)}
     transpose_weights(model.graph, parameters)
@@ -68,20 +67,20 @@ def simplify(model: ir.Model, parameters: Collection[str]) -> dict[str, Shape]:
 
 
 def transpose_weights(graph: ir.Graph, parameters: Collection[str]) -> None:
-    """Replace `Transpose(weight)` by a stored transposed weight."""
+    """Replace each `Transpose(weight)` by a transposed initializer."""
     for node in list(graph):
         weight = node.inputs[0] if node.op_type == "Transpose" else None
         if weight is None or weight.name not in parameters or weight.const_value is None:
             continue
         name = f"{weight.name}{TRANSPOSED_SUFFIX}"
-        # A view: the bytes are only reordered while they are written.
+        # A view: the bytes are reordered when they are written.
         transposed = weight.const_value.numpy().transpose(node.attributes["perm"].as_ints())
         ir.convenience.replace_all_uses_with(node.outputs[0], initializer(graph, name, transposed))
         graph.remove(node, safe=True)
 
 
 def initializer(graph: ir.Graph, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
-    """Return the graph's initializer `name`, made from `array` if there is none."""
+    """Return the initializer `name`. If it does not exist, create it from `array`."""
     if name not in graph.initializers:
         tensor = ir.Tensor(array, name=name)
         graph.register_initializer(
@@ -91,9 +90,9 @@ def initializer(graph: ir.Graph, name: str, array: npt.NDArray[np.generic]) -> i
 
 
 def fold(model: ir.Model, keep: Collection[str]) -> None:
-    """Fold constants and shape arithmetic until nothing changes, at most twice as torch.onnx itself does.
+    """Fold constants and shape arithmetic twice, like torch.onnx itself.
 
-    What is computed of the initializers `keep` stays: folded, it would be a constant without their name.
+    Nodes that read an initializer in `keep` are not folded, because the result would lose its name.
     """
 
     def should_fold(node: ir.Node) -> bool | None:
@@ -119,25 +118,25 @@ def make_target_constant(graph: ir.Graph, node: ir.Node) -> None:
 def reshape_target(node: ir.Node) -> list[int]:
     """Derive the constant target of a Reshape from the shapes of its input and output.
 
-    An axis of unknown length must be the input's axis at the same place (0), or be the only other one (-1).
+    A dynamic axis becomes 0 if the input has the same axis at the same index. One other axis may be -1.
 
     Raises:
-        GraphError: neither holds, or a shape is unknown.
+        GraphError: A shape is unknown, or several axes would be -1.
     """
     source, result = node.inputs[0], node.outputs[0]
     if source is None or source.shape is None or result.shape is None:
-        raise GraphError(f"the Reshape that makes {result.name!r} has no inferred shape")
+        raise GraphError(f"the Reshape that computes {result.name!r} has no inferred shape")
     target = constant_target(tuple(source.shape), tuple(result.shape))
     if target is None:
         raise GraphError(
-            f"the Reshape that makes {result.name!r} goes from {source.shape} to {result.shape}: "
-            "no constant target expresses that"
+            f"the Reshape that computes {result.name!r} goes from {source.shape} to {result.shape}: at most "
+            "one axis may change to an unknown length"
         )
     return target
 
 
 def constant_target(source: Sequence[object], result: Sequence[object]) -> list[int] | None:
-    """Return the target of a Reshape between two shapes, as `reshape_target` says; None: no constant is."""
+    """Return the constant target of a Reshape between two shapes (see `reshape_target`), or None."""
     target = []
     for axis, length in enumerate(result):
         if isinstance(length, int):
@@ -148,10 +147,10 @@ def constant_target(source: Sequence[object], result: Sequence[object]) -> list[
 
 
 def split_transpose(factor: ir.Value | None) -> None:
-    """Move rows first where a product's factor is a Transpose that moves rows and swaps the last two axes.
+    """Split a Transpose that moves rows and also swaps the last two axes, if it feeds a matrix product.
 
-    Keys (B, T, H, K) reach their product as (B, H, K, T). Folding makes that one Transpose; by way of
-    (B, H, T, K) the bits are the same.
+    Folding transposes keys from (B, T, H, K) to (B, H, K, T) in one step. The intermediate (B, H, T, K) gives
+    bit-identical results.
     """
     node = None if factor is None else factor.producer()
     if factor is None or node is None or node.op_type != "Transpose" or node.graph is None:
@@ -171,7 +170,7 @@ def split_transpose(factor: ir.Value | None) -> None:
 
 
 def merge_constants(graph: ir.Graph, keep: Collection[str]) -> None:
-    """Merge equal constants and number them; drop initializers without a reader."""
+    """Merge and number equal constants, and remove unused initializers."""
     seen: dict[tuple[object, ...], ir.Value] = {}
     for name, value in list(graph.initializers.items()):
         if not value.uses():
@@ -187,7 +186,7 @@ def merge_constants(graph: ir.Graph, keep: Collection[str]) -> None:
 
 
 def rename_values(graph: ir.Graph) -> dict[str, Shape]:
-    """Give every node and inner value a name that is stable from export to export; return shapes by name."""
+    """Give nodes and inner values reproducible names. Return the shapes by name."""
     shapes: dict[str, Shape] = {}
     for value in (*graph.inputs, *graph.outputs):
         value.metadata_props.clear()

@@ -1,10 +1,10 @@
-"""Tracing an encoder: one graph with every attention map, one with the hidden states alone.
+"""Tracing of an encoder into two graphs: one with all attention maps, one with only the hidden states.
 
-B batch, T tokens, D width, H heads, L layers.
+B batch, T tokens, D hidden size.
 
-The second graph is the first without its attention outputs and what only they need, so both hold the same
-weights and one trace serves both. They are two files because a runtime computes, and many return, every
-output of a graph.
+The second graph is the first without the attention outputs and the nodes that only they need. One trace is
+sufficient for both, and they share all weights. Separate files are needed because runtimes compute all
+outputs of a graph.
 """
 
 import copy
@@ -41,21 +41,22 @@ from attnlens_export.graph.simplify import Shape, simplify
 from attnlens_model import Encoder, EncoderConfig
 
 OPSET = 17
-# Any example other than 1 x 1 will do that fits the table of positions; a length of 1 would be taken for a
-# constant, so a table of one position is traced with two tokens, over which it broadcasts.
+# Any batch and length above 1 that fits the position embeddings. torch.export treats a length of 1 as
+# constant, so an encoder with one position is traced with two tokens, to which its position embedding is
+# broadcast.
 EXAMPLE_BATCH_SIZE = 2
 EXAMPLE_LENGTHS = (2, 9)
 
 
 @dataclass(frozen=True)
 class TracedGraph:
-    """A graph apart from its weights.
+    """Graph and its weights.
 
     Attributes:
-        proto: the model without initializers.
-        weights: the initializers by name, in the graph's order; views of the encoder's own parameters,
-            or of their transposes under `<parameter>.T`.
-        shapes: of the values that torch knew it of: a number for each axis, or how it depends on the inputs'.
+        proto: Model without initializers.
+        weights: Initializers by name, in the order of the graph: views of the parameters of the encoder, or
+            of their transposes, named `<parameter>.T`.
+        shapes: Known shapes of values by name.
     """
 
     proto: onnx.ModelProto
@@ -63,7 +64,7 @@ class TracedGraph:
     shapes: Mapping[str, Shape] = field(default_factory=dict)
 
     def proto_with_weights(self) -> onnx.ModelProto:
-        """Return the whole model as one message, for small encoders and tests."""
+        """Return the model with its weights as one message. Only for small encoders."""
         model = onnx.ModelProto()
         model.CopyFrom(self.proto)
         model.graph.initializer.extend(
@@ -73,7 +74,7 @@ class TracedGraph:
 
 
 class _AllOutputs(nn.Module):
-    """The encoder as a function of tensors that returns a flat tuple of tensors."""
+    """Wrapper that returns all outputs of the encoder as a flat tuple of tensors."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
@@ -96,15 +97,16 @@ def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
     """Trace the encoder with dynamic batch size and length.
 
     Args:
-        encoder: on the CPU, fp32. Its training flags are switched off during the trace and then restored: a
-            dropout that is traced in training mode would stay in the graph. Likewise gradients.
-        config: the encoder's configuration.
+        encoder: Encoder in fp32 on the CPU. Training mode and gradients are disabled during the trace, then
+            restored. In training mode, the graph would contain dropout.
+        config: Configuration of the encoder.
 
     Returns:
-        The attention graph: `last_hidden_state` (B, T, D), then what each layer returns: see `output_names`.
+        Attention graph with the outputs `last_hidden_state` (B, T, D) and those of each layer (see
+        `output_names`).
 
     Raises:
-        GraphError: torch can't trace the encoder, or the graph has no portable form.
+        GraphError: torch cannot trace the encoder, or the graph has no portable form.
     """
     names = input_names(config)
     shortest, longest = EXAMPLE_LENGTHS
@@ -128,7 +130,7 @@ def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
             )
         except torch.onnx.errors.OnnxExporterError as error:
             raise GraphError(
-                f"torch.onnx can't trace the {config.family} encoder: {_root_cause(error)}"
+                f"torch.onnx cannot trace the {config.family} encoder: {_root_cause(error)}"
             ) from error
     if program is None:
         raise GraphError(f"torch.onnx returned no graph for the {config.family} encoder")
@@ -136,17 +138,17 @@ def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
     _name_axes(model.graph, config)
     parameters = _restore_parameter_names(model.graph)
     shapes = simplify(model, parameters)
-    # No output: it has only got its name as one.
+    # It was an output only to get its name.
     embedded = model.graph.outputs.pop()
     embedded.shape = embedded.type = None
     return _split_weights(model, shapes)
 
 
 def _name_axes(graph: ir.Graph, config: EncoderConfig) -> None:
-    """Give the length that varies its name in the outputs of layers.
+    """Replace expressions in the shapes of layer outputs by the names of axes.
 
-    Where a mechanism pads and cuts, torch derives an expression of the length. That it always is the length,
-    parity shows: another shape does not compare.
+    If a mechanism pads and cuts, torch derives an expression of the length. Parity would fail if its value
+    were not the length.
     """
     described = layer_outputs(config)
     for value in graph.outputs:
@@ -157,35 +159,36 @@ def _name_axes(graph: ir.Graph, config: EncoderConfig) -> None:
 
 
 def _index_one_axis(tensor: FLOAT, indices: Sequence[INT64 | None]) -> FLOAT:
-    """Translate `tensor[:, :, index]`, of any type, into the lookup that it is.
+    """Translate `tensor[:, :, index]` into Gather.
 
-    torch.onnx makes a GatherND with transposes of all indexing, which fewer runtimes have.
+    torch.onnx translates it into GatherND and transposes, and fewer runtimes support GatherND.
     """
     ((axis, index),) = [(axis, index) for axis, index in enumerate(indices) if index is not None]
     return op17.Gather(tensor, index, axis=axis)
 
 
 def _root_cause(error: BaseException) -> str:
-    """Return one line of what went wrong at the bottom; the exporter wraps it in pages of advice."""
+    """Return the innermost cause in one line. The exporter adds pages of advice to it."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def embeddings_graph(attentions: TracedGraph) -> TracedGraph:
-    """Return the graph that computes `last_hidden_state` alone, with the same weights.
+    """Return a graph that computes only `last_hidden_state`, with the same weights.
 
-    Nodes and constants that only the other outputs need are left out: ONNX Runtime would compute them.
+    Nodes and constants that only the other outputs need are removed, because ONNX Runtime would compute them.
 
-    Weights of attention that are not an output are not zeroed: a softmax is exactly 0 at masked keys already,
-    except in rows in which every key is masked, and these are padding. It takes 1 % less time, in int8 4 %.
+    Attention weights that are not an output are not multiplied by the mask: a softmax is exactly 0 at masked
+    keys, except in rows where all keys are masked, and these are padding. This saves 1 % of the time, and 4 %
+    in int8.
     """
     proto = copy.deepcopy(attentions.proto)
     dropped = {output.name for output in proto.graph.output[1:]}
     del proto.graph.output[1:]
     proto.graph.name = "embeddings"
     _drop_zeroing(proto.graph)
-    # An output of a layer is now an inner value; a name without a dot says so.
+    # Outputs of layers are inner values now.
     for node in proto.graph.node:
         for names in (node.input, node.output):
             for index, name in enumerate(names):
@@ -200,7 +203,7 @@ def embeddings_graph(attentions: TracedGraph) -> TracedGraph:
 
 
 def drop_unread(graph: onnx.GraphProto) -> set[str]:
-    """Drop the nodes whose results nothing reads; return the names of all values that are read."""
+    """Remove nodes with unused results. Return the names of all values that are read."""
     read = {output.name for output in graph.output}
     for node in reversed(list(graph.node)):
         if read.isdisjoint(node.output):
@@ -211,10 +214,10 @@ def drop_unread(graph: onnx.GraphProto) -> set[str]:
 
 
 def _drop_zeroing(graph: onnx.GraphProto) -> None:
-    """Drop each product of a softmax with the mask that made the weights of a layer.
+    """Remove the products of a softmax and the mask, whose results are attention weights.
 
-    A mechanism whose weights are a softmax times something else must not end in that product: without it the
-    hidden states would be others, and parity would refuse the graph.
+    A mechanism whose attention weights are the product of a softmax and something else must not end in this
+    product: removing it would change the hidden states, and parity would fail.
     """
     softmaxes = {node.output[0] for node in graph.node if node.op_type == "Softmax"}
     products = [
@@ -233,7 +236,7 @@ def _drop_zeroing(graph: onnx.GraphProto) -> None:
 
 
 def _restore_parameter_names(graph: ir.Graph) -> set[str]:
-    """Drop the wrapper's prefix, so that an initializer has the name of the encoder's parameter."""
+    """Remove the prefix of the wrapper from the names of parameters, and return the names."""
     names = set()
     for value in list(graph.initializers.values()):
         if value.name is not None and value.name.startswith("encoder."):
@@ -249,7 +252,7 @@ def _split_weights(model: ir.Model, shapes: Mapping[str, Shape]) -> TracedGraph:
         if value.const_value is not None
     }
     for name in weights:
-        # Written by attnlens_export.graph.write, which decides where each one's bytes lie.
+        # Written by attnlens_export.graph.write.
         del model.graph.initializers[name]
     model.graph.name = "attentions"
     model.producer_name, model.producer_version = "attnlens", None
@@ -269,7 +272,7 @@ def _training_off(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _gradients_off(module: nn.Module) -> Iterator[None]:
-    """Ask no parameter for gradients: torch.export follows them too, a tenth of the time of a trace."""
+    """Disable gradients of parameters, which take a tenth of the time of a trace."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad = False
@@ -282,7 +285,7 @@ def _gradients_off(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _fewer_collections() -> Iterator[None]:
-    """Collect garbage less often: going through the objects of torch is a fifth of the time of a trace."""
+    """Collect garbage less often. It would take a fifth of the time of a trace."""
     thresholds = gc.get_threshold()
     gc.set_threshold(50_000, 10, 10)
     try:
@@ -293,9 +296,9 @@ def _fewer_collections() -> Iterator[None]:
 
 @contextmanager
 def _uncached() -> Iterator[None]:
-    """Disable torch's cache of fake tensors.
+    """Disable the fake tensor cache of torch.
 
-    Each entry rebuilds symbolic shapes, a third of the time of a trace with padded blocks.
+    Each entry rebuilds symbolic shapes, which takes a third of the time of a trace with padded blocks.
     """
     with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):  # noqa: SLF001 - no public switch
         yield
@@ -303,17 +306,17 @@ def _uncached() -> Iterator[None]:
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Keep torch.onnx's remarks about itself from the user's terminal."""
+    """Suppress messages of torch.onnx that do not concern the user."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
-        # "Opset 17 is older than what the exporter is written for": intended, and linted afterwards.
+        # "Opset 17 is older than ...": intended, and checked by the lint.
         logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            # torch's own use of its own deprecated function.
+            # torch calls a deprecated function of its own.
             warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated")
-            # All inputs share two axes, so each name is given more than once; the lint checks the result.
+            # All inputs share two axes, so each axis name is set several times. The lint checks the result.
             warnings.filterwarnings("ignore", message=r"# The axis name: .* will not be used")
             yield
     finally:

@@ -1,13 +1,12 @@
-"""Writing ONNX files whose weights lie at known, aligned places, so that two graphs can share them.
+"""Writer of ONNX files with aligned weights at known offsets, so that several graphs can share them.
 
-`onnx/model.onnx` is an ordinary self-contained ONNX file, except that every weight of 1 KiB or more begins at
-a multiple of 64 bytes. `onnx/model_attentions.onnx` says of each of those weights: "external data, in
-`model.onnx`, from this byte, so many bytes". The standard allows any file and any offset there. Where the
-weights do not fit into one protobuf message (2 GiB), both graphs point into `onnx/model.onnx_data` instead.
+`onnx/model.onnx` is a self-contained ONNX file in which each weight of 1 KiB or more starts at a multiple of
+64 bytes. `onnx/model_attentions.onnx` refers to these weights as external data: file name, offset and length.
+The ONNX standard allows any file and any offset. If the weights do not fit into one protobuf message (2 GiB),
+both graphs refer to `onnx/model.onnx_data` instead.
 
-The protobuf wire format is written by hand (attnlens.wire) for the outer fields only: a message with a length
-in front, again and again. A `doc_string` of blanks in front of the raw
-data moves them to the next multiple of 64; parsers take fields in any order.
+Only the outer fields are encoded by hand (see attnlens.wire): nested messages with a length prefix. A
+`doc_string` of spaces before the raw data of a weight aligns it. Parsers accept fields in any order.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,14 +24,13 @@ from attnlens_export.errors import GraphError
 ALIGNMENT = 64
 # Smaller tensors are stored in both files.
 SHARED_FROM_BYTES = 1024
-# A protobuf message must stay below 2 GiB; the graph's structure takes far less than the difference.
+# A protobuf message must be smaller than 2 GiB. The difference is sufficient for the structure of a graph.
 MAX_EMBEDDED_BYTES = 2**31 - 2**24
 
 MODEL_GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
 GRAPH_INITIALIZER = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
 TENSOR_RAW_DATA = onnx.TensorProto.RAW_DATA_FIELD_NUMBER
 
-# So much of a weight is copied at a time.
 _BLOCK_BYTES = 2**24
 
 Array = npt.NDArray[np.generic]
@@ -40,7 +38,7 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a weight's bytes lie: the file beside the graph, and the range within it."""
+    """Location of a weight: file name in the directory of the graph, and byte range."""
 
     location: str
     offset: int
@@ -51,19 +49,19 @@ def write_embedded(path: Path, proto: onnx.ModelProto, weights: Mapping[str, Arr
     """Write a self-contained ONNX file with aligned weights.
 
     Args:
-        path: the file to write.
-        proto: the model without initializers.
-        weights: the initializers by name.
+        path: Output file.
+        proto: Model without initializers.
+        weights: Initializers by name.
 
     Returns:
-        The place of each weight of at least `SHARED_FROM_BYTES`.
+        Location of each weight of at least `SHARED_FROM_BYTES`.
     """
     envelope = onnx.ModelProto()
     envelope.CopyFrom(proto)
     envelope.ClearField("graph")
     model = envelope.SerializeToString()
     nodes = proto.graph.SerializeToString()
-    # The graph's length stands before it in 1 to 5 bytes and, through the padding, depends on how many.
+    # The length prefix of the graph has 1 to 5 bytes. Its size affects the padding, which affects the length.
     for header_size in range(2, 7):
         graph_offset = len(model) + header_size
         end, headers = _lay_out(weights, graph_offset + len(nodes))
@@ -82,7 +80,7 @@ def write_embedded(path: Path, proto: onnx.ModelProto, weights: Mapping[str, Arr
 
 
 def write_data(path: Path, weights: Mapping[str, Array]) -> dict[str, Place]:
-    """Write the weights of at least `SHARED_FROM_BYTES` to a file of their own and return their places."""
+    """Write the weights of at least `SHARED_FROM_BYTES` to a separate file and return their locations."""
     places = {}
     with path.open("wb") as file:
         for name, array in weights.items():
@@ -96,7 +94,7 @@ def write_data(path: Path, weights: Mapping[str, Array]) -> dict[str, Place]:
 def write_referring(
     path: Path, proto: onnx.ModelProto, weights: Mapping[str, Array], places: Mapping[str, Place]
 ) -> None:
-    """Write an ONNX file that refers to the weights in `places` and holds the others itself."""
+    """Write an ONNX file that refers to the weights in `places` and contains all others."""
     model = onnx.ModelProto()
     model.CopyFrom(proto)
     for name, array in weights.items():
@@ -113,18 +111,18 @@ def write_referring(
 
 
 def verify_places(directory: Path, weights: Mapping[str, Array], places: Mapping[str, Place]) -> None:
-    """Read the files back and compare each shared weight bit for bit with what was to be written.
+    """Read the files and compare each shared weight with the original, bit for bit.
 
     Raises:
-        GraphError: a weight is not aligned or its bytes differ.
+        GraphError: A weight is not aligned, or its bytes differ.
     """
     for name, place in places.items():
         if place.offset % ALIGNMENT:
             raise GraphError(
-                f"{place.location}: {name} begins at byte {place.offset}, not a multiple of {ALIGNMENT}"
+                f"{place.location}: {name} starts at byte {place.offset}, not at a multiple of {ALIGNMENT}"
             )
         if not _are_stored(directory / place.location, place.offset, weights[name]):
-            raise GraphError(f"{place.location}: the bytes of {name} are not those of the parameter")
+            raise GraphError(f"{place.location}: the bytes of {name} differ from the parameter")
 
 
 def _are_stored(path: Path, offset: int, array: Array) -> bool:
@@ -134,7 +132,7 @@ def _are_stored(path: Path, offset: int, array: Array) -> bool:
 
 
 def _lay_out(weights: Mapping[str, Array], position: int) -> tuple[int, dict[str, bytes]]:
-    """Return the end of the last weight and, by name, the bytes that precede each weight's own."""
+    """Return the end offset of the last weight and, by name, the bytes before the data of each weight."""
     headers = {}
     for name, array in weights.items():
         headers[name] = header = next(
@@ -147,10 +145,10 @@ def _lay_out(weights: Mapping[str, Array], position: int) -> tuple[int, dict[str
 
 
 def _headers(name: str, array: Array) -> Iterator[bytes]:
-    """Yield what may precede a weight's bytes, each with one blank of padding more."""
+    """Yield possible headers of a weight, with an increasing number of padding bytes."""
     tensor = _describe(name, array)
     raw = start_field(TENSOR_RAW_DATA, array.nbytes)
-    # Twice the alignment, since a longer header may also lengthen the length before it.
+    # Twice the alignment, because a longer header can also lengthen the length prefix.
     for blanks in range(2 * ALIGNMENT):
         tensor.doc_string = " " * blanks
         fields = tensor.SerializeToString() + raw
@@ -163,7 +161,7 @@ def _describe(name: str, array: Array) -> onnx.TensorProto:
 
 
 def _blocks(array: Array) -> Iterator[bytes]:
-    """Yield the bytes of an array, some rows at a time."""
+    """Yield the bytes of an array in blocks of rows."""
     little_endian = array.dtype.newbyteorder("<")
     rows = array if array.ndim else array[None]
     step = max(1, _BLOCK_BYTES * len(rows) // max(1, array.nbytes))

@@ -102,7 +102,7 @@ class Int8(Precision):
         write_texts(path, written)
         search = Search(source, calibration, selection, progress)
         chosen, num_judged = self._choose(source, search, judgement)
-        progress("Int8 times beside fp32", "", 0, 1)
+        progress("Int8 times next to fp32", "", 0, 1)
         speeds, are_reliable = _measure_speeds(directory, config)
         quantization = Quantization(
             num_calibration_texts=_count(calibration),

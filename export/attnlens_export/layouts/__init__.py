@@ -1,7 +1,6 @@
-"""A verified bundle as a model repository: the tree of directories that a model server reads.
+"""Export of a bundle to the model repository of another model server.
 
-The trees hold the bundle's own graphs and weights: copies of them, or hard links.
-docs/layouts.md shows them, with what each server's documentation asks for.
+A repository contains copies of, or hard links to, the graphs and weights of the bundle. See docs/layouts.md.
 """
 
 from attnlens_export.layouts.repository import LAYOUTS, LayoutSummary, check_output, write_layout

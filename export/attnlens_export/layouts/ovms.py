@@ -1,9 +1,8 @@
-"""The tree that OpenVINO Model Server reads.
+"""Directory tree of an OpenVINO Model Server repository.
 
-Sources, in the repository openvinotoolkit/model_server: docs/models_repository_classic.md (the tree),
-docs/parameters.md (config.json; paths may be relative to it), src/schema.cpp (its keys),
-src/modelinstance.cpp (the graph is the first file ending in .onnx that the directory lists, so there must be
-one only).
+Sources, in the repository openvinotoolkit/model_server: docs/models_repository_classic.md (tree),
+docs/parameters.md (config.json, whose paths may be relative to it), src/schema.cpp (keys of config.json) and
+src/modelinstance.cpp (the graph is the first *.onnx file in the directory, so there must be exactly one).
 """
 
 import json
@@ -26,6 +25,7 @@ def ovms_tree(models: Sequence[ServedModel]) -> Tree:
 def _config(model: ServedModel) -> dict[str, Any]:
     config: dict[str, Any] = {"name": model.name, "base_path": model.name}
     if model.graph.precision == Precision.PRECISION_FP32:
-        # OpenVINO computes in bf16 or fp16 where the processor has it, which is not what parity measured.
+        # By default, OpenVINO computes in bf16 or fp16 if the processor supports it, unlike in the parity
+        # check.
         config["plugin_config"] = {"INFERENCE_PRECISION_HINT": "f32"}
     return config

@@ -1,4 +1,4 @@
-"""The page in a model repository that says what a server can't: how text becomes ids, and tokens a vector."""
+"""README.md of a model repository: tokenization, pooling and prompts, which the server does not apply."""
 
 from collections.abc import Sequence
 
@@ -14,28 +14,28 @@ def readme(
     *,
     is_linked: bool = False,
 ) -> str:
-    """Return a page of Markdown.
+    """Return the page in Markdown.
 
     Args:
-        manifest: the bundle's.
-        models: what the server offers.
-        start: the command that starts the server.
-        tokenizer: the file beside the page that turns texts into ids; None where the bundle has none.
-        is_linked: whether files may be hard links to the bundle's.
+        manifest: Manifest of the bundle.
+        models: Models in the repository.
+        start: Command that starts the server.
+        tokenizer: File name of the tokenizer, or None if the bundle has none.
+        is_linked: Whether files may be hard links to files of the bundle.
     """
     sizes = manifest.architecture
     pooling = Pooling.Name(manifest.pooling.pooling).removeprefix("POOLING_").lower()
     padding = sizes.pad_token_id
-    excluded = " without those of a prompt" if manifest.pooling.exclude_prompt else ""
+    excluded = " except those of the prompt" if manifest.pooling.exclude_prompt else ""
     dense = "".join(_describe_dense(layer) for layer in manifest.pooling.dense)
-    scaled = ", then scaled to length 1" if manifest.pooling.normalize else ""
+    scaled = ", normalized to unit length" if manifest.pooling.normalize else ""
     kept = manifest.pooling.truncate_dim
-    scaled += f"; the first {kept} components of it are kept" if kept else ""
+    scaled += f"; only its first {kept} components are used" if kept else ""
     described = "\n".join(_describe(model) for model in models)
     return f"""\
 # {manifest.model_name}
 
-Started in this directory:
+Start the server in this directory:
 
     {start}
 
@@ -43,12 +43,12 @@ Started in this directory:
 
 Clients send token ids. {_describe_tokenizer(tokenizer, manifest.max_tokens)}
 Pad the shorter texts of a batch with id {padding}; `attention_mask` is 1 for a token, 0 for padding.
-More than {sizes.max_position_embeddings} tokens fail inside the server.
+Requests with more than {sizes.max_position_embeddings} tokens fail in the server.
 
-The vector of a text is `last_hidden_state` after {pooling} pooling over its tokens{excluded}{dense}{scaled}.
+The embedding of a text is `last_hidden_state` after {pooling} pooling over its tokens{excluded}{dense}{scaled}.
 {_describe_prompts(manifest)}
 
-`bundle.json` is the manifest of the bundle that this was made from.{_describe_links(is_linked=is_linked)}
+`bundle.json` is the manifest of the original bundle.{_describe_links(is_linked=is_linked)}
 """
 
 
@@ -60,12 +60,12 @@ def _describe(model: ServedModel) -> str:
 
 
 def dense_file(layer: Dense) -> str:
-    """Return where the weights of a dense layer are: a directory there would be taken for a model."""
+    """Return the file name of the weights of a dense layer. A server would treat a directory as a model."""
     return f"{layer.path.replace('/', '_')}.safetensors"
 
 
 def _describe_dense(layer: Dense) -> str:
-    scaled = ", then scaled to length 1" if layer.normalize_input else ""
+    scaled = ", then normalized to unit length" if layer.normalize_input else ""
     bias = " + linear.bias" if layer.bias else ""
     activation = Activation.Name(layer.activation).removeprefix("ACTIVATION_").lower()
     return f"{scaled}, then {activation}(linear.weight x{bias}) with the weights of `{dense_file(layer)}`"
@@ -73,19 +73,19 @@ def _describe_dense(layer: Dense) -> str:
 
 def _describe_prompts(manifest: Manifest) -> str:
     if not manifest.prompts:
-        return "No prompt goes before a text."
+        return "Texts have no prompt."
     default = manifest.prompts[manifest.default_prompt_name] if manifest.default_prompt_name else ""
-    usual = f"{default!r} unless another is wanted" if default else "none unless one is wanted"
-    return f"The prompt that goes before a text, {usual}, is one of `prompts` in `bundle.json`."
+    described = f"The default prompt is {default!r}." if default else "By default, texts have no prompt."
+    return f"Prepend one of `prompts` in `bundle.json` to each text. {described}"
 
 
 def _describe_links(*, is_linked: bool) -> str:
     if not is_linked:
         return ""
-    return " Files may be hard links to the\nbundle's: replace them, never change them in place."
+    return " Files may be hard links to\nfiles of the bundle: replace them, but never modify them in place."
 
 
 def _describe_tokenizer(tokenizer: str | None, max_tokens: int) -> str:
     if tokenizer is None:
         return "The bundle has no tokenizer."
-    return f"`{tokenizer}` (Hugging Face tokenizers) makes them and cuts at {max_tokens}."
+    return f"`{tokenizer}` (Hugging Face tokenizers) computes them and truncates to {max_tokens}."

@@ -1,4 +1,4 @@
-"""Writing a model repository: verify the bundle, plan the tree, link or copy, move into place."""
+"""Writes a model repository: verify the bundle, plan the tree, link or copy files, move it into place."""
 
 import os
 import shlex
@@ -18,7 +18,7 @@ from attnlens_export.layouts.served_model import Content, ServedModel, Tree, ser
 from attnlens_export.layouts.triton import triton_tree
 from attnlens_export.staging import TargetKind, check_target, staged
 
-# The bundle's manifest under another name: what is written here is no bundle, and is known by this file.
+# The manifest under a different name, because a model repository is not a bundle. It identifies a repository.
 BUNDLE_NAME = "bundle.json"
 TOKENIZER_NAME = "tokenizer.json"
 
@@ -29,12 +29,12 @@ REPOSITORY = TargetKind(
 
 @dataclass(frozen=True)
 class Layout:
-    """A kind of model repository.
+    """Layout of a model repository.
 
     Attributes:
-        title: the server.
-        tree: the files of the models.
-        start: the command that starts the server on the directory `{repository}`.
+        title: Name of the server.
+        tree: Function that returns the files of models.
+        start: Command that starts the server on the directory `{repository}`.
     """
 
     title: str
@@ -52,16 +52,16 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class LayoutSummary:
-    """A model repository that was written.
+    """Summary of a written model repository.
 
     Attributes:
-        directory: where it is.
-        title: the server that it is for.
-        models: the names of its models.
-        start: the command that starts the server.
-        num_linked: how many files are hard links to the bundle's.
-        num_copied: how many are copies.
-        num_written: how many are new.
+        directory: Directory of the repository.
+        title: Name of the server.
+        models: Names of the models.
+        start: Command that starts the server.
+        num_linked: Number of hard links to files of the bundle.
+        num_copied: Number of copies of files of the bundle.
+        num_written: Number of new files.
     """
 
     directory: Path
@@ -79,27 +79,27 @@ def write_layout(
     """Write a bundle as a model repository.
 
     Args:
-        bundle: the bundle; every hash is checked first.
-        layout: a key of `LAYOUTS`.
-        output: the directory to make.
-        force: whether a model repository that is in the way is replaced.
-        link: whether files are hard links to the bundle's, where that is possible, instead of copies.
-            Python's onnx then refuses graphs of the bundle whose weights have several links.
+        bundle: Directory of the bundle. All hashes are verified first.
+        layout: Key of `LAYOUTS`.
+        output: Directory to create.
+        force: Whether to replace an existing model repository.
+        link: Whether to create hard links instead of copies where possible. The Python package onnx then
+            rejects graphs of the bundle, because their weights have several links.
 
     Raises:
-        BundleError: there is no bundle, or it was altered.
-        SourceError: it failed parity, its pooling is unknown, or its graphs can't be laid out.
-        OutputError: `output` can't be written, or may not be replaced.
+        BundleError: The bundle is missing or was altered.
+        SourceError: The bundle failed parity, its pooling is unknown, or its graphs do not fit the layout.
+        OutputError: `output` cannot be written or replaced.
     """
     check_output(bundle, output, force=force)
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
     if not manifest.parity.passed:
-        raise SourceError(f"{bundle} failed parity: no server should offer it; see {bundle}/parity/report.md")
+        raise SourceError(f"{bundle} failed parity, so it must not be served: see {bundle}/parity/report.md")
     if not manifest.pooling.pooling:
         raise SourceError(
-            f"{bundle / MANIFEST_NAME} states no pooling that this version knows: install the version of "
-            "attnlens that wrote it"
+            f"{bundle / MANIFEST_NAME}: the pooling is missing or unknown: use the version of attnlens that "
+            "exported the bundle"
         )
     kind = LAYOUTS[layout]
     models = served_models(bundle, manifest)
@@ -119,21 +119,21 @@ def write_layout(
 
 
 def check_output(bundle: Path, output: Path, *, force: bool) -> None:
-    """Refuse a directory that can't become a model repository of `bundle`.
+    """Check that a model repository of `bundle` can be written to a directory.
 
     Raises:
-        OutputError: it is the bundle, inside it or around it, or it exists and may not be replaced.
+        OutputError: The directory overlaps with the bundle, or exists and must not be replaced.
     """
     inner, outer = Path(os.path.realpath(output)), Path(os.path.realpath(bundle))
     if inner.is_relative_to(outer) or outer.is_relative_to(inner):
-        raise OutputError(f"{output} and the bundle {bundle} overlap: choose a directory beside the bundle")
+        raise OutputError(f"{output} and the bundle {bundle} overlap: choose a directory next to the bundle")
     check_target(output, force=force, kind=REPOSITORY)
 
 
 def _about(
     bundle: Path, manifest: Manifest, models: Sequence[ServedModel], start: str, *, is_linked: bool
 ) -> Tree:
-    """Return the files for those who write clients. Both servers look at directories and config.json only."""
+    """Return the files for authors of clients. Both servers read only directories and config.json."""
     has_tokenizer = any(file.path == TOKENIZER_NAME for file in manifest.files)
     page = readme(manifest, models, start, TOKENIZER_NAME if has_tokenizer else None, is_linked=is_linked)
     about: Tree = {"README.md": page.encode(), BUNDLE_NAME: bundle / MANIFEST_NAME}
@@ -143,15 +143,15 @@ def _about(
 
 
 def _place(content: Content, path: Path, *, link: bool) -> str:
-    """Make one file and tell how: "linked", "copied" or "written"."""
+    """Create a file and return "linked", "copied" or "written"."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(content, bytes):
         path.write_bytes(content)
         return "written"
-    # What a link leads to: a hard link to a link would lead nowhere elsewhere.
+    # Resolve symbolic links: a hard link to a relative symbolic link would be broken.
     source = os.path.realpath(content)
     if link:
-        # Not possible: another file system, one without hard links, or a file of another user.
+        # Fails across file systems, without support for hard links, or for files of other users.
         with suppress(OSError):
             os.link(source, path)
             return "linked"

@@ -1,4 +1,4 @@
-"""What a server loads: one graph under a name of its own, with its weights beside it under fixed names."""
+"""Models of a repository: one per graph, with fixed file names."""
 
 import re
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ GRAPH_NAME = "model.onnx"
 DATA_NAME = "model.onnx_data"
 
 Content = Path | bytes
-"""A file of the bundle, or the bytes of a new file."""
+"""File of the bundle, or content of a new file."""
 
 Tree = dict[str, Content]
-"""Every file of a directory by its path within it, with forward slashes."""
+"""Files by path relative to the directory, with forward slashes."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """One graph of a bundle, as a server sees it.
+    """One graph of a bundle as a model of the server.
 
     Attributes:
-        name: what clients call it.
-        graph: its inputs and outputs.
-        files: `model.onnx`; and `model.onnx_data` where the weights are not inside it.
+        name: Name of the model.
+        graph: Manifest entry of the graph.
+        files: `model.onnx` and, if weights are external, `model.onnx_data`.
     """
 
     name: str
@@ -35,12 +35,13 @@ class ServedModel:
 
 
 def served_models(directory: Path, manifest: Manifest) -> list[ServedModel]:
-    """Return the graphs of a bundle as models, in the manifest's order.
+    """Return the graphs of a bundle as models, in the order of the manifest.
 
-    That of contributions is left out: its inputs are those of a server that pools.
+    The contributions graph is omitted, because its inputs depend on pooling by the server.
 
     Raises:
-        SourceError: the bundle's name can't name a model, or a graph's weights are not in one listed file.
+        SourceError: The name of the bundle is not a valid model name, or the weights of a graph are not in
+            exactly one file of the manifest.
     """
     name = model_name(manifest)
     listed = {file.path for file in manifest.files}
@@ -48,25 +49,25 @@ def served_models(directory: Path, manifest: Manifest) -> list[ServedModel]:
     for graph in manifest.graphs:
         if graph.purpose == GraphPurpose.GRAPH_PURPOSE_CONTRIBUTIONS:
             continue
-        # onnx/model.onnx has the bundle's name, onnx/model_attentions.onnx that name and _attentions.
+        # onnx/model.onnx becomes NAME, and onnx/model_attentions.onnx becomes NAME_attentions.
         suffix = PurePosixPath(graph.path).stem.removeprefix("model")
         models.append(ServedModel(name + suffix, graph, _model_files(directory, graph.path, listed)))
     return models
 
 
 def model_name(manifest: Manifest) -> str:
-    """Return the bundle's name in letters, digits, dots, hyphens and underscores.
+    """Return the name of the bundle, reduced to letters, digits, dots, hyphens and underscores.
 
-    It becomes a directory and a part of URLs: both servers' patterns take anything but a slash there.
+    It becomes a directory name and part of URLs.
 
     Raises:
-        SourceError: nothing is left of it.
+        SourceError: The name contains none of these characters.
     """
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", manifest.model_name).strip("._")
     if not name:
         raise SourceError(
-            f"the bundle's name {manifest.model_name!r} has no ASCII letter or digit for a model's name: "
-            "export it again with another --name"
+            f"the bundle's name {manifest.model_name!r} has no ASCII letter or digit, which a model name "
+            "needs: export it again with another --name"
         )
     return name
 
@@ -87,8 +88,8 @@ def _model_files(directory: Path, path: str, listed: set[str]) -> Tree:
         raise SourceError(f"{directory / path}: its weights are not in one file of the manifest: {locations}")
     if locations == {DATA_NAME}:
         return {GRAPH_NAME: directory / path, DATA_NAME: directory / data}
-    # model_attentions.onnx refers to bytes inside model.onnx. The servers find a graph by that name or by
-    # its ending, so the other file gets a name that can't be taken for a graph.
+    # model_attentions.onnx refers to model.onnx. The servers find graphs by this name or suffix, so the file
+    # with the weights needs a different name.
     for entry in entries:
         entry.value = DATA_NAME
     return {GRAPH_NAME: model.SerializeToString(), DATA_NAME: directory / data}

@@ -1,8 +1,8 @@
-"""The tree that NVIDIA's Triton Inference Server reads.
+"""Directory tree of a Triton Inference Server repository.
 
-Sources, in the repository triton-inference-server/server: docs/user_guide/model_repository.md (the tree; an
-ONNX model of several files is a directory `model.onnx` with a `model.onnx` in it), model_configuration.md
-(config.pbtxt), ragged_batching.md (what the dynamic batcher combines).
+Sources, in the repository triton-inference-server/server: docs/user_guide/model_repository.md (tree; an ONNX
+model of several files is a directory `model.onnx` that contains `model.onnx`), model_configuration.md
+(config.pbtxt) and ragged_batching.md (requests that the dynamic batcher combines).
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ _DATA_TYPES = {
 }
 
 _BATCHING = """\
-# -1 is an axis of any length; its name stands behind it. max_batch_size is 0: the dims are whole shapes, and
-# a client's batch, padded to one length, runs as it came. Triton itself joins requests only where their
-# shapes are equal. To let it, for clients that pad to few lengths: set max_batch_size, delete the first of
-# the dims everywhere, and add `dynamic_batching { }`.
+# -1 is a dynamic axis; the comment shows its name. max_batch_size 0 means that dims include the batch axis
+# and that each request runs as a batch of its own, padded by the client. Triton combines only requests of
+# equal shape. If your clients pad to few lengths, enable this: set max_batch_size, remove the first entry of
+# all dims, and add `dynamic_batching { }`.
 """
 _HALF_PRECISION = """\
-# The arithmetic is fp16, which is for GPUs. Triton takes a GPU if it finds one; with
-# `instance_group [ { kind: KIND_GPU } ]` it would take nothing else, and not start where there is none.
+# This model computes in fp16, which is meant for GPUs. By default, Triton uses a GPU if there is one. With
+# `instance_group [ { kind: KIND_GPU } ]`, it requires one.
 """
 
 

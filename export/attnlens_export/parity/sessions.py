@@ -58,7 +58,7 @@ def open_session(
         graph: Path of the ONNX file, or a serialized model.
         threads: Number of threads of a run. 0 means one per core. Measure latency with 1: the server runs
             several batches at the same time.
-        use_arena: Whether to keep memory between runs. The arena retains what the largest input needed,
+        use_arena: Whether to keep memory between runs. The arena retains the memory of the largest input,
             rounded up to a power of two.
         optimized_path: File to write the graph to after ONNX Runtime has optimized it.
         weights_directory: Directory of the external weights of a serialized model.

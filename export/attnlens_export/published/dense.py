@@ -24,7 +24,7 @@ _ACTIVATIONS = {
     "torch.nn.modules.activation.SiLU": Activation.ACTIVATION_SILU,
 }
 _SHORT_NAMES = {name.rpartition(".")[2]: value for name, value in _ACTIVATIONS.items()}
-_SKIP = "or leave it out with --skip-module Dense"
+_SKIP = "or omit it with --skip-module Dense"
 
 
 def read_dense(directory: Path, path: str, in_features: int, *, normalize_input: bool) -> Dense:
@@ -35,10 +35,10 @@ def read_dense(directory: Path, path: str, in_features: int, *, normalize_input:
     """
     file = directory / path / "config.json"
     if not file.is_file():
-        raise SourceError(f"{file} is absent although modules.json names it: fetch it, {_SKIP}")
+        raise SourceError(f"{file} is missing, but modules.json refers to it: download it, {_SKIP}")
     settings = read_object(file)
     if settings.get("use_residual"):
-        raise SourceError(f"{file}: use_residual is set, which a bundle can't apply: {_SKIP[3:]}")
+        raise SourceError(f"{file}: use_residual is set, which bundles do not support: {_SKIP[3:]}")
     dense = Dense(
         path=path,
         in_features=_size(file, settings, "in_features"),
@@ -104,7 +104,7 @@ def _activation(file: Path, name: object) -> Activation.ValueType:
     if not text.startswith("torch.nn.") or short not in _SHORT_NAMES:
         known = ", ".join(_SHORT_NAMES)
         raise SourceError(
-            f"{file}: activation_function is {text!r}, a bundle can apply those of torch.nn called {known}: "
+            f"{file}: activation_function is {text!r}, but bundles only support {known} of torch.nn: "
             f"{_SKIP[3:]}"
         )
     return _SHORT_NAMES[short]

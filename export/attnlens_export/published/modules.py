@@ -43,7 +43,7 @@ def read_modules(directory: Path | None, skipped: Collection[str] = ()) -> list[
         if kind not in {each.kind for each in listed[1:]} - {"Pooling"}:
             names = ", ".join(each.kind for each in listed[1:]) or "none"
             raise SourceError(
-                f"--skip-module {kind}: the checkpoint lists {names}, any but the pooling can be skipped"
+                f"--skip-module {kind}: the checkpoint lists {names}. Skip one of these, but not the pooling"
             )
     modules = [each for each in listed if each.kind not in skipped]
     if modules and modules[0].kind.rpartition(".")[2] == "Transformer":
@@ -90,13 +90,13 @@ def _read_list(directory: Path | None) -> list[Module]:
 def _refusal(kind: str, *, has_pooling: bool) -> str:
     if kind in _AFTER_POOLING or kind == "Pooling":
         what = f"this checkpoint has a {kind} module " + (
-            "where bundles do not support it: one Pooling comes first, then Dense and Normalize only"
+            "where bundles do not support it (they support one Pooling, then Dense and Normalize)"
             if has_pooling
-            else "for token vectors, without any pooling: bundles apply it to pooled vectors only"
+            else "for token vectors, without pooling, but bundles apply it only to pooled vectors"
         )
     else:
         what = f"this checkpoint has a {kind} module, which bundles do not support"
-    return f"{what}. --skip-module {kind} leaves it out: the vectors are then not the checkpoint's"
+    return f"{what}. --skip-module {kind} omits it, which changes the embeddings"
 
 
 def _check_names(directory: Path | None, module: Module) -> None:
@@ -107,6 +107,6 @@ def _check_names(directory: Path | None, module: Module) -> None:
         name = settings.get(key) or _VECTOR
         if name != _VECTOR:
             raise SourceError(
-                f"{directory / module.path / 'config.json'}: {key} is {name!r}, a bundle applies "
-                f"{module.kind} to {_VECTOR} only. --skip-module {module.kind} leaves it out"
+                f"{directory / module.path / 'config.json'}: {key} is {name!r}, but bundles apply "
+                f"{module.kind} only to {_VECTOR}: omit it with --skip-module {module.kind}"
             )

@@ -48,10 +48,10 @@ def check_pooling_known(directory: Path, pooling: str | None) -> None:
     """
     if pooling is None and "Pooling" not in listed_kinds(directory):
         raise SourceError(
-            "the checkpoint does not say how its token vectors become an embedding (it has no modules.json "
-            "of sentence-transformers with a Pooling module): choose what its publisher recommends with "
-            f"`attnlens export --pooling {'|'.join(POOLINGS)}`, and --normalize for embeddings of length 1. "
-            "If nothing is recommended, the model may not be trained for embeddings; token vectors and "
+            "the checkpoint does not specify its pooling (modules.json with a Pooling module is missing): "
+            "choose the pooling that its publisher recommends with `attnlens export --pooling "
+            f"{'|'.join(POOLINGS)}`, and --normalize for embeddings of unit length. If there is no "
+            "recommendation, the model may not be trained for embeddings. Token vectors and "
             "attention do not depend on the choice"
         )
 
@@ -146,7 +146,9 @@ def _pooling_settings(directory: Path | None, modules: Sequence[Module], *, requ
         return {}
     path = directory / paths[0] / "config.json"
     if required and not path.is_file():
-        raise SourceError(f"{path} is absent although modules.json names it: fetch it, or {_HOW_TO_GO_ON}")
+        raise SourceError(
+            f"{path} is missing, but modules.json refers to it: download it, or {_HOW_TO_GO_ON}"
+        )
     return read_object(path)
 
 
@@ -161,8 +163,8 @@ def _read_truncate_dim(directory: Path | None, width: int) -> int:
         return 0
     if not isinstance(stated, int) or isinstance(stated, bool) or stated < 1:
         raise SourceError(
-            f"{PROMPTS_FILE}: truncate_dim is {stated!r}, a whole number from 1 to {width} is needed: "
-            "correct it, or remove it to keep all components"
+            f"{PROMPTS_FILE}: truncate_dim is {stated!r}: use an integer from 1 to {width}, or remove "
+            "it to keep all components"
         )
     return stated if stated < width else 0
 

@@ -217,10 +217,10 @@ def load_tokenizer(path: Path, config: EncoderConfig) -> Tokenizer:
 
 
 def _check_end_token(path: Path, tokenizer: Tokenizer) -> None:
-    """Refuse a `tokenizer.json` that adds no end token although `tokenizer_config.json` beside it says so.
+    """Reject a `tokenizer.json` that adds no end token although `tokenizer_config.json` specifies one.
 
-    transformers 5 then adds none, versions before it add one for some classes, and so does code of a
-    publisher's own: the last token, which decoders are pooled by, is another.
+    transformers 5 adds no end token in this case, but older versions (for some classes) and custom code do.
+    The last token, which last-token pooling uses, would be ambiguous.
 
     Raises:
         SourceError: The two files disagree about the end token.
@@ -232,10 +232,10 @@ def _check_end_token(path: Path, tokenizer: Tokenizer) -> None:
         return
     if tokenizer.encode("a").ids[-1:] != [tokenizer.token_to_id(spelled)]:
         raise SourceError(
-            f"tokenizer_config.json in {path.parent} says add_eos_token, and tokenizer.json adds no "
-            f"{spelled} at the end: transformers 5 reads the latter alone, versions before it added the "
-            "token. Write add_eos_token false for texts without it, or give a tokenizer.json whose "
-            "post-processor adds it with --tokenizer"
+            f"tokenizer_config.json in {path.parent} sets add_eos_token, but tokenizer.json does not append "
+            f"{spelled}, and versions of transformers disagree on which one applies: set add_eos_token to "
+            "false for texts without this token, or pass a tokenizer.json whose post-processor appends it "
+            "with --tokenizer"
         )
 
 

@@ -1,8 +1,8 @@
-"""A `tokenizer.json` for a checkpoint that was published without one, from the files that it has instead.
+"""Builds a `tokenizer.json` from the vocabulary files of a checkpoint that was published without one.
 
-What the files mean follows from the tokenizer's class, as `tokenizer_config.json` names it or as it is usual
-for the `model_type`; a class or a setting that is not known here is refused. The recipes are those by which
-transformers makes its fast tokenizers (convert_slow_tokenizer.py there).
+The recipe depends on the tokenizer class in `tokenizer_config.json` or, if it is missing, on the
+`model_type`. Unknown classes and settings are rejected. The recipes follow convert_slow_tokenizer.py in
+transformers.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,8 +18,8 @@ from attnlens_export.tokenizer.recipes import RECIPES, Recipe, class_of_model_ty
 from attnlens_export.tokenizer.sentencepiece import build_unigram
 
 _REMEDY = (
-    "make a tokenizer.json with the library that the model came with (transformers: "
-    "AutoTokenizer.from_pretrained(SOURCE).save_pretrained(OTHER)) and give it with --tokenizer FILE"
+    "create a tokenizer.json with the library of the model (transformers: "
+    "AutoTokenizer.from_pretrained(SOURCE).save_pretrained(OTHER)), and pass it with --tokenizer FILE"
 )
 
 
@@ -72,8 +72,8 @@ def tokenizer_class(source: Path, settings: Mapping[str, Any]) -> str:
     """Return the name of a checkpoint's tokenizer class in transformers, without its suffix "Fast".
 
     Args:
-        source: The checkpoint's directory, with `config.json`.
-        settings: The content of `tokenizer_config.json`.
+        source: Checkpoint directory, with `config.json`.
+        settings: Content of `tokenizer_config.json`.
     """
     config = read_object(source / "config.json")
     named = settings.get("tokenizer_class") or config.get("tokenizer_class")
@@ -95,7 +95,7 @@ def _recipe(source: Path, settings: dict[str, Any], present: list[str]) -> Recip
         )
     for key, supported in recipe.fixed_settings.items():
         if settings.get(key) not in (None, supported):
-            raise SourceError(f"{key}={settings[key]!r} in {source} is not built: {_REMEDY}")
+            raise SourceError(f"{key}={settings[key]!r} in {source} is not supported: {_REMEDY}")
     return recipe
 
 
@@ -114,8 +114,9 @@ def _special_tokens(source: Path, settings: dict[str, Any], recipe: Recipe) -> d
 def _extra_special_tokens(source: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Return additional special tokens, which the class does not define, with their flags.
 
-    Which file and which key counts is as in transformers (`from_pretrained` in tokenization_utils_base.py):
-    `extra_special_tokens` is the younger name, `added_tokens_decoder` makes special_tokens_map.json obsolete.
+    Files and keys have the same precedence as in transformers (`from_pretrained` in
+    tokenization_utils_base.py): `extra_special_tokens` is the newer name, and special_tokens_map.json is
+    ignored if there is `added_tokens_decoder`.
 
     Raises:
         SourceError: The value is neither a list nor an object of tokens.
@@ -136,7 +137,7 @@ def _tokens(source: Path, stated: object) -> list[dict[str, Any]]:
     tokens = [each if isinstance(each, dict) else {"content": each} for each in entries]
     bad = [each for each in tokens if not isinstance(each.get("content"), str)]
     if bad:
-        raise SourceError(f"the additional special token {bad[0]} in {source} has no spelling: {_REMEDY}")
+        raise SourceError(f"the additional special token {bad[0]} in {source} has no content: {_REMEDY}")
     return [{"special": True} | each for each in tokens]
 
 
@@ -162,11 +163,11 @@ def _lowercases(settings: dict[str, Any], vocabulary: dict[str, int]) -> tuple[b
     stated = settings.get("do_lower_case")
     if stated is not None:
         return bool(stated), "lower-casing" if stated else "cased"
-    # transformers changed its default between versions 4 and 5. The vocabulary knows: capital letters in it
-    # were of no use to a model whose texts are lower-cased, and none are a sure sign of lower-casing.
+    # The default differs between transformers 4 and 5. A lower-casing model has no use for uppercase tokens,
+    # so their presence or absence in the vocabulary is decisive.
     markers = ("[", "<")
     is_cased = any(token != token.lower() for token in vocabulary if not token.startswith(markers))
-    return not is_cased, f"{'cased' if is_cased else 'lower-casing'} to judge by its letters"
+    return not is_cased, f"{'cased' if is_cased else 'lower-casing'} according to its vocabulary"
 
 
 def _build_byte_level(
@@ -221,18 +222,19 @@ def _add_tokens(
     appended: tuple[str, ...],
     source: Path,
 ) -> None:
-    """Add the tokens that were added after training, and make the special ones special.
+    """Add tokens that were added after training, and mark special tokens.
 
     Raises:
-        SourceError: the library, which counts on from the vocabulary, would give one another id.
+        SourceError: An added token would get a different id, because the library continues after the
+            vocabulary.
     """
     for number, token in added.items():
         text = str(token["content"])
         tokenizer.add_tokens([_added_token(token)])
         if tokenizer.token_to_id(text) != number:
             raise SourceError(
-                f"the added token {text!r} of {source} has the id {number}, but the vocabulary leads to "
-                f"{tokenizer.token_to_id(text)}: {_REMEDY}"
+                f"the added token {text!r} of {source} has the id {number}, but with this vocabulary it "
+                f"would be {tokenizer.token_to_id(text)}: {_REMEDY}"
             )
     for name, token in special.items():
         if name in appended or tokenizer.token_to_id(str(token["content"])) is not None:
@@ -242,18 +244,18 @@ def _add_tokens(
 def _add_extra_tokens(
     tokenizer: Tokenizer, extra: list[dict[str, Any]], special: dict[str, str], source: Path
 ) -> None:
-    """Make further tokens special; those that the vocabulary lacks follow it in their order.
+    """Mark additional tokens as special, and append those that are missing from the vocabulary.
 
     Raises:
-        SourceError: other tokens are lacking, too, so that it is open which ids come first.
+        SourceError: Other tokens are missing too, so the order of the new ids is ambiguous.
     """
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     lacking = [token["content"] for token in extra if tokenizer.token_to_id(token["content"]) is None]
     absent = [token for token in special.values() if tokenizer.token_to_id(token) is None]
     if lacking and absent:
         raise SourceError(
-            f"the vocabulary in {source} lacks {', '.join(absent)} as well as {', '.join(lacking)}, so that "
-            f"their ids are not certain: {_REMEDY}"
+            f"the vocabulary in {source} lacks {', '.join(absent)} as well as {', '.join(lacking)}, so their "
+            f"ids are ambiguous: {_REMEDY}"
         )
     tokenizer.add_tokens([_added_token(token) for token in extra if token["content"] not in added])
 
@@ -288,11 +290,11 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{path} can't be read as UTF-8: {error}") from error
+        raise SourceError(f"{path} is not readable as UTF-8: {error}") from error
 
 
 def _model(path: Path, make: Callable[[], models.Model]) -> models.Model:
     try:
         return make()
     except Exception as error:  # the library raises plain Exception
-        raise SourceError(f"{path} holds no vocabulary: {error}") from error
+        raise SourceError(f"{path} contains no vocabulary: {error}") from error

@@ -1,4 +1,4 @@
-"""Whether a model reads two texts as one input."""
+"""Support of text pairs by a tokenizer and an encoder."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from attnlens_model import EncoderConfig
 
 
 def takes_pairs(directory: Path, config: EncoderConfig) -> bool:
-    """Whether the tokenizer of a bundle joins two texts so that the encoder can tell them apart.
+    """Return whether a bundle can encode text pairs.
 
-    It does where it puts a special token between them, and gives no token a type that the encoder lacks. A
-    tokenizer that only appends the second text, or that has no rule for two texts, does not.
+    The tokenizer must insert a special token between the texts and must not use token types that the encoder
+    lacks. Tokenizers without a pair template, or that only concatenate the texts, are not sufficient.
     """
     path = directory / "tokenizer.json"
     if not path.is_file():

@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the tokenizers of one class are built.
+    """Build recipe of a tokenizer class.
 
     Attributes:
         kind: "wordpiece", "byte_level" or "unigram".
-        files: the names of its files.
-        special_tokens: the class's own spellings by name; a checkpoint may state others.
-        single: the template of a text: special tokens by name around "text".
-        pair: the template of two texts in the syntax of the tokenizers library.
-        layout: where a SentencePiece model's pieces go in the vocabulary (see `sentencepiece_files`).
-        trims_offsets: whether the post-processor is RoBERTa's, which reports places without white space.
-        mask_takes_space: whether the mask token swallows a space before it.
-        has_unknown: whether what has no token becomes the unknown token (bytes always have one).
-        appended: names of special tokens that follow the vocabulary where it lacks them.
-        fixed_settings: keys of tokenizer_config.json with the one value that is built.
+        files: Names of vocabulary files.
+        special_tokens: Default special tokens by name. A checkpoint may define others.
+        single: Template of a single text: names of special tokens around "text".
+        pair: Template of a text pair, in the syntax of the tokenizers library.
+        layout: Order of SentencePiece pieces in the vocabulary (see `sentencepiece`).
+        trims_offsets: Whether the post-processor is that of RoBERTa, which excludes whitespace from offsets.
+        mask_takes_space: Whether the mask token includes a preceding space.
+        has_unknown: Whether there is an unknown token. Byte-level tokenizers need none.
+        appended: Names of special tokens that are appended to the vocabulary if it lacks them.
+        fixed_settings: Keys of tokenizer_config.json that support only one value.
     """
 
     kind: str
@@ -41,13 +41,13 @@ class Recipe:
 
     @property
     def needed(self) -> set[str]:
-        """The names of the special tokens that the vocabulary must hold."""
+        """Names of the special tokens that the vocabulary must contain."""
         names = {name for name in self.special_tokens if f"{{{name}}}" in self.single}
         return names | ({"unk_token"} if self.has_unknown else set())
 
     @property
     def wanted(self) -> str:
-        """The required files, for error messages."""
+        """Required files, for error messages."""
         return (" and " if self.needs_all_files else " or ").join(self.files)
 
 

@@ -1,7 +1,4 @@
-"""A SentencePiece model -> a Unigram tokenizer that gives the same pieces.
-
-The tokenizer is compared with the sentencepiece library before it is returned.
-"""
+"""Converts SentencePiece Unigram models, and compares the result with the sentencepiece library."""
 
 from pathlib import Path
 from typing import Any
@@ -17,10 +14,10 @@ from attnlens_model.checkpoint.tensor_files import check_not_lfs_pointer
 _UNIGRAM = 1
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _SPACE = "▁"
-_NUM_EXTRA_IDS = 100  # T5's sentinels, unless tokenizer_config.json says otherwise
+_NUM_EXTRA_IDS = 100  # T5's sentinels, unless tokenizer_config.json specifies another number
 
-# Where the ways of cutting could part: accents in both forms, ligatures, full width, white space of all
-# kinds, scripts without spaces, emoji that are sequences, symbols and numbers.
+# Texts on which implementations could differ: composed and decomposed accents, ligatures, full-width
+# characters, whitespace, scripts without spaces, emoji sequences, symbols and numbers.
 PROBES = (
     "The quick brown fox jumps over the lazy dog.",
     "  two  spaces, a tab\tand a line\n\nbreak ",
@@ -38,16 +35,17 @@ Vocabulary = list[tuple[str, float]]
 
 
 def build_unigram(path: Path, recipe: Recipe, settings: dict[str, Any], special: dict[str, str]) -> Tokenizer:
-    """Build a tokenizer without special tokens around the text.
+    """Build a tokenizer that adds no special tokens.
 
     Raises:
-        SourceError: not a Unigram model, or one of another layout, or the pieces differ from the library's.
+        SourceError: The file is not a Unigram model, has a different layout, or its tokenizer differs from
+            the sentencepiece library.
     """
     check_not_lfs_pointer(path)
     model = _read_model(path)
     unknown = next((row for row, piece in enumerate(model.pieces) if piece.type == _UNKNOWN), None)
     if unknown is None:
-        raise SourceError(f"{path} has no piece for what is unknown: give a tokenizer.json with --tokenizer")
+        raise SourceError(f"{path} has no piece of type unknown: pass a tokenizer.json with --tokenizer")
     vocabulary = _lay_out(path, model, recipe, settings, special)
     unknown_id = [token for token, _ in vocabulary].index(special["unk_token"])
     byte_fallback = model.trainer.byte_fallback
@@ -55,7 +53,7 @@ def build_unigram(path: Path, recipe: Recipe, settings: dict[str, Any], special:
     before = _family_normalizers(recipe, settings)
     tokenizer.normalizer = normalizers.Sequence([*before, *_normalizers(model)])
     scheme: Any = "always" if model.normalizer.add_dummy_prefix else "never"
-    # Cutting at spaces first is faster, and the same unless a piece goes on behind one.
+    # Splitting at spaces first is faster, and equivalent unless a piece contains an inner space.
     is_split = not any(_SPACE in piece.piece[1:] for piece in model.pieces)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=is_split)
     tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme, split=is_split)
@@ -73,12 +71,12 @@ def _read_model(path: Path) -> Model:
     if kind != _UNIGRAM:
         name = {2: "BPE", 3: "word", 4: "char"}.get(kind, kind)
         raise SourceError(
-            f"{path} is a SentencePiece model of type {name}: only Unigram is built; give a tokenizer.json "
-            "with --tokenizer"
+            f"{path} is a SentencePiece model of type {name}, but only Unigram is supported: pass a "
+            "tokenizer.json with --tokenizer"
         )
     if model.trainer.treat_whitespace_as_suffix or not model.normalizer.escape_whitespaces:
         raise SourceError(
-            f"{path} does not put {_SPACE} before words: give a tokenizer.json with --tokenizer"
+            f"{path} does not prepend {_SPACE} to words: pass a tokenizer.json with --tokenizer"
         )
     return model
 
@@ -86,14 +84,14 @@ def _read_model(path: Path) -> Model:
 def _lay_out(
     path: Path, model: Model, recipe: Recipe, settings: dict[str, Any], special: dict[str, str]
 ) -> Vocabulary:
-    """Return (token, score) by id: fairseq and T5 models have other ids than their SentencePiece file."""
+    """Return (token, score) by token id. In fairseq and T5 models, ids differ from the SentencePiece file."""
     pieces = [(piece.piece, piece.score) for piece in model.pieces]
     if recipe.layout in ("fairseq", "camembert"):
         first = [piece for piece, _ in pieces[:3]]
         if first != ["<unk>", "<s>", "</s>"]:
             raise SourceError(
-                f"{path} begins with {', '.join(first)}: a {recipe.layout} layout begins with <unk>, <s>, "
-                "</s>; give a tokenizer.json with --tokenizer"
+                f"{path} starts with {', '.join(first)}, but the {recipe.layout} layout starts with <unk>, "
+                "<s>, </s>: pass a tokenizer.json with --tokenizer"
             )
     pad, unknown, mask = (special.get(f"{name}_token", "") for name in ("pad", "unk", "mask"))
     match recipe.layout:
@@ -101,14 +99,14 @@ def _lay_out(
             head = [special["cls_token"], pad, special["sep_token"], unknown]
             return [(token, 0.0) for token in head] + pieces[3:] + [(mask, 0.0)]
         case "camembert":
-            # Ids 0, 2 and 4 are never used: fairseq's dictionary came before SentencePiece's own.
+            # Ids 0, 2 and 4 are unused: the fairseq dictionary precedes that of SentencePiece.
             head = ["<s>NOTUSED", pad, "</s>NOTUSED", unknown]
             return [*((token, 0.0) for token in head), ("<unk>NOTUSED", -100.0), *pieces[1:], (mask, 0.0)]
         case "t5":
             count = int(settings.get("extra_ids", _NUM_EXTRA_IDS))
             return pieces + [(f"<extra_id_{number}>", 0.0) for number in reversed(range(count))]
         case "albert":
-            # "1995," is to be cut before the comma, which the original code does after the fact.
+            # Split "1995," before the comma, which the original code does in a second pass.
             return [(piece, score - 100 * _is_number_comma(piece)) for piece, score in pieces]
         case _:
             return pieces
@@ -119,7 +117,7 @@ def _is_number_comma(piece: str) -> bool:
 
 
 def _add_tokens(tokenizer: Tokenizer, model: Model, vocabulary: Vocabulary) -> None:
-    """Let the text's own mention of a control piece, a sentinel or a user's symbol be that token, uncut."""
+    """Add control pieces, sentinels and user-defined symbols, so that they are never split in a text."""
     kinds = {piece.piece: piece.type for piece in model.pieces}
     for token, _ in vocabulary:
         is_special = kinds.get(token) == _CONTROL or (token not in kinds and token.startswith("<extra_id_"))
@@ -128,7 +126,7 @@ def _add_tokens(tokenizer: Tokenizer, model: Model, vocabulary: Vocabulary) -> N
 
 
 def _family_normalizers(recipe: Recipe, settings: dict[str, Any]) -> list[normalizers.Normalizer]:
-    """Return what the class does to a text before SentencePiece sees it."""
+    """Return the normalizers that the tokenizer class applies before SentencePiece."""
     is_albert = recipe.layout == "albert"
     steps: list[normalizers.Normalizer] = []
     if is_albert:
@@ -141,11 +139,11 @@ def _family_normalizers(recipe: Recipe, settings: dict[str, Any]) -> list[normal
 
 
 def _normalizers(model: Model) -> list[normalizers.Normalizer]:
-    """Return what SentencePiece itself does to a text, but for the spaces' spelling."""
+    """Return the normalizers of SentencePiece, except the replacement of spaces."""
     steps: list[normalizers.Normalizer] = []
     if "nfkc" in model.normalizer.name:
-        # The table composes too, but the library looks up no sequence of six bytes or more in it: without
-        # this, decomposed kana and Hangul would stay so.
+        # The charsmap composes characters too, but the library does not look up sequences of six bytes or
+        # more. Without NFC, decomposed kana and Hangul would remain decomposed.
         steps.append(normalizers.NFC())
     if model.normalizer.precompiled_charsmap:
         steps.append(normalizers.Precompiled(model.normalizer.precompiled_charsmap))
@@ -158,12 +156,12 @@ def _normalizers(model: Model) -> list[normalizers.Normalizer]:
 def _compare(
     path: Path, tokenizer: Tokenizer, before: normalizers.Normalizer, unknown: int, unknown_id: int
 ) -> None:
-    """Compare with the sentencepiece library on `PROBES`.
+    """Compare the tokenizer with the sentencepiece library on `PROBES`.
 
     Raises:
-        SourceError: the pieces of one differ, or the library can't read the model.
+        SourceError: The token ids differ, or the library cannot read the model.
     """
-    import sentencepiece  # noqa: PLC0415 - only for checkpoints that have nothing better
+    import sentencepiece  # noqa: PLC0415 - only needed for checkpoints without tokenizer.json
 
     try:
         processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
@@ -177,6 +175,6 @@ def _compare(
         ids = tokenizer.encode(probe, add_special_tokens=False).ids
         if ids != expected:
             raise SourceError(
-                f"the tokenizer built from {path} cuts {probe!r} into {ids}, SentencePiece into {expected}: "
-                "give a tokenizer.json with --tokenizer"
+                f"the tokenizer built from {path} encodes {probe!r} as {ids}, but SentencePiece as "
+                f"{expected}: pass a tokenizer.json with --tokenizer"
             )

@@ -79,16 +79,16 @@ def _without_mean(state: SweepState, node: onnx.NodeProto, gradient: str) -> Non
     """(w g) / deviation, the mean left in."""
     transposes.TRANSPOSES["true norm"](state, node, gradient)
     quotient = state.writer.graph.node[-1]
-    (centred,) = [made for made in state.writer.graph.node if made.output[0] == quotient.input[0]]
-    assert (quotient.op_type, centred.op_type) == ("Div", "Sub")
-    quotient.input[0] = centred.input[0]
+    (centered,) = [made for made in state.writer.graph.node if made.output[0] == quotient.input[0]]
+    assert (quotient.op_type, centered.op_type) == ("Div", "Sub")
+    quotient.input[0] = centered.input[0]
 
 
 def _not_transposed(state: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     """A g in place of A' g."""
     if state.flow(node.input[0]) is Flow.FROZEN:
         value = node.input[1]
-        state.give(
+        state.add_gradient(
             value, state.writer.add("MatMul", node.input[0], gradient, shape=state.writer.shape(value))
         )
     else:
@@ -127,13 +127,13 @@ def test_a_wrong_rule_fails_the_gate(
 def test_a_bias_that_is_left_out_fails_the_gate(
     biased: TracedGraph, tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle = SweepState.settle
+    settle = SweepState.add_baseline
 
     def forget(state: SweepState, node: onnx.NodeProto, value: str, gradient: str) -> None:
         if value != "layers.1.feed_forward.up.bias":
             settle(state, node, value, gradient)
 
-    monkeypatch.setattr(SweepState, "settle", forget)
+    monkeypatch.setattr(SweepState, "add_baseline", forget)
     assert measured(biased, tiny_encoder).incompleteness > 1e-3
 
 
@@ -243,17 +243,17 @@ def small_graph(*nodes: onnx.NodeProto) -> tuple[GraphWriter, str]:
 
 def test_what_can_not_be_gone_back_through_is_refused_by_name() -> None:
     unknown = small_graph(helper.make_node("Sin", ["embedded"], ["out"], name="sin_0"))
-    with pytest.raises(GraphError, match=r"no contributions: out is not linear in the embeddings of tokens"):
+    with pytest.raises(GraphError, match=r"no contributions: out is not linear in the token embeddings"):
         sweep(SweepState(unknown[0], ()), "out", unknown[1])
     added = small_graph(
         helper.make_node("Sin", ["embedded"], ["inner"], name="sin_0"),
         helper.make_node("Add", ["embedded", "inner"], ["out"], name="add_0"),
     )
-    with pytest.raises(GraphError, match=r"Add 'add_0' adds 'inner' to what is linear in the embeddings"):
+    with pytest.raises(GraphError, match=r"Add 'add_0' adds 'inner' to a linear function of the embeddings"):
         sweep(SweepState(added[0], ()), "out", added[1])
     shapeless = small_graph(helper.make_node("Add", ["embedded", "bias"], ["out"], name="add_0"))
     del shapeless[0].shapes["gradient"]
-    with pytest.raises(GraphError, match=r"the trace does not tell the shape of 'gradient'"):
+    with pytest.raises(GraphError, match=r"the shape of 'gradient' is not known from the trace"):
         sweep(SweepState(shapeless[0], ()), "out", shapeless[1])
 
 
@@ -272,7 +272,7 @@ def test_what_is_subtracted_gets_the_opposite_gradient() -> None:
 def test_an_operator_without_a_rule_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     writer, gradient = small_graph(helper.make_node("Relu", ["embedded"], ["out"], name="relu_0"))
     monkeypatch.delitem(transposes.TRANSPOSES, "Relu")
-    with pytest.raises(GraphError, match="the operator Relu of 'relu_0' lies between the embeddings"):
+    with pytest.raises(GraphError, match="the operator Relu of 'relu_0', which is between"):
         sweep(SweepState(writer, ()), "out", gradient)
 
 
@@ -291,7 +291,7 @@ def test_heads_whose_values_are_not_linear_are_refused_by_name(
     value.input[0] = "bent"
     del proto.graph.node[:]
     proto.graph.node.extend([*nodes[:place], bent, *nodes[place:]])
-    with pytest.raises(GraphError, match="the results of the heads of layer 1 are not linear in the embed"):
+    with pytest.raises(GraphError, match="the head outputs of layer 1 are not linear in the"):
         contributions_graph(TracedGraph(proto, biased.weights, shapes), tiny_encoder.config, ())
 
 

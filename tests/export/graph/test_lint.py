@@ -121,11 +121,11 @@ BAD_GRAPHS: dict[str, tuple[Callable[[onnx.ModelProto], None], str]] = {
     "half precision": (half_weight, "is FLOAT16"),
     "mask of fp32": (
         masked_with(-1.7014117e38),
-        "holds 1.7014117e+38 in magnitude, fp16 at most 65504",
+        "has the magnitude 1.7014117e+38, but the fp16 limit is 65504",
     ),
-    "just beyond fp16": (masked_with(65505), "holds 65505 in magnitude, fp16 at most 65504"),
-    "infinity": (masked_with(-np.inf), "holds inf in magnitude"),
-    "NaN": (masked_with(np.nan), "holds nan in magnitude"),
+    "just beyond fp16": (masked_with(65505), "has the magnitude 65505, but the fp16 limit is 65504"),
+    "infinity": (masked_with(-np.inf), "has the magnitude inf"),
+    "NaN": (masked_with(np.nan), "has the magnitude nan"),
     "constant node": (constant_node, "operator Constant is not allowed"),
 }
 
@@ -178,7 +178,7 @@ def test_constants_of_graphs_in_lower_precision_are_checked_too(
     types = PRECISIONS[precision].element_types
     check_graph(graph, "model.onnx", tiny_config, ATTENTIONS, more_types=types)
     masked_with(value, dtype)(graph)
-    with pytest.raises(LintError, match="in magnitude, fp16 at most 65504"):
+    with pytest.raises(LintError, match="but the fp16 limit is 65504"):
         check_graph(graph, "model.onnx", tiny_config, ATTENTIONS, more_types=types)
 
 

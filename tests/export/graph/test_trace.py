@@ -131,7 +131,7 @@ def test_what_can_not_be_traced_is_told_in_one_line(
         return hidden if hidden.sum() > 0 else -hidden
 
     monkeypatch.setattr(Encoder, "forward", depend_on_data)
-    with pytest.raises(GraphError, match=r"can't trace the bert encoder: \w+: ") as caught:
+    with pytest.raises(GraphError, match=r"cannot trace the bert encoder: \w+: ") as caught:
         trace(new_encoder(tiny_config, seed=0), tiny_config)
     assert "\n" not in str(caught.value)
     assert "step 1/3" not in str(caught.value)

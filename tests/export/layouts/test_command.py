@@ -102,7 +102,7 @@ def test_a_bundle_that_failed_is_not_laid_out(config_file: Path, output: Path) -
     assert list(output.parent.iterdir()) == [output]
     result = run_layout(output, "triton", "--output", output.with_name("models"))
     assert result.exit_code == 1
-    assert "failed parity: no server should offer it" in result.stderr
+    assert "failed parity, so it must not be served" in result.stderr
 
 
 @pytest.mark.usefixtures("traced_once")
@@ -113,8 +113,8 @@ def test_mistakes_are_one_line(config_file: Path, output: Path, tmp_path: Path) 
         ((output.parent, "triton", "--output", tmp_path / "models"), 1, "is not a bundle"),
         ((output, "seldon", "--output", tmp_path / "models"), 2, "'seldon' is not one of 'triton', 'ovms'"),
         ((output, "triton"), 2, "Missing option '--output'"),
-        ((output, "triton", "--output", output), 2, "overlap: choose a directory beside the bundle"),
-        ((output, "triton", "--output", tmp_path), 2, "overlap: choose a directory beside the bundle"),
+        ((output, "triton", "--output", output), 2, "overlap: choose a directory next to the bundle"),
+        ((output, "triton", "--output", tmp_path), 2, "overlap: choose a directory next to the bundle"),
     ):
         result = run_layout(*arguments)
         assert result.exit_code == code, result.output

@@ -212,7 +212,13 @@ def test_the_repository_says_what_the_server_does_not(
     for name, original in (("tokenizer.json", "tokenizer.json"), ("bundle.json", "manifest.json")):
         assert (repository / name).samefile(minilm_bundle / original)
     page = (repository / "README.md").read_text(encoding="utf-8")
-    for words in ("cuts at 256", "with id 0", "More than 512", "mean pooling", "scaled to length 1"):
+    for words in (
+        "truncates to 256",
+        "with id 0",
+        "more than 512",
+        "mean pooling",
+        "normalized to unit length",
+    ):
         assert words in page
 
 
@@ -234,10 +240,12 @@ def test_dense_layers_and_prompts_are_said(tiny_bundle: Path, tmp_path: Path) ->
         assert model_names(repository) == {"tiny", "tiny_attentions"}
         page = (repository / "README.md").read_text(encoding="utf-8")
         assert (
-            "mean pooling over its tokens without those of a prompt, "
+            "mean pooling over its tokens except those of the prompt, "
             "then tanh(linear.weight x + linear.bias) with the weights of `2_Dense.safetensors`."
         ) in page
-        assert "a text, 'query: ' unless another is wanted, is one of `prompts` in `bundle.json`" in page
+        assert (
+            "Prepend one of `prompts` in `bundle.json` to each text. The default prompt is 'query: '." in page
+        )
 
 
 def test_the_documentation_shows_what_is_written(triton: Path, ovms: Path) -> None:

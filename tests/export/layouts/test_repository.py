@@ -43,7 +43,9 @@ def test_a_layout_leaves_the_bundle_as_it_was_for_pythons_onnx(tiny_bundle: Path
     assert (linked.num_linked, linked.num_copied) == (3, 0)
     with pytest.raises(onnx.checker.ValidationError, match="hard link"):
         onnx.load(attentions)
-    assert "Files may be hard links to the\nbundle's" in (linked.directory / "README.md").read_text("utf-8")
+    assert "Files may be hard links to\nfiles of the bundle" in (linked.directory / "README.md").read_text(
+        "utf-8"
+    )
 
 
 def test_a_full_disk_is_an_error_of_the_output(
@@ -108,7 +110,7 @@ def test_only_a_model_repository_is_replaced_and_only_with_force(tiny_bundle: Pa
 @pytest.mark.parametrize("place", [".", "models", ".."])
 def test_a_repository_is_no_part_of_the_bundle(place: str, tiny_bundle: Path) -> None:
     before = sorted(tiny_bundle.rglob("*"))
-    with pytest.raises(OutputError, match="overlap: choose a directory beside the bundle"):
+    with pytest.raises(OutputError, match="overlap: choose a directory next to the bundle"):
         write_layout(tiny_bundle, "triton", tiny_bundle / place, force=True)
     assert sorted(tiny_bundle.rglob("*")) == before
 
@@ -145,7 +147,7 @@ def test_a_bundle_whose_pooling_is_unknown_is_refused(damaged: Path, tmp_path: P
     text = path.read_text("utf-8")
     assert "POOLING_MEAN" in text
     path.write_text(text.replace("POOLING_MEAN", "POOLING_OF_LATER"), "utf-8")
-    with pytest.raises(SourceError, match="states the pooling is missing or unknown"):
+    with pytest.raises(SourceError, match="the pooling is missing or unknown"):
         write_layout(damaged, "triton", tmp_path / "models")
     assert not (tmp_path / "models").exists()
 

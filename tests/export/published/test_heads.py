@@ -120,7 +120,7 @@ def test_a_checkpoint_that_does_not_say_how_it_is_pooled_needs_a_pooling(
     odd.make(kind).save_pretrained(tmp_path)
     result = run_export(tmp_path, "--output", output)
     assert result.exit_code == 1
-    assert "does not say how its token vectors become an embedding" in result.stderr
+    assert "does not specify its pooling" in result.stderr
     assert f"--pooling {'|'.join(POOLINGS)}" in result.stderr
     assert not output.exists()
 
@@ -134,7 +134,7 @@ def test_only_a_listed_pooling_says_how_a_checkpoint_is_pooled(kinds: list[str],
     if "Pooling" in kinds:
         check_pooling_known(tmp_path, None)
     else:
-        with pytest.raises(SourceError, match=r"does not say how .* become an embedding"):
+        with pytest.raises(SourceError, match=r"does not specify its pooling"):
             check_pooling_known(tmp_path, None)
 
 

@@ -81,4 +81,4 @@ def test_the_components_that_the_publisher_keeps_are_those_of_the_bundle(
 def test_a_layout_says_how_many_components_are_kept(exported: BundleSummary, tmp_path: Path) -> None:
     write_layout(exported.directory, "triton", tmp_path / "models")
     page = (tmp_path / "models" / "README.md").read_text("utf-8")
-    assert "then scaled to length 1; the first 8 components of it are kept." in page
+    assert "normalized to unit length; only its first 8 components are used." in page

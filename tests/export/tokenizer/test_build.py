@@ -126,7 +126,7 @@ def test_where_nothing_says_whether_it_lower_cases_the_vocabulary_does(
     write(tmp_path / "config.json", {"model_type": "bert"})
     result = build_tokenizer(tmp_path)
     assert result is not None
-    assert f"{word} to judge by its letters" in result.description
+    assert f"{word} according to its vocabulary" in result.description
     assert ids(result.tokenizer, TEXTS) == stated
 
 
@@ -218,7 +218,9 @@ def test_added_tokens_have_the_ids_that_they_were_given_or_are_refused(tmp_path:
     assert tokenizer.encode("the [Q] of").tokens == ["[CLS]", "the", "[Q]", "of", "[SEP]"]
     assert (tokenizer.token_to_id("[D]"), tokenizer.token_to_id("[Q]")) == (300, 301)
     write(tmp_path / "added_tokens.json", {"[Q]": 305})
-    with pytest.raises(SourceError, match=r"'\[Q\]'.* has the id 305, but the vocabulary leads to 300"):
+    with pytest.raises(
+        SourceError, match=r"'\[Q\]'.* has the id 305, but with this vocabulary it would be 300"
+    ):
         build_tokenizer(tmp_path)
 
 

@@ -18,8 +18,8 @@ EXTRA, ADDITIONAL = "extra_special_tokens", "additional_special_tokens"
     ("settings", "message"),
     [
         ({ADDITIONAL: "[Q]"}, r"are '\[Q\]', not a list"),
-        ({ADDITIONAL: [5]}, r"the additional special token \{'content': 5\} .* has no spelling"),
-        ({ADDITIONAL: ["[Q]"], "mask_token": "[M]"}, r"lacks \[M\] as well as \[Q\], .* not certain"),
+        ({ADDITIONAL: [5]}, r"the additional special token \{'content': 5\} .* has no content"),
+        ({ADDITIONAL: ["[Q]"], "mask_token": "[M]"}, r"lacks \[M\] as well as \[Q\], .* ambiguous"),
     ],
 )
 def test_additional_special_tokens_that_are_not_certain_are_refused(
@@ -68,8 +68,8 @@ def test_half_of_a_byte_level_tokenizer_is_refused(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("sentencepiece.bpe.model", b"\xff\xff", "is not a SentencePiece model"),
-        ("sentencepiece.bpe.model", b"", "has no piece for what is unknown"),
-        ("vocab.txt", b"\xff", "can't be read as UTF-8"),
+        ("sentencepiece.bpe.model", b"", "has no piece of type unknown"),
+        ("vocab.txt", b"\xff", "is not readable as UTF-8"),
     ],
 )
 def test_a_damaged_file_is_named(name: str, content: bytes, message: str, tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ def test_a_damaged_file_is_named(name: str, content: bytes, message: str, tmp_pa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model_type": "bpe"}, "of type BPE: only Unigram is built"),
-        ({"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3}, "begins with <pad>, <unk>, <s>"),
-        ({"treat_whitespace_as_suffix": True}, "does not put ▁ before words"),
+        ({"model_type": "bpe"}, "of type BPE, but only Unigram is supported"),
+        ({"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3}, "starts with <pad>, <unk>, <s>"),
+        ({"treat_whitespace_as_suffix": True}, "does not prepend ▁ to words"),
     ],
 )
 def test_a_model_of_another_layout_is_refused(
@@ -100,5 +100,5 @@ def test_a_tokenizer_that_cuts_otherwise_than_sentencepiece_is_refused(
     sentencepiece_source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attnlens_export.tokenizer.sentencepiece._normalizers", lambda _model: [])
-    with pytest.raises(SourceError, match="SentencePiece into"):
+    with pytest.raises(SourceError, match="SentencePiece as"):
         build_tokenizer(sentencepiece_source("XLMRobertaTokenizer"))
