@@ -112,6 +112,7 @@ docs: docs-pages ## the pages, with what is generated in them, and the site
 	$(MAKE) docs-site
 
 docs-pages: $(MINILM) ## write the code and files that pages show into the pages, draw pictures
+	$(BIN)/python docs/configuration_tables.py
 	$(BIN)/python docs/json_tables.py
 	$(BIN)/python docs/regenerate.py .minilm
 	$(BIN)/python docs/draw_mechanisms.py

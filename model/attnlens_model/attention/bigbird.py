@@ -45,8 +45,9 @@ class BigBirdAttentionConfig(AttentionConfig):
     """Configuration of BigBird attention.
 
     Attributes:
-        block_size: b.
-        num_random_blocks: r. Texts of up to 5 + 2 r blocks use full attention.
+        block_size: Block size b, in tokens.
+        num_random_blocks: Number of random blocks r per block. Texts of up to 5 + 2 r blocks use full
+            attention.
         random_blocks: "original" draws random blocks as the published implementation does, in training and
             inference. "first_block" repeats the first block, which is how transformers runs inference.
         seed: Random seed, the layer index in published models.

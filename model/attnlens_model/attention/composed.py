@@ -51,7 +51,7 @@ class ComposedAttentionConfig(AttentionConfig):
     """Configuration of composed attention.
 
     Attributes:
-        rank: R, the rank of the token-dependent matrices without their diagonal.
+        rank: Rank R of the token-dependent matrices without their diagonal.
         before_softmax: Whether to compose scores.
         after_softmax: Whether to compose attention weights.
         by_query: Whether the composition depends on the query token.

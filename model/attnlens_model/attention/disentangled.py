@@ -39,7 +39,7 @@ class DisentangledAttentionConfig(AttentionConfig):
     """Configuration of disentangled attention.
 
     Attributes:
-        terms: Position terms added to scores.
+        terms: Position terms added to scores: "c2p", "p2c" or "c2p|p2c".
         distance_buckets: Number of buckets per direction. The first half hold one distance each, the others
             grow geometrically. If 0, each distance up to `max_relative_positions` has its own row.
         max_relative_positions: Distance from which all tokens share one row. Defaults to the maximum input

@@ -51,8 +51,10 @@ class LongformerAttentionConfig(AttentionConfig):
     """Configuration of Longformer attention.
 
     Attributes:
-        window: w, the window size on each side. `attention_window` in published files counts both sides.
-        num_global_tokens: G. The first G non-padding tokens attend to, and are attended to by, every token.
+        window: Window size w on each side, in tokens. `attention_window` in published files counts both
+            sides.
+        num_global_tokens: Number of global tokens G. The first G non-padding tokens attend to, and are
+            attended to by, every token.
         form: "blocks" takes time and memory proportional to T * w and returns weights as rows of a band.
             "dense" is for short texts: it takes time and memory proportional to T^2 and returns weights
             (B, H, T, T). The results are equal.

@@ -77,7 +77,7 @@ class AttentionConfig(ConfigPart, ABC, path="attention"):
 
     Attributes:
         kind: Name of the mechanism in `attnlens_model.attention.kinds`.
-        num_heads: H.
+        num_heads: Number of heads H.
         dropout: Dropout probability of attention weights during training.
     """
 

@@ -51,8 +51,8 @@ class MixtureAttentionConfig(AttentionConfig):
     """Configuration of mixture-of-head attention.
 
     Attributes:
-        shared_heads: S, the number of heads shared by all tokens.
-        active_heads: A, the number of routed heads that each token selects. 0 only if all heads are shared.
+        shared_heads: Number of heads S shared by all tokens.
+        active_heads: Number of routed heads A that each token selects. 0 only if all heads are shared.
         router: "learned" selects heads and computes gates by projections of hidden states. "norm" selects the
             heads with the longest queries, with gates of 1.
         gates: "code" for the formula of the published implementation, "paper" for the paper's. Ignored if the

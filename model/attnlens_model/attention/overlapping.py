@@ -33,7 +33,7 @@ class OverlappingAttentionConfig(AttentionConfig):
     """Configuration of attention with overlapping heads.
 
     Attributes:
-        overlap: o, the number of components used from each neighbor. At most the head size.
+        overlap: Number of components o used from each neighbor. At most the head size.
         bias: Whether the query, key, value and output projections have biases.
     """
 

@@ -51,8 +51,9 @@ class SoftmaxAttentionConfig(AttentionConfig):
     """Configuration of scaled dot-product attention. The eps of all norms is `norm.eps` of the encoder.
 
     Attributes:
-        head_size: K. Defaults to hidden_size / num_heads.
-        num_key_value_heads: G, each shared by H / G consecutive query heads. Defaults to `num_heads`.
+        head_size: Head size K. Defaults to hidden_size / num_heads.
+        num_key_value_heads: Number of key/value heads G, each shared by H / G consecutive query heads.
+            Defaults to `num_heads`.
         scale: Factor applied to the dot products. Defaults to 1 / sqrt(K).
         bias: Whether the query, key, value and output projections have biases.
         key_bias: Whether the key projection has a bias. Ignored if `bias` is False.

@@ -25,7 +25,7 @@ class RelativeBiasConfig(ConfigPart, path="attention.relative_bias"):
     """Buckets and tables of the relative position bias.
 
     Attributes:
-        num_buckets: R.
+        num_buckets: Number of buckets R.
         max_distance: Distance from which all tokens share the last bucket.
         per_layer: Whether each layer has its own table. If False, all layers with the same configuration
             share one.
