@@ -59,7 +59,7 @@ def _rows(part: type[ConfigPart]) -> list[str]:
 
 def _attributes(part: type[ConfigPart]) -> dict[str, str]:
     """Return the descriptions of the attributes of a class and its bases, from their docstrings."""
-    found = {}
+    found: dict[str, str] = {}
     for base in reversed(part.__mro__):
         section = _ATTRIBUTES.search(inspect.cleandoc(base.__dict__.get("__doc__") or ""))
         if section:
@@ -69,6 +69,8 @@ def _attributes(part: type[ConfigPart]) -> dict[str, str]:
 
 def _json_type(hint: object) -> str:
     """Return the JSON types of a type hint, such as "integer or null"."""
+    if typing.get_origin(hint) is typing.Literal:
+        return "string"
     kinds = typing.get_args(hint) or (hint,)
     names = [_JSON_TYPES.get(kind, "object") if isinstance(kind, type) else "array" for kind in kinds]
     return " or ".join(dict.fromkeys(names))

@@ -11,16 +11,16 @@ BLOCK = re.compile(r"(<!-- (\w+)\.json -->\n\n).*?(\n\n<!-- end -->)", re.DOTALL
 
 
 def page() -> str:
-    """Return the page with a table for each schema that it names."""
+    """Return the page with one table per schema."""
     return BLOCK.sub(lambda found: found[1] + table(found[2]) + found[3], PAGE.read_text(encoding="utf-8"))
 
 
 def table(name: str) -> str:
-    """Return a row for each key of the schema `name`, and of the objects that it uses by name."""
+    """Return a row per key of the schema `name` and of its nested objects."""
     schema = json.loads((DOCS / "schemas" / f"{name}.json").read_text(encoding="utf-8"))
-    rows = ["| key | what |", "|---|---|"]
+    rows = ["| key | description |", "|---|---|"]
     for key, value in schema["properties"].items():
-        always = "" if key in schema["required"] else " (not always there)"
+        always = "" if key in schema["required"] else " (optional)"
         rows.append(f"| `{key}` | {_cell(value)}{always} |")
         for inner, described in value.get("properties", {}).items():
             if "description" in described:
