@@ -31,6 +31,7 @@ def readme(
     scaled = ", normalized to unit length" if manifest.pooling.normalize else ""
     kept = manifest.pooling.truncate_dim
     scaled += f"; only its first {kept} components are used" if kept else ""
+    details = excluded + dense + scaled
     described = "\n".join(_describe(model) for model in models)
     return f"""\
 # {manifest.model_name}
@@ -45,7 +46,7 @@ Clients send token ids. {_describe_tokenizer(tokenizer, manifest.max_tokens)}
 Pad the shorter texts of a batch with id {padding}; `attention_mask` is 1 for a token, 0 for padding.
 Requests with more than {sizes.max_position_embeddings} tokens fail in the server.
 
-The embedding of a text is `last_hidden_state` after {pooling} pooling over its tokens{excluded}{dense}{scaled}.
+The embedding of a text is `last_hidden_state` after {pooling} pooling over its tokens{details}.
 {_describe_prompts(manifest)}
 
 `bundle.json` is the manifest of the original bundle.{_describe_links(is_linked=is_linked)}
