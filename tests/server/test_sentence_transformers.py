@@ -243,7 +243,7 @@ def test_modified_dense_weight_is_detected_by_its_hash(bundle: Path, tmp_path: P
 
 def test_text_without_tokens_after_an_excluded_prompt_is_rejected(client: Client) -> None:
     """The prompt alone reaches the model's token limit."""
-    message = "has no tokens beside the prompt, which does not count: shorten the prompt to fit 48"
+    message = "has no tokens except those of the prompt, which pooling excludes: shorten the prompt to fit 48"
     with pytest.raises(InvalidRequestError, match=message):
         client.embed(["A cat."], prompt="word " * 60, truncate=True)
     with pytest.raises(InputTooLongError, match=r"has \d+ tokens with the prompt, but the limit is 48"):

@@ -1,4 +1,4 @@
-"""Tokenization: from the inputs of a request to token ids, and from tokens to their spans in the texts.
+"""Tokenization of inputs, and mapping of tokens to their spans in the texts.
 
 `inputs` encodes the inputs of a request, `tokenizer` wraps the bundle's tokenizer, `tokens` describes tokens.
 """

@@ -92,8 +92,8 @@ class TextEncoder:
         num_special = self._counting.num_special_tokens_to_add(is_pair=False)
         if max_tokens <= num_special:
             raise ConfigError(
-                f"max_tokens is {max_tokens}: it must be at least {num_special + 1}, since {num_special} "
-                "special tokens stand around each text"
+                f"max_tokens is {max_tokens}, but each text has {num_special} special tokens: use at least "
+                f"{num_special + 1}"
             )
         self._path = path
         self.takes_pairs = max_tokens > self._counting.num_special_tokens_to_add(is_pair=True)

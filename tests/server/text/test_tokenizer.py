@@ -111,7 +111,7 @@ def test_empty_text_has_only_special_tokens(text_encoder: TextEncoder) -> None:
 def test_token_limit_must_exceed_the_special_tokens(minilm_dir: Path, max_tokens: int, *, fits: bool) -> None:
     path = minilm_dir / "tokenizer.json"
     if not fits:
-        with pytest.raises(ConfigError, match="must be at least 3, since 2 special tokens"):
+        with pytest.raises(ConfigError, match="each text has 2 special tokens: use at least 3"):
             TextEncoder(path, max_tokens)
         return
     [encoded] = TextEncoder(path, max_tokens).encode([("a long text",)])
