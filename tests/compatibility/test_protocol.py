@@ -17,10 +17,10 @@ BUF = Path(sys.executable).parent / "buf"
 BASELINES = sorted((PROTOS / "baseline").glob("*.binpb"))
 V1_PAGE = PROTOS.parent / "docs" / "design" / "v1.md"
 CHANGES = {
-    "a field goes": ("  repeated Usage usages = 4;\n", ""),
-    "a number changes": ("repeated Usage usages = 4;", "repeated Usage usages = 9;"),
-    "a type changes": ("  int32 dimensions = 7;", "  int64 dimensions = 7;"),
-    "a method goes": ("  rpc Tokenize(TokenizeRequest) returns (TokenizeResponse);\n", ""),
+    "field removed": ("  repeated Usage usages = 4;\n", ""),
+    "field number changed": ("repeated Usage usages = 4;", "repeated Usage usages = 9;"),
+    "field type changed": ("  int32 dimensions = 7;", "  int64 dimensions = 7;"),
+    "method removed": ("  rpc Tokenize(TokenizeRequest) returns (TokenizeResponse);\n", ""),
 }
 
 

@@ -29,7 +29,7 @@ ROOT = HERE.parents[1]
 RELEASES = sorted(HERE.glob("v*"))
 
 # Values that depend on the server or the run. They are not part of the compatibility promise.
-NOT_KEPT = {"timings", "versions", "limits", "execution_providers", "error_id"}
+RUN_SPECIFIC = {"timings", "versions", "limits", "execution_providers", "error_id"}
 TOLERANCE = 1e-5
 # Methods added after a release.
 SINCE: dict[str, set[str]] = {}
@@ -56,7 +56,7 @@ def missing(recorded: object, found: object, path: str = "") -> Iterator[str]:
             yield from _other_numbers(recorded, found, path)
             return
         for key, value in recorded.items():
-            if key not in NOT_KEPT:
+            if key not in RUN_SPECIFIC:
                 there = found.get(key) if isinstance(found, dict) else None
                 yield from missing(value, there, f"{path}.{key}")
     elif isinstance(recorded, list):

@@ -109,13 +109,13 @@ def test_longest_text_is_tokenized_in_time(target: Target) -> None:
     reply = target.ask(method("Tokenize"), request, timeout_s=10)
     assert reply.status == OK
     [result] = pb.TokenizeResponse.FromString(bytes(reply.data[5:])).results
-    places = [(token.char_start, token.char_end) for token in result.tokens[1:-1]]
-    assert places == [(5 * word, 5 * word + 4) for word in range(26_000)]
+    spans = [(token.char_start, token.char_end) for token in result.tokens[1:-1]]
+    assert spans == [(5 * word, 5 * word + 4) for word in range(26_000)]
 
 
 @pytest.mark.parametrize("name", ["Embed", "Encode", "EncodeStream"])
 def test_overlong_texts_are_rejected_without_tokenizing_all_of_them(target: Target, name: str) -> None:
-    # Both request types have these two fields.
+    # The request types share these fields, so one request serves for all methods.
     request = pb.EncodeRequest(inputs=[pb.Input(text=LONGEST_TEXT)] * 32).SerializeToString()
     before = target.process.cpu_s
     reply = target.ask(method(name), request)
@@ -124,7 +124,7 @@ def test_overlong_texts_are_rejected_without_tokenizing_all_of_them(target: Targ
 
 
 def test_thousands_of_rejected_requests_leak_no_memory(target: Target) -> None:
-    refused = [
+    requests = [
         (method("Embed"), pb.EmbedRequest().SerializeToString()),
         (method("Embed"), pb.EmbedRequest(model="another").SerializeToString()),
         (method("Embed"), pb.EmbedRequest(inputs=[pb.Input(text="a " * 500)]).SerializeToString()),
@@ -138,15 +138,15 @@ def test_thousands_of_rejected_requests_leak_no_memory(target: Target) -> None:
         (method("None"), b""),
     ]
 
-    def refuse(times: int) -> None:
+    def send_all(times: int) -> None:
         with RawClient(target.address) as client:
             for _ in range(times):
-                replies = [client.call(path, message) for path, message in refused]
+                replies = [client.call(path, message) for path, message in requests]
                 client.wait_for_ends(replies)
                 assert all(reply.status not in (None, OK) for reply in replies)
 
-    refuse(30)  # fills caches and reusable buffers
+    send_all(30)  # fills caches and reusable buffers
     before = target.process.rss_mib
-    refuse(400)
+    send_all(400)
     assert target.process.rss_mib - before < 5
     assert target.new_log == ""

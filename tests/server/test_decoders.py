@@ -81,7 +81,7 @@ def save_checkpoint(name: str, odd: OddModel, directory: Path) -> None:
         config = directory / "tokenizer_config.json"
         write(config, read(config) | {"add_eos_token": True})
     kinds = ["Transformer", "Pooling", *("Dense" for _ in DENSE[name]), "Normalize"]
-    paths = ["", *(f"{place}_{kind}" for place, kind in enumerate(kinds) if place)]
+    paths = ["", *(f"{index}_{kind}" for index, kind in enumerate(kinds) if index)]
     write(
         directory / "modules.json",
         [
@@ -94,12 +94,12 @@ def save_checkpoint(name: str, odd: OddModel, directory: Path) -> None:
     prompts = {"prompts": PROMPTS[name], "default_prompt_name": None, "similarity_fn_name": "cosine"}
     write(directory / "config_sentence_transformers.json", prompts)
     generator = torch.Generator().manual_seed(3)
-    for place, (width, out) in enumerate(DENSE[name], start=2):
+    for index, (width, out) in enumerate(DENSE[name], start=2):
         settings: dict[str, Any] = {"in_features": width, "out_features": out, "bias": False}
         settings["activation_function"] = "torch.nn.modules.linear.Identity"
-        write(directory / f"{place}_Dense" / "config.json", settings)
+        write(directory / f"{index}_Dense" / "config.json", settings)
         weight = 0.1 * torch.randn(out, width, generator=generator)
-        save_file({"linear.weight": weight}, directory / f"{place}_Dense" / "model.safetensors")
+        save_file({"linear.weight": weight}, directory / f"{index}_Dense" / "model.safetensors")
 
 
 class Published:
@@ -125,8 +125,8 @@ class Published:
             hidden = model(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
         weights = mask[:, :, None].float()
         pooled = hidden[:, -1] if self.name == "qwen3" else (hidden * weights).sum(1) / weights.sum(1)
-        for place, _ in enumerate(DENSE[self.name], start=2):
-            weight = load_file(self.source / f"{place}_Dense" / "model.safetensors")["linear.weight"]
+        for index, _ in enumerate(DENSE[self.name], start=2):
+            weight = load_file(self.source / f"{index}_Dense" / "model.safetensors")["linear.weight"]
             pooled = pooled @ weight.T
         return np.asarray(nn.functional.normalize(pooled, dim=-1).numpy())
 
@@ -162,10 +162,10 @@ def test_vectors_match_transformers_with_the_original_pooling_and_padding(
 def test_vectors_match_sentence_transformers(published: Published, client: Client) -> None:
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow import
 
-    theirs = SentenceTransformer(str(published.source), device="cpu")
+    reference = SentenceTransformer(str(published.source), device="cpu")
     for name in PROMPTS[published.name]:
         found = client.embed(TEXTS, prompt_name=name, truncate=True)
-        np.testing.assert_allclose(found, theirs.encode(TEXTS, prompt_name=name), atol=1e-5)
+        np.testing.assert_allclose(found, reference.encode(TEXTS, prompt_name=name), atol=1e-5)
 
 
 def test_end_token_stays_last_when_a_text_is_truncated(published: Published) -> None:

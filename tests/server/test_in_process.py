@@ -103,8 +103,8 @@ async def test_failing_attention_graph_changes_health_but_not_embeddings(
         assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "GRAPH_UNAVAILABLE")
         assert failure.retry_delay_s is not None
         watch = running.health_stub.Watch(HealthCheckRequest(service=ATTENTIONS_NAME))
-        async for told in watch:
-            if told.status == HealthCheckResponse.NOT_SERVING:
+        async for response in watch:
+            if response.status == HealthCheckResponse.NOT_SERVING:
                 break
         model = (await running.stub.GetModel(pb.GetModelRequest())).model
         assert model.state == MODEL_STATE_DEGRADED

@@ -72,11 +72,11 @@ def test_readiness_is_announced_in_one_line(minilm_server: ServerProcess) -> Non
     assert re.fullmatch(pattern, minilm_server.ready_line)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a policy of Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="scheduling policies are specific to Linux")
 def test_event_loop_does_not_preempt_a_batch(minilm_server: ServerProcess) -> None:
     allowed = "import os; os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))"
     if subprocess.run([sys.executable, "-c", allowed], check=False, capture_output=True).returncode:
-        pytest.skip("a sandbox that forbids it")
+        pytest.skip("the sandbox forbids changing the scheduling policy")
     main = minilm_server.process.pid
     threads = [int(each.name) for each in Path(f"/proc/{main}/task").iterdir()]
     assert os.sched_getscheduler(main) == os.SCHED_BATCH
@@ -84,7 +84,7 @@ def test_event_loop_does_not_preempt_a_batch(minilm_server: ServerProcess) -> No
     assert os.sched_getscheduler(max(threads)) == os.SCHED_BATCH
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a policy of Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="scheduling policies are specific to Linux")
 def test_server_works_without_scheduling_policies(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -174,7 +174,7 @@ def test_sigterm_reports_not_serving_finishes_running_calls_and_exits_with_zero(
         assert server.process.returncode == 0
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has fewer signals")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has fewer signals")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM"])
 async def test_every_termination_signal_drains_the_server(name: str) -> None:
     with _stop_signals() as stop:
@@ -183,7 +183,7 @@ async def test_every_termination_signal_drains_the_server(name: str) -> None:
             await stop.wait()
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="a system without terminals")
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs pseudo-terminals")
 def test_closing_the_terminal_stops_the_server_gracefully(minilm_bundle: Path) -> None:
     with ServerProcess(minilm_bundle) as server:
         server.process.send_signal(signal.SIGHUP)
@@ -253,6 +253,6 @@ def test_many_clients_with_texts_of_mixed_lengths_get_their_own_vectors(
         stub = EncoderServiceStub(channel)
         alone = [stub.Embed(pb.EmbedRequest(inputs=[pb.Input(text=text)])).embeddings for text in texts]
         futures = [stub.Embed.future(pb.EmbedRequest(inputs=[pb.Input(text=text)])) for text in texts]
-        crowd = [future.result(60).embeddings for future in futures]
-    for one, other in zip(alone, crowd, strict=True):
+        concurrent = [future.result(60).embeddings for future in futures]
+    for one, other in zip(alone, concurrent, strict=True):
         np.testing.assert_allclose(from_tensor(one), from_tensor(other), atol=1e-5)

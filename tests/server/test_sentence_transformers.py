@@ -92,11 +92,11 @@ def client(bundle: Path) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def theirs(checkpoint: Path) -> Any:
+def reference(checkpoint: Path) -> Any:
     return open_reference(checkpoint)
 
 
-def test_prompts_dense_layers_and_pooling_match_sentence_transformers(client: Client, theirs: Any) -> None:
+def test_prompts_dense_layers_and_pooling_match_sentence_transformers(client: Client, reference: Any) -> None:
     choices: list[dict[str, Any]] = [
         {},
         {"prompt_name": "query"},
@@ -108,21 +108,21 @@ def test_prompts_dense_layers_and_pooling_match_sentence_transformers(client: Cl
         options: dict[str, Any] = {**choice, "truncate": True}
         found = client.embed(TEXTS, **options)
         assert found.shape == (5, 48)
-        np.testing.assert_allclose(found, theirs.encode(TEXTS, **choice), atol=1e-5, err_msg=str(choice))
+        np.testing.assert_allclose(found, reference.encode(TEXTS, **choice), atol=1e-5, err_msg=str(choice))
 
 
 @pytest.mark.parametrize("pooling", MODES)
 @pytest.mark.parametrize("include_prompt", [True, False])
 def test_each_requested_pooling_passes_through_the_dense_layers(
-    pooling: Any, include_prompt: bool, client: Client, theirs: Any
+    pooling: Any, include_prompt: bool, client: Client, reference: Any
 ) -> None:
     """Excluding prompt tokens does not change the result if there is no prompt."""
-    theirs[1].pooling_mode, theirs[1].include_prompt = MODES[pooling], include_prompt
+    reference[1].pooling_mode, reference[1].include_prompt = MODES[pooling], include_prompt
     prompt = "" if include_prompt else PROMPTS["query"]
     try:
-        expected = theirs.encode(TEXTS, prompt=prompt)
+        expected = reference.encode(TEXTS, prompt=prompt)
     finally:
-        theirs[1].pooling_mode, theirs[1].include_prompt = "weightedmean", False
+        reference[1].pooling_mode, reference[1].include_prompt = "weightedmean", False
     found = client.embed(TEXTS, pooling=pooling, prompt=prompt, truncate=True)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
@@ -131,23 +131,23 @@ def test_each_requested_pooling_passes_through_the_dense_layers(
 def test_each_pooling_of_minilm_matches_sentence_transformers(
     pooling: Any, minilm_server: ServerProcess, minilm_dir: Path
 ) -> None:
-    theirs = open_reference(minilm_dir)
-    theirs[1].pooling_mode = MODES[pooling]
-    del theirs[2]
+    reference = open_reference(minilm_dir)
+    reference[1].pooling_mode = MODES[pooling]
+    del reference[2]
     with Client(minilm_server.address) as client:
         found = client.embed(TEXTS, pooling=pooling, normalize=False, prompt="query: ", truncate=True)
-    np.testing.assert_allclose(found, theirs.encode(TEXTS, prompt="query: "), atol=1e-5)
+    np.testing.assert_allclose(found, reference.encode(TEXTS, prompt="query: "), atol=1e-5)
 
 
 def test_sentence_transformers_loads_the_bundle_with_the_same_vectors_and_prompts(
-    bundle: Path, checkpoint: Path, theirs: Any, tmp_path: Path
+    bundle: Path, checkpoint: Path, reference: Any, tmp_path: Path
 ) -> None:
     """sentence-transformers uses PyTorch, so the encoder's weights are added to the bundle."""
     opened = Path(shutil.copytree(bundle, tmp_path / "bundle"))
     shutil.copy(checkpoint / "model.safetensors", opened)
     model = open_reference(opened)
     assert (model.prompts, model.default_prompt_name) == (PROMPTS, "passage")
-    np.testing.assert_allclose(model.encode(TEXTS), theirs.encode(TEXTS), atol=1e-6)
+    np.testing.assert_allclose(model.encode(TEXTS), reference.encode(TEXTS), atol=1e-6)
 
 
 def test_model_info_reports_width_dense_layers_and_prompts(client: Client) -> None:
@@ -177,15 +177,15 @@ def test_dimensions_default_to_the_published_number(checkpoint: Path, tmp_path: 
     settings = json.loads((source / "config_sentence_transformers.json").read_text("utf-8"))
     (source / "config_sentence_transformers.json").write_text(json.dumps(settings | {"truncate_dim": 8}))
     export_bundle(source, tmp_path / "bundle", ExportOptions(grid=GRID))
-    theirs = open_reference(source)
+    reference = open_reference(source)
     with ServerProcess(tmp_path / "bundle") as server, Client(server.address) as client:
-        assert client.get_model().embedding_size == theirs.get_embedding_dimension() == 8
+        assert client.get_model().embedding_size == reference.get_embedding_dimension() == 8
         found = client.embed(TEXTS, truncate=True)
         assert found.shape == (5, 8)
-        np.testing.assert_allclose(found, theirs.encode(TEXTS), atol=1e-5)
+        np.testing.assert_allclose(found, reference.encode(TEXTS), atol=1e-5)
         assert client.embed([]).shape == (0, 8)
         whole = client.embed(TEXTS, truncate=True, dimensions=48)
-    np.testing.assert_allclose(whole, theirs.encode(TEXTS, truncate_dim=48), atol=1e-5)
+    np.testing.assert_allclose(whole, reference.encode(TEXTS, truncate_dim=48), atol=1e-5)
 
 
 def test_prompt_tokens_count_and_token_ids_have_no_prompt(client: Client) -> None:

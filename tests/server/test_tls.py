@@ -135,10 +135,8 @@ async def test_unix_socket_supports_tls(
                 await EncoderServiceStub(channel).ListModels(pb.ListModelsRequest(), timeout=20)
             codes.append(dict(caught.value.trailing_metadata()).get("attnlens-error-reason"))
     await server._shut_down(grpc_server)
-    assert codes == [
-        "NOT_READY",
-        None,
-    ]  # rejected by the server, which is not warm yet; the other call does not reach it
+    # The server, which is not warm yet, rejects the first call. The plaintext call does not reach it.
+    assert codes == ["NOT_READY", None]
     assert not path.exists()
 
 

@@ -31,7 +31,7 @@ def bundle(small_bundle: Callable[[str], Path], tmp_path: Path) -> Path:
     return copy_of(small_bundle("wordpiece"), tmp_path)
 
 
-def refusal(bundle: Path, **options: Any) -> str:
+def open_error(bundle: Path, **options: Any) -> str:
     with pytest.raises(StartupError) as caught:
         open_bundle(bundle, **options)
     return str(caught.value)
@@ -46,28 +46,28 @@ def test_modified_file_is_rejected_by_name(bundle: Path, name: str) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    assert f"{path} was altered: its SHA-256 is" in refusal(bundle)
+    assert f"{path} was altered: its SHA-256 is" in open_error(bundle)
     path.write_bytes(content[:-1])
-    assert f"{path} was altered: it has {len(content) - 1} bytes" in refusal(bundle)
+    assert f"{path} was altered: it has {len(content) - 1} bytes" in open_error(bundle)
 
 
 def test_missing_file_is_rejected_by_name(bundle: Path) -> None:
     (bundle / "config.json").unlink()
-    assert "config.json is missing" in refusal(bundle)
+    assert "config.json is missing" in open_error(bundle)
 
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/hostname", "onnx/../../secret"])
 def test_manifest_with_a_path_outside_the_bundle_is_rejected(bundle: Path, path: str) -> None:
     with manifest_of(bundle) as manifest:
         manifest["files"].append({"path": path, "size_bytes": "1", "sha256": "0"})
-    assert f"names a file outside the bundle: {path}" in refusal(bundle)
+    assert f"names a file outside the bundle: {path}" in open_error(bundle)
 
 
 def test_file_listed_twice_is_rejected_before_it_is_read(bundle: Path) -> None:
     with manifest_of(bundle) as manifest:
         manifest["files"] += [file for file in manifest["files"] if file["path"] == EMBEDDINGS] * 99
         manifest["files"][0]["sha256"] = "0"
-    assert f"lists {EMBEDDINGS} 100 times" in refusal(bundle)
+    assert f"lists {EMBEDDINGS} 100 times" in open_error(bundle)
 
 
 @pytest.mark.parametrize(("name", "limit"), [("model_name", 256), ("source", 4096)])
@@ -77,7 +77,7 @@ def test_strings_included_in_every_response_are_limited(bundle: Path, name: str,
     assert open_bundle(bundle).manifest
     with manifest_of(bundle) as manifest:
         manifest[name] = "n" * (1 << 20)
-    assert f"{name} has {1 << 20} bytes, but the limit is {limit}" in refusal(bundle)
+    assert f"{name} has {1 << 20} bytes, but the limit is {limit}" in open_error(bundle)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_weights_beyond_the_end_of_their_file_are_rejected(bundle: Path, key: st
     entry.value = value
     (bundle / ATTENTIONS).write_bytes(model.SerializeToString())
     put_hashes_right(bundle)
-    message = refusal(bundle)
+    message = open_error(bundle)
     assert ATTENTIONS in message
     assert "negative" in message if value == "-1" else "has weights up to byte 1099" in message
 
@@ -126,13 +126,13 @@ def test_tokenizer_with_a_different_vocabulary_is_rejected(bundle: Path) -> None
 def test_graph_without_a_hash_is_rejected(bundle: Path) -> None:
     with manifest_of(bundle) as manifest:
         manifest["files"] = [file for file in manifest["files"] if file["path"] != ATTENTIONS]
-    assert f"has no hash for its graph {ATTENTIONS}" in refusal(bundle)
+    assert f"has no hash for its graph {ATTENTIONS}" in open_error(bundle)
 
 
 def test_tokenizer_without_a_hash_is_rejected(bundle: Path) -> None:
     with manifest_of(bundle) as manifest:
         manifest["files"] = [file for file in manifest["files"] if file["path"] != "tokenizer.json"]
-    assert f"{bundle / 'tokenizer.json'} is not in the manifest" in refusal(bundle)
+    assert f"{bundle / 'tokenizer.json'} is not in the manifest" in open_error(bundle)
     (bundle / "tokenizer.json").unlink()
     assert open_bundle(bundle).tokenizer_path is None
 
@@ -145,7 +145,7 @@ def test_weights_in_a_file_without_a_hash_are_rejected(bundle: Path) -> None:
 
     change_graph(bundle, ATTENTIONS, move_weights)
     (bundle / "onnx" / "weights.bin").write_bytes((bundle / EMBEDDINGS).read_bytes())
-    assert f"{bundle / ATTENTIONS} has weights in 'onnx/weights.bin'" in refusal(bundle)
+    assert f"{bundle / ATTENTIONS} has weights in 'onnx/weights.bin'" in open_error(bundle)
     with manifest_of(bundle) as manifest:
         manifest["files"].append({"path": "onnx/weights.bin", "size_bytes": "0", "sha256": ""})
     put_hashes_right(bundle)
@@ -155,33 +155,33 @@ def test_weights_in_a_file_without_a_hash_are_rejected(bundle: Path) -> None:
 def test_invalid_graph_file_is_rejected(bundle: Path) -> None:
     (bundle / EMBEDDINGS).write_bytes(b"not a graph")
     put_hashes_right(bundle)
-    assert f"{bundle / EMBEDDINGS} is not valid ONNX" in refusal(bundle)
+    assert f"{bundle / EMBEDDINGS} is not valid ONNX" in open_error(bundle)
 
 
 # --- the manifest ---------------------------------------------------------------------------------
 
 
 def test_directory_without_a_bundle_is_rejected(tmp_path: Path) -> None:
-    assert f"{tmp_path} is not a bundle" in refusal(tmp_path)
-    assert "export" not in refusal(tmp_path)
+    assert f"{tmp_path} is not a bundle" in open_error(tmp_path)
+    assert "export" not in open_error(tmp_path)
 
 
 def test_checkpoint_is_rejected_with_the_export_command(tmp_path: Path, bundle: Path) -> None:
     checkpoint = tmp_path / "my model"
     checkpoint.mkdir()
     (checkpoint / "config.json").write_text("{}")
-    told = refusal(checkpoint)
-    assert "is not a bundle: manifest.json cannot be read" in told
-    assert f"export it first with `attnlens export '{checkpoint}' --output DIR`" in told
+    error = open_error(checkpoint)
+    assert "is not a bundle: manifest.json cannot be read" in error
+    assert f"export it first with `attnlens export '{checkpoint}' --output DIR`" in error
     (bundle / "config.json").write_text("{}")
     (bundle / "manifest.json").write_text("{")
-    assert "attnlens export" not in refusal(bundle)
+    assert "attnlens export" not in open_error(bundle)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without FIFOs")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
 def test_manifest_that_is_not_a_regular_file_is_rejected_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "manifest.json")
-    assert "manifest.json is not a regular file" in refusal(tmp_path)
+    assert "manifest.json is not a regular file" in open_error(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -191,26 +191,26 @@ def test_manifest_that_is_not_a_regular_file_is_rejected_without_blocking(tmp_pa
 )
 def test_invalid_manifest_is_rejected(bundle: Path, text: str, message: str) -> None:
     (bundle / "manifest.json").write_bytes(text.encode("latin-1"))
-    assert message in refusal(bundle)
+    assert message in open_error(bundle)
 
 
 def test_oversized_manifest_is_rejected_unread(bundle: Path) -> None:
     with (bundle / "manifest.json").open("wb") as file:
         file.truncate(1 << 40)  # sparse: takes no disk space, but would take 1 TB of memory
-    assert "it is larger than 16777216 bytes" in refusal(bundle)
+    assert "it is larger than 16777216 bytes" in open_error(bundle)
 
 
 @pytest.mark.parametrize("version", [1, 3])
 def test_unsupported_format_is_rejected(bundle: Path, version: int) -> None:
     with manifest_of(bundle) as manifest:
         manifest["format_version"] = version
-    assert f"has format version {version}, but this version of attnlens only reads 2" in refusal(bundle)
+    assert f"has format version {version}, but this version of attnlens only reads 2" in open_error(bundle)
 
 
 def test_unknown_required_feature_is_rejected_by_name(bundle: Path) -> None:
     with manifest_of(bundle) as manifest:
         manifest["required_features"] = ["heads.scores", "another"]
-    assert "requires another, heads.scores, which this version of attnlens does not support" in refusal(
+    assert "requires another, heads.scores, which this version of attnlens does not support" in open_error(
         bundle
     )
 
@@ -218,11 +218,13 @@ def test_unknown_required_feature_is_rejected_by_name(bundle: Path) -> None:
 def test_failed_parity_check_is_rejected(bundle: Path) -> None:
     with manifest_of(bundle) as manifest:
         manifest["parity"]["passed"] = False
-    assert re.search(r"parity failed.*report\.md", refusal(bundle))
+    assert re.search(r"parity failed.*report\.md", open_error(bundle))
 
 
 def test_unavailable_precision_is_rejected(bundle: Path) -> None:
-    assert "has no graph in int8: export it again with --precision int8" in refusal(bundle, precision="int8")
+    assert "has no graph in int8: export it again with --precision int8" in open_error(
+        bundle, precision="int8"
+    )
 
 
 def change_architecture(**sizes: int) -> Callable[[Json], object]:
@@ -296,7 +298,7 @@ def test_inconsistent_manifest_is_rejected_when_opened(
 ) -> None:
     with manifest_of(bundle) as manifest:
         change(manifest)
-    assert re.search(message, found := refusal(bundle)), found
+    assert re.search(message, found := open_error(bundle)), found
     assert str(bundle / "manifest.json") in found
 
 

@@ -34,7 +34,7 @@ def node(**attributes: Any) -> onnx.NodeProto:
     return helper.make_node("Anything", [], ["y"], **attributes)
 
 
-PLACES: dict[str, onnx.ModelProto] = {
+MODELS_BY_LOCATION: dict[str, onnx.ModelProto] = {
     "initializer": onnx.ModelProto(graph=graph_of(initializer=[weights_in("here")])),
     "sparse": onnx.ModelProto(graph=graph_of(sparse_initializer=[sparse("here")])),
     "constant": onnx.ModelProto(graph=graph_of(node(value=weights_in("here")))),
@@ -65,7 +65,7 @@ def all_locations(message: Any) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("model", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("model", MODELS_BY_LOCATION.values(), ids=MODELS_BY_LOCATION)
 def test_every_location_of_weights_is_searched(model: onnx.ModelProto, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
@@ -82,8 +82,8 @@ def test_search_covers_every_onnx_field_that_leads_to_a_tensor() -> None:
             return True
         if kind.name in seen:
             return False
-        ways = [field for field in kind.fields if field.message_type is not None]
-        found = [field for field in ways if leads(field.message_type, (*seen, kind.name))]
+        message_fields = [field for field in kind.fields if field.message_type is not None]
+        found = [field for field in message_fields if leads(field.message_type, (*seen, kind.name))]
         leading.update((kind.name, field.name) for field in found)
         return bool(found)
 
@@ -97,7 +97,7 @@ def test_search_covers_every_onnx_field_that_leads_to_a_tensor() -> None:
                 for each in value if field.is_repeated else [value]:
                     visit(each)
 
-    for model in PLACES.values():
+    for model in MODELS_BY_LOCATION.values():
         visit(model)
     missing = leading - visited - {("TrainingInfoProto", "initialization")}  # such as `algorithm`
     assert missing == set()

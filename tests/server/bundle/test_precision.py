@@ -50,28 +50,28 @@ def clients(half_bundle: Path, half_server: ServerProcess) -> Iterator[tuple[Cli
         yield half, exact
 
 
-def smallest_cosine(ours: npt.NDArray[np.floating], expected: npt.NDArray[np.floating]) -> float:
-    norms = np.linalg.norm(ours, axis=-1) * np.linalg.norm(expected, axis=-1)
-    return float(((ours * expected).sum(axis=-1) / norms).min())
+def smallest_cosine(actual: npt.NDArray[np.floating], expected: npt.NDArray[np.floating]) -> float:
+    norms = np.linalg.norm(actual, axis=-1) * np.linalg.norm(expected, axis=-1)
+    return float(((actual * expected).sum(axis=-1) / norms).min())
 
 
 def test_fp16_vectors_match_fp32_up_to_rounding(clients: tuple[Client, Client]) -> None:
-    ours, expected = (client.embed(TEXTS) for client in clients)
-    assert ours.dtype == np.float32
-    assert smallest_cosine(ours, expected) >= 0.9999
-    assert np.abs(ours - expected).max() > 1e-5  # proves that the fp32 graph did not run
+    actual, expected = (client.embed(TEXTS) for client in clients)
+    assert actual.dtype == np.float32
+    assert smallest_cosine(actual, expected) >= 0.9999
+    assert np.abs(actual - expected).max() > 1e-5  # proves that the fp32 graph did not run
 
 
 def test_encode_results_are_fp32(clients: tuple[Client, Client]) -> None:
     half, _ = clients
     [alone] = half.encode(TEXTS[1:2])
-    [ours], [expected] = (client.encode(TEXTS[1:2], attention=AttentionQuery()) for client in clients)
-    assert np.array_equal(ours.weights, expected.weights)
+    [actual], [expected] = (client.encode(TEXTS[1:2], attention=AttentionQuery()) for client in clients)
+    assert np.array_equal(actual.weights, expected.weights)
     assert alone.last_hidden_state is not None
-    assert ours.last_hidden_state is not None
+    assert actual.last_hidden_state is not None
     assert expected.last_hidden_state is not None
-    assert np.array_equal(ours.last_hidden_state, expected.last_hidden_state)
-    assert 1e-5 < np.abs(alone.last_hidden_state - ours.last_hidden_state).max() < 1e-1
+    assert np.array_equal(actual.last_hidden_state, expected.last_hidden_state)
+    assert 1e-5 < np.abs(alone.last_hidden_state - actual.last_hidden_state).max() < 1e-1
 
 
 def test_model_info_reports_the_precision(clients: tuple[Client, Client], half_server: ServerProcess) -> None:
@@ -109,11 +109,11 @@ def test_int8_vectors_are_close_and_independent_of_the_batch(int8_bundle: Path) 
         Client(server.address) as client,
         Client(other.address) as exact,
     ):
-        ours, expected = client.embed(texts), exact.embed(texts)
-        assert smallest_cosine(ours, expected) >= 0.9
-        assert np.abs(ours - expected).max() > 1e-5  # proves that the fp32 graph did not run
+        actual, expected = client.embed(texts), exact.embed(texts)
+        assert smallest_cosine(actual, expected) >= 0.9
+        assert np.abs(actual - expected).max() > 1e-5  # proves that the fp32 graph did not run
         alone = np.concatenate([client.embed([text]) for text in texts])
-        assert np.abs(alone - ours).max() <= 1e-5
+        assert np.abs(alone - actual).max() <= 1e-5
         assert client.get_model().precision == "int8"
         found, stated = (
             asked.encode(texts[1:2], attention=AttentionQuery())[0].weights for asked in (client, exact)

@@ -44,8 +44,8 @@ def ids(length: int, seed: int = 0) -> npt.NDArray[np.int64]:
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_vectors_are_the_same_alone_and_in_a_batch(engine: Engine, lengths: list[int]) -> None:
     texts = [ids(length, seed) for seed, length in enumerate(lengths)]
-    crowd = submit(engine, [Item(text, HIDDEN) for text in texts])
-    for text, future in zip(texts, crowd, strict=True):
+    batched = submit(engine, [Item(text, HIDDEN) for text in texts])
+    for text, future in zip(texts, batched, strict=True):
         [alone] = submit(engine, [Item(text, HIDDEN)])
         together = future.result(60).arrays[0]
         assert together.shape == (len(text), 384)
@@ -156,7 +156,7 @@ def test_each_batch_is_logged_at_debug(engine: Engine, caplog: pytest.LogCapture
         [future] = submit(engine, [Item(ids(7), weights(0))], attention=True)
         future.result(60)
     [record] = [record for record in caplog.records if record.getMessage() == "batch"]
-    told = vars(record)
-    assert (told["texts"], told["tokens"], told["padding"]) == (1, 7, 0)
-    assert told["lane"].startswith("attention-")
-    assert told["compute_ms"] > 0
+    fields = vars(record)
+    assert (fields["texts"], fields["tokens"], fields["padding"]) == (1, 7, 0)
+    assert fields["lane"].startswith("attention-")
+    assert fields["compute_ms"] > 0

@@ -112,7 +112,7 @@ def test_failure_keeps_no_items_alive(caplog: pytest.LogCaptureFixture) -> None:
     lanes = make_lanes(fail)
     lanes.start()
     items = [make_item(1), make_item(1)]
-    brought = [weakref.ref(item.input_ids) for item in items]
+    references = [weakref.ref(item.input_ids) for item in items]
     lanes.submit(items)
     for item in items:
         item.future.exception(timeout=30)
@@ -121,7 +121,7 @@ def test_failure_keeps_no_items_alive(caplog: pytest.LogCaptureFixture) -> None:
     gc.disable()
     try:
         del item, items
-        assert [found() for found in brought] == [None, None]
+        assert [found() for found in references] == [None, None]
     finally:
         gc.enable()
     lanes.close()

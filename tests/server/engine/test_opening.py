@@ -79,11 +79,11 @@ def into(*operands: str, op: str, output: str = HIDDEN, **attributes: Any) -> on
 
 TWICE = into("inner", "inner", op="Concat", axis=2)
 HOSTILE_EMBEDDINGS: dict[str, tuple[Callable[[onnx.GraphProto], None], str]] = {
-    "another width": (
+    "wrong width": (
         through(HIDDEN, TWICE, elem_type=FLOAT, shape=[*FREE, 192]),
         r"returns last_hidden_state as tensor\(float\) .*192\], by the manifest .*96\]",
     ),
-    "another width, unsaid": (
+    "wrong width, not declared": (
         through(HIDDEN, TWICE, elem_type=FLOAT, shape=[*FREE, "width"]),
         r"returns last_hidden_state as tensor\(float\) .*192\]",
     ),
@@ -99,9 +99,9 @@ HOSTILE_EMBEDDINGS: dict[str, tuple[Callable[[onnx.GraphProto], None], str]] = {
         through(HIDDEN, constant("nan", float("nan")), into("inner", "nan", op="Add")),
         r"returned a NaN or an infinity in last_hidden_state",
     ),
-    "another name": (rename_output, r"has 1 outputs, the last \['renamed'\]"),
-    "another input": (add_input, r"has the inputs input_ids, .*position_ids"),
-    "one text at a time": (fix_batch, r"wants input_ids as tensor\(int64\) \[1, 'sequence_length'\]"),
+    "wrong output name": (rename_output, r"has 1 outputs, the last \['renamed'\]"),
+    "additional input": (add_input, r"has the inputs input_ids, .*position_ids"),
+    "fixed batch size": (fix_batch, r"wants input_ids as tensor\(int64\) \[1, 'sequence_length'\]"),
 }
 
 

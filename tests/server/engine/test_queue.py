@@ -126,8 +126,8 @@ def test_background_items_are_not_starved() -> None:
     queue, background = make_queue(max_tokens=8), [make_background(8), make_background(8)]
     queue.put([*background, *(make_item(8) for _ in range(2 * BACKGROUND_INTERVAL))])
     taken = [queue.taken() for _ in range(2 * BACKGROUND_INTERVAL)]
-    places = [index + 1 for index, items in enumerate(taken) if items[0].is_background]
-    assert places == [BACKGROUND_INTERVAL, 2 * BACKGROUND_INTERVAL]
+    background_positions = [index + 1 for index, items in enumerate(taken) if items[0].is_background]
+    assert background_positions == [BACKGROUND_INTERVAL, 2 * BACKGROUND_INTERVAL]
 
 
 def test_one_lane_stays_free_of_background_items_after_other_work() -> None:
@@ -259,8 +259,8 @@ def test_item_cancelled_during_inspection_is_counted_once() -> None:
 
         def is_dead(self, now: float) -> bool:
             del now
-            looked, self.deadline = self.deadline is not None, 0.0
-            return looked
+            is_alive, self.deadline = self.deadline is not None, 0.0
+            return is_alive
 
     queue, item = make_queue(), CancelledLater(np.ones(5, dtype=np.int64), ())
     queue.put([item])

@@ -76,7 +76,7 @@ def test_concurrent_lanes_open_one_session(opener: Opener) -> None:
     assert len(set(map(id, found))) == 1
 
 
-def refused(sessions: Sessions) -> GraphUnavailableError:
+def open_failure(sessions: Sessions) -> GraphUnavailableError:
     with pytest.raises(GraphUnavailableError) as caught:
         sessions.get(has_whole_machine=False)
     return caught.value
@@ -88,9 +88,9 @@ def test_transient_failure_is_retried_with_backoff(opener: Opener) -> None:
     sessions.on_change = changes.append
     opener.error = StartupError("out of memory")
     for number, pause_s in enumerate((*PAUSES_S, PAUSES_S[-1]), start=1):
-        assert refused(sessions).retry_after_s == pytest.approx(pause_s)
+        assert open_failure(sessions).retry_after_s == pytest.approx(pause_s)
         opener.now += pause_s - 0.5
-        again = refused(sessions)
+        again = open_failure(sessions)
         assert again.retry_after_s == pytest.approx(0.5)
         assert str(again) == "the graph cannot be used now: out of memory; try again in 0.5 s"
         assert len(opener.divisions) == number  # no attempt was made
@@ -104,18 +104,18 @@ def test_transient_failure_is_retried_with_backoff(opener: Opener) -> None:
 def test_slow_failure_is_not_retried_for_as_long_as_it_took(opener: Opener) -> None:
     sessions = Sessions(opener, threads=2, num_lanes=2, clock=opener.clock)
     opener.error, opener.duration_s = StartupError("too slow"), 600.0
-    assert refused(sessions).retry_after_s == pytest.approx(600)
+    assert open_failure(sessions).retry_after_s == pytest.approx(600)
 
 
 def test_permanent_failure_is_not_retried(opener: Opener) -> None:
     sessions = Sessions(opener, threads=2, num_lanes=2, clock=opener.clock)
     opener.error = UnusableGraphError("model.onnx was altered")
-    first = refused(sessions)
+    first = open_failure(sessions)
     assert (str(first), first.retry_after_s) == ("the graph cannot be used: model.onnx was altered", None)
     assert first.__cause__ is opener.error
     opener.now += 1e9
     opener.error = None
-    assert str(refused(sessions)) == str(first)
+    assert str(open_failure(sessions)) == str(first)
     assert opener.divisions == [(1, 2)]
 
 
@@ -161,9 +161,9 @@ def test_sessions_are_closed_when_their_files_are_modified(opener: Opener) -> No
     altered.append(UnusableGraphError("weights were altered"))
     with pytest.raises(GraphUnavailableError, match="cannot be used: weights were altered"):
         session.check_results()  # a batch that was running at the same time
-    assert str(refused(sessions)) == "the graph cannot be used: weights were altered"
+    assert str(open_failure(sessions)) == "the graph cannot be used: weights were altered"
     altered.clear()  # restoring the files requires a restart: the sessions are closed
-    assert str(refused(sessions)) == "the graph cannot be used: weights were altered"
+    assert str(open_failure(sessions)) == "the graph cannot be used: weights were altered"
     assert opener.divisions == [(1, 2)]
     assert changes == [False]
     assert not sessions.providers

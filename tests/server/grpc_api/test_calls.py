@@ -160,8 +160,8 @@ async def test_slow_consumer_gets_a_status_when_it_resumes_reading(
         await call.write(b"message")
 
     handle = calls.handler(parser_of(pb.EncodeStreamRequest, 1), stream, "EncodeStream")
-    behaviour: Any = handle  # pass bytes through unchanged
-    handlers: dict[str, Any] = {"EncodeStream": grpc.unary_stream_rpc_method_handler(behaviour)}
+    stream_handler: Any = handle  # pass bytes through unchanged
+    handlers: dict[str, Any] = {"EncodeStream": grpc.unary_stream_rpc_method_handler(stream_handler)}
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")

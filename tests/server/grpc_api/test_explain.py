@@ -33,7 +33,7 @@ from references import TEXTS
 SENTENCE = "The animal didn't cross the street because it was too tired."
 A, B = "A man is playing a guitar.", "Someone plays an instrument."
 # Computed in float64 by an independent program from the formulas in docs/explanations.md.
-FIGURES: dict[int, list[float]] = {
+REFERENCE_SCORES: dict[int, list[float]] = {
     EXPLAIN_METHOD_CONTRIBUTIONS: [
         .01596, .04536, .28130, .04249, .00595, .01989, .09207, .01495,
         .15746, .02761, .01113, .02128, .02190, .14598, .00344, .01074,
@@ -73,7 +73,7 @@ def compare(stub: EncoderServiceStub, a: str, b: str, **fields: Any) -> pb.Compa
     return result
 
 
-def refusal(stub: EncoderServiceStub, **fields: Any) -> Failure:
+def rejection(stub: EncoderServiceStub, **fields: Any) -> Failure:
     with pytest.raises(grpc.RpcError) as caught:
         explain(stub, SENTENCE, **fields)
     return read_failure(caught.value)
@@ -96,9 +96,9 @@ def tensor(values: Any) -> Tensor:
 
 
 def test_scores_of_a_sentence_match_the_reference(stub: EncoderServiceStub) -> None:
-    [text] = explain(stub, SENTENCE, methods=[*FIGURES, EXPLAIN_METHOD_RECEIVED_ATTENTION])
+    [text] = explain(stub, SENTENCE, methods=[*REFERENCE_SCORES, EXPLAIN_METHOD_RECEIVED_ATTENTION])
     assert text.target_value == pytest.approx(1, abs=1e-9)
-    for scores, (method, expected) in zip(text.scores, FIGURES.items(), strict=False):
+    for scores, (method, expected) in zip(text.scores, REFERENCE_SCORES.items(), strict=False):
         assert scores.method == method
         np.testing.assert_allclose(from_tensor(scores.values), expected, atol=TOLERANCE)
     contributions, shares, effects, rollout, received = text.scores
@@ -222,7 +222,7 @@ def test_only_the_requested_dimensions_are_explained(stub: EncoderServiceStub) -
             assert total(scores) == pytest.approx(direction @ own, abs=1e-5)
     assert (
         "has the shape [384]: use [50], the shape of the embedding"
-        in refusal(stub, dimensions=50, direction=TARGETS["direction"]["direction"]).message
+        in rejection(stub, dimensions=50, direction=TARGETS["direction"]["direction"]).message
     )
 
 
@@ -234,7 +234,7 @@ def test_text_and_target_have_separate_prompts(stub: EncoderServiceStub) -> None
     assert [token.source for token in text.tokens[:3]] == [1, 2, 2]
     pair = compare(stub, A, B, prompt_a=prompt, prompt_b=other)
     assert pair.similarity == pytest.approx(expected, abs=1e-5)
-    assert "target_prompt is set, but" in refusal(stub, target_prompt=other).message
+    assert "target_prompt is set, but" in rejection(stub, target_prompt=other).message
 
 
 def test_word_scores_are_the_sums_of_their_token_scores(stub: EncoderServiceStub) -> None:
@@ -278,8 +278,8 @@ def test_scores_are_the_same_alone_and_in_a_batch(stub: EncoderServiceStub) -> N
     calls = [(text, each) for each in fields for text in TEXTS]
     alone = [explain(stub, text, **each)[0] for text, each in calls]
     with ThreadPoolExecutor(16) as pool:
-        crowd = list(pool.map(lambda call: explain(stub, call[0], **call[1])[0], calls * 2))
-    for one, other in zip(alone * 2, crowd, strict=True):
+        in_parallel = list(pool.map(lambda call: explain(stub, call[0], **call[1])[0], calls * 2))
+    for one, other in zip(alone * 2, in_parallel, strict=True):
         size = max(1.0, abs(one.target_value))
         np.testing.assert_allclose(
             from_tensor(other.scores[0].values), from_tensor(one.scores[0].values), atol=2e-5 * size
@@ -289,9 +289,9 @@ def test_scores_are_the_same_alone_and_in_a_batch(stub: EncoderServiceStub) -> N
 
 def test_texts_of_one_request_get_their_own_scores(stub: EncoderServiceStub) -> None:
     texts = [text[:100] for text in TEXTS]  # one run for each omitted token
-    together = explain(stub, *texts, to=given(B), methods=list(FIGURES))
+    together = explain(stub, *texts, to=given(B), methods=list(REFERENCE_SCORES))
     for text, found in zip(texts, together, strict=True):
-        [alone] = explain(stub, text, to=given(B), methods=list(FIGURES))
+        [alone] = explain(stub, text, to=given(B), methods=list(REFERENCE_SCORES))
         assert [token.id for token in found.tokens] == [token.id for token in alone.tokens]
         for one, other in zip(alone.scores, found.scores, strict=True):
             np.testing.assert_allclose(from_tensor(other.values), from_tensor(one.values), atol=1e-5)
@@ -333,42 +333,51 @@ def test_both_sides_of_a_pair_are_explained_towards_each_other(stub: EncoderServ
 
 # --- rejected requests ----------------------------------------------------------------------------
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
+INVALID_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "zeros": ({"direction": tensor(np.zeros(384))}, "direction is zero"),
     "NaN": ({"direction": tensor([np.nan] * 384)}, "direction has a NaN or an infinity"),
-    "another size": ({"direction": tensor([1, 2, 3])}, r"direction has the shape \[3\]"),
-    "no tensor": ({"direction": Tensor(shape=[4], data=b"12")}, "direction is not a valid tensor: 2 bytes"),
-    "no numbers": ({"direction": Tensor()}, r"direction has the shape \[\]|is not a valid tensor"),
+    "wrong size": ({"direction": tensor([1, 2, 3])}, r"direction has the shape \[3\]"),
+    "invalid tensor": (
+        {"direction": Tensor(shape=[4], data=b"12")},
+        "direction is not a valid tensor: 2 bytes",
+    ),
+    "empty tensor": ({"direction": Tensor()}, r"direction has the shape \[\]|is not a valid tensor"),
     "fp16": ({"direction": Tensor(data_type=DataType.DATA_TYPE_FLOAT16)}, "direction.data_type is 2"),
-    "an empty text": ({"to": pb.Input()}, "to is empty: set text"),
+    "empty text": ({"to": pb.Input()}, "to is empty: set text"),
     "ids out of range": (
         {"to": pb.Input(token_ids=pb.TokenIds(input_ids=[30522]))},
         r"to.token_ids.input_ids\[0\] is 30522",
     ),
-    "half a contrast": ({"contrast": pb.Contrast(to=given("a"))}, "contrast.rather_than is empty"),
-    "twice the same": (
+    "incomplete contrast": ({"contrast": pb.Contrast(to=given("a"))}, "contrast.rather_than is empty"),
+    "identical contrast texts": (
         {"contrast": pb.Contrast(to=given("a"), rather_than=given("a"))},
         "contrast has two texts with the same embedding",
     ),
-    "a long target": ({"to": given("word " * 300)}, "to has 302 tokens, but the limit is 256"),
-    "a prompt of the target": (
+    "long target": ({"to": given("word " * 300)}, "to has 302 tokens, but the limit is 256"),
+    "unknown target prompt": (
         {"to": given("a"), "target_prompt": pb.Prompt(name="x")},
         "target_prompt.name is 'x', but the model has no prompts",
     ),
-    "a method twice": ({"methods": [1, 1]}, r"methods\[1\] is EXPLAIN_METHOD_CONTRIBUTIONS, a repetition"),
-    "no method": ({"methods": [9]}, r"methods\[0\] is 9: use one of EXPLAIN_METHOD_CONTRIBUTIONS"),
-    "no level": ({"level": 7}, "level is 7: use one of"),
-    "shares of a maximum": ({"methods": [2], "pooling": 3}, "the maximum is not a sum of token vectors"),
-    "heads of another method": ({"methods": [4], "head_contributions": True}, "head_contributions is set"),
+    "repeated method": ({"methods": [1, 1]}, r"methods\[1\] is EXPLAIN_METHOD_CONTRIBUTIONS, a repetition"),
+    "unknown method": ({"methods": [9]}, r"methods\[0\] is 9: use one of EXPLAIN_METHOD_CONTRIBUTIONS"),
+    "unknown level": ({"level": 7}, "level is 7: use one of"),
+    "contributions with max pooling": (
+        {"methods": [2], "pooling": 3},
+        "the maximum is not a sum of token vectors",
+    ),
+    "head contributions of another method": (
+        {"methods": [4], "head_contributions": True},
+        "head_contributions is set",
+    ),
     "too many dimensions": ({"dimensions": 385}, "dimensions is 385: use 1 to 384"),
 }
 
 
-@pytest.mark.parametrize(("fields", "message"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("fields", "message"), INVALID_REQUESTS.values(), ids=INVALID_REQUESTS)
 def test_invalid_request_is_reported_with_its_field(
     stub: EncoderServiceStub, fields: dict[str, Any], message: str
 ) -> None:
-    failure = refusal(stub, **fields)
+    failure = rejection(stub, **fields)
     assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
     assert re.search(message, failure.message), failure.message
 

@@ -27,28 +27,31 @@ INPUTS = [pb.Input(text="a cat")]
 
 
 @pytest.fixture(scope="module")
-def loud(small_bundle: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def scaled_bundle(small_bundle: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle whose token vectors exceed 65504: about 100,000 times their original length."""
     bundle = tmp_path_factory.mktemp("loud") / "bundle"
     shutil.copytree(small_bundle("wordpiece"), bundle)
     graph = onnx.load(bundle / "onnx" / "model.onnx")
     [weight] = [tensor for tensor in graph.graph.initializer if tensor.name == "layers.0.output_norm.weight"]
-    louder = (100_000 * onnx.numpy_helper.to_array(weight)).tobytes()
+    scaled_weight = (100_000 * onnx.numpy_helper.to_array(weight)).tobytes()
     manifest = json.loads((bundle / "manifest.json").read_text())
     for file in manifest["files"]:
         path = bundle / file["path"]
         if path.suffix == ".onnx":
             content = path.read_bytes()
             assert content.count(weight.raw_data) <= 1  # the graphs may share the tensor
-            path.write_bytes(content.replace(weight.raw_data, louder))
+            path.write_bytes(content.replace(weight.raw_data, scaled_weight))
             file["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     (bundle / "manifest.json").write_text(json.dumps(manifest))
     return bundle
 
 
 @pytest.fixture(scope="module")
-def stub(loud: Path) -> Iterator[EncoderServiceStub]:
-    with ServerProcess(loud, "--provider", "cpu") as server, grpc.insecure_channel(server.address) as channel:
+def stub(scaled_bundle: Path) -> Iterator[EncoderServiceStub]:
+    with (
+        ServerProcess(scaled_bundle, "--provider", "cpu") as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
         yield EncoderServiceStub(channel)
 
 
@@ -87,13 +90,13 @@ def test_values_in_the_float16_range_are_returned(stub: EncoderServiceStub) -> N
 
 
 @pytest.mark.parametrize(
-    ("value", "is_refused"),
+    ("value", "is_rejected"),
     [(-65504, False), (65505, True), (-65505, True), (np.inf, False), (np.nan, False)],
 )
-def test_only_values_lost_in_float16_are_rejected(value: float, *, is_refused: bool) -> None:
+def test_only_values_lost_in_float16_are_rejected(value: float, *, is_rejected: bool) -> None:
     vectors = np.array([[1, value]], dtype=np.float32)
     check_range(vectors, FLOAT32)
-    if is_refused:
+    if is_rejected:
         with pytest.raises(InvalidFieldsError, match=f"the value {value}:"):
             check_range(vectors, FLOAT16)
     else:

@@ -99,7 +99,7 @@ compare_requests = st.builds(
 quietly = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
+CLIENT_ERRORS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
 
 
 @given(embed_requests)
@@ -108,7 +108,7 @@ def test_embed_returns_a_result_or_a_clear_error(stub: EncoderServiceStub, reque
     try:
         response = stub.Embed(request, timeout=60)
     except grpc.RpcError as error:
-        assert read_failure(error).code in REFUSALS
+        assert read_failure(error).code in CLIENT_ERRORS
         return
     vectors = from_tensor(response.embeddings)
     assert vectors.shape == (len(request.inputs), request.dimensions or 384)
@@ -123,7 +123,7 @@ def test_encode_returns_a_result_or_a_clear_error(
     try:
         response = stub.Encode(request, timeout=60)
     except grpc.RpcError as error:
-        assert read_failure(error).code in REFUSALS
+        assert read_failure(error).code in CLIENT_ERRORS
         return
     assert len(response.results) == len(request.inputs)
     for result in response.results:
@@ -141,7 +141,7 @@ def test_explain_returns_a_result_or_a_clear_error(
     try:
         response = stub.Explain(request, timeout=60)
     except grpc.RpcError as error:
-        assert read_failure(error).code in REFUSALS
+        assert read_failure(error).code in CLIENT_ERRORS
         return
     assert len(response.results) == len(request.inputs)
     for text in response.results:
@@ -160,7 +160,7 @@ def test_compare_returns_a_result_or_a_clear_error(
     try:
         response = stub.Compare(request, timeout=60)
     except grpc.RpcError as error:
-        assert read_failure(error).code in REFUSALS
+        assert read_failure(error).code in CLIENT_ERRORS
         return
     assert len(response.results) == len(request.pairs)
     assert all(abs(pair.similarity) <= 1 + 1e-6 for pair in response.results)

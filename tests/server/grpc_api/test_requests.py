@@ -18,7 +18,7 @@ NO_LAYER_OUTPUTS = {"EMBEDDING", "TOKEN_CONTRIBUTIONS", "BASELINE", "HEAD_CONTRI
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "prefix", "not_served"),
+    ("server_enum", "protocol_enum", "prefix", "not_served"),
     [
         (OutputRole, manifest_pb2.OutputRole, "OUTPUT_ROLE_", NO_LAYER_OUTPUTS),
         (Layout, manifest_pb2.OutputLayout, "OUTPUT_LAYOUT_", set()),
@@ -28,10 +28,10 @@ NO_LAYER_OUTPUTS = {"EMBEDDING", "TOKEN_CONTRIBUTIONS", "BASELINE", "HEAD_CONTRI
     ],
 )
 def test_enums_have_the_names_and_numbers_of_the_protocol(
-    ours: type[IntEnum], theirs: Any, prefix: str, not_served: set[str]
+    server_enum: type[IntEnum], protocol_enum: Any, prefix: str, not_served: set[str]
 ) -> None:
-    expected = {name.removeprefix(prefix): number for name, number in theirs.items() if number}
-    found = {member.name: member.value for member in ours if member}
+    expected = {name.removeprefix(prefix): number for name, number in protocol_enum.items() if number}
+    found = {member.name: member.value for member in server_enum if member}
     assert found == {name: number for name, number in expected.items() if name not in not_served}
 
 

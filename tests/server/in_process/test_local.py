@@ -71,7 +71,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-ASKED: dict[str, Ask] = {
+CALLS: dict[str, Ask] = {
     "embed": lambda model: model.embed(TEXTS, pooling="cls", dimensions=100),
     "embed_with_usage": lambda model: model.embed_with_usage([*TEXTS, LONG], truncate=True, dtype="float16"),
     "embed_iter": lambda model: list(model.embed_iter(iter(TEXTS), batch_size=3)),
@@ -92,15 +92,15 @@ ASKED: dict[str, Ask] = {
 
 def test_every_method_is_compared() -> None:
     methods = {name for name, _ in vars(BlockingMethods).items() if not name.startswith("_")}
-    assert methods - {"close"} == ASKED.keys()
+    assert methods - {"close"} == CALLS.keys()
 
 
-@pytest.mark.parametrize("method", ASKED)
+@pytest.mark.parametrize("method", CALLS)
 def test_local_model_returns_the_same_results_as_a_server(method: str, client: Client, model: Local) -> None:
-    assert same(ASKED[method](model), ASKED[method](client))
+    assert same(CALLS[method](model), CALLS[method](client))
 
 
-REFUSED: dict[str, tuple[type[AttnlensError], Ask]] = {
+INVALID_CALLS: dict[str, tuple[type[AttnlensError], Ask]] = {
     "long": (InputTooLongError, lambda model: model.embed(["a", LONG])),
     "model": (ModelNotFoundError, lambda model: model.embed(["a"], model="nope")),
     "ids": (InvalidRequestError, lambda model: model.embed([[101, 999_999]])),
@@ -116,9 +116,9 @@ REFUSED: dict[str, tuple[type[AttnlensError], Ask]] = {
 }
 
 
-@pytest.mark.parametrize("refused", REFUSED)
-def test_local_model_raises_the_same_errors_as_a_server(refused: str, client: Client, model: Local) -> None:
-    kind, ask = REFUSED[refused]
+@pytest.mark.parametrize("case", INVALID_CALLS)
+def test_local_model_raises_the_same_errors_as_a_server(case: str, client: Client, model: Local) -> None:
+    kind, ask = INVALID_CALLS[case]
     failures = []
     for asked in (client, model):
         with pytest.raises(kind) as caught:

@@ -9,7 +9,7 @@ import pytest
 from attnlens_client.connection import checked_address
 from attnlens_server.listening import AbstractAddress, TcpAddress, UnixAddress, parse_address
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="names of Linux")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="abstract names are specific to Linux")
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_privileged_port_names_the_required_privilege(port: int, message: str) -
     assert message in bind_problem(error, TcpAddress("127.0.0.1", port), "viewer-port")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="names of Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract names are specific to Linux")
 def test_abstract_name_in_use_is_reported() -> None:
     name = os.urandom(8)
     with socket.socket(socket.AF_UNIX) as taken:

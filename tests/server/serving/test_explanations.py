@@ -326,13 +326,13 @@ async def test_contributions_graph_with_wrong_sums_is_not_used(
         assert (await vectors(service, "a cat")).shape == (1, 10)  # other methods still work
 
 
-@pytest.mark.parametrize(("place", "axes"), [(2, ["batch_size", "7"]), (5, ["batch_size", "2", "4"])])
+@pytest.mark.parametrize(("input_index", "axes"), [(2, ["batch_size", "7"]), (5, ["batch_size", "2", "4"])])
 def test_manifest_with_a_mismatched_contributions_graph_is_rejected(
-    copied: Path, place: int, axes: list[str]
+    copied: Path, input_index: int, axes: list[str]
 ) -> None:
     with manifest_of(copied) as manifest:
         [graph] = [each for each in manifest["graphs"] if each["id"] == "contributions"]
-        graph["inputs"][3 + place]["axes"] = axes
+        graph["inputs"][3 + input_index]["axes"] = axes
     with pytest.raises(StartupError, match="is not a contributions graph with the inputs"):
         open_bundle(copied)
 

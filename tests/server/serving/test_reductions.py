@@ -47,8 +47,11 @@ REDUCTIONS = [
         ("tokens", "words"), ("keep", "drop"), ("none", "mean", "rollout"), (False, True), FORMS
     )
 ]
-ALLOWED = [each for each in REDUCTIONS if not list(each.problems())]
-ALLOWED += [AttentionReduction(rows=[0, -1]), AttentionReduction(level="words", rows=[-2, 1], form=TopK(1))]
+VALID_REDUCTIONS = [each for each in REDUCTIONS if not list(each.problems())]
+VALID_REDUCTIONS += [
+    AttentionReduction(rows=[0, -1]),
+    AttentionReduction(level="words", rows=[-2, 1], form=TopK(1)),
+]
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +116,8 @@ def result_arrays(text: EncodedText, index: int) -> list[Any]:
 @pytest.mark.parametrize("view", ["full", "head_mean"])
 def test_reductions_are_bit_identical_to_numpy(client: Client, method: str, view: Any) -> None:
     """Each request has 15 reductions and the full maps, so that all of them come from the same run."""
-    for start in range(0, len(ALLOWED), 15):
-        reductions = ALLOWED[start : start + 15]
+    for start in range(0, len(VALID_REDUCTIONS), 15):
+        reductions = VALID_REDUCTIONS[start : start + 15]
         queries = [AttentionQuery(view=view, reduction=reduction) for reduction in reductions]
         for text in getattr(client, method)(TEXTS, attention=[*queries, AttentionQuery()]):
             for index, query in enumerate(queries):
@@ -220,51 +223,53 @@ ROLLOUT = pb.LAYER_REDUCTION_ROLLOUT
 RECEIVED = pb.RowStatistics(received=True)
 TEXT, IDS = pb.Input(text=SENTENCE), pb.Input(token_ids=pb.TokenIds(input_ids=[101, 2009, 102]))
 PATH = "attention[1].reduction"
-REFUSED: dict[str, tuple[dict[str, Any], pb.Input, str, str]] = {
-    "a level of the future": ({"level": 9}, TEXT, "level", "is 9: use one of ATTENTION_LEVEL_TOKENS,"),
-    "layers of the future": ({"layers": 9}, TEXT, "layers", "is 9: use one of LAYER_REDUCTION_NONE,"),
-    "a residual without a rollout": (
+INVALID_REDUCTIONS: dict[str, tuple[dict[str, Any], pb.Input, str, str]] = {
+    "unknown level": ({"level": 9}, TEXT, "level", "is 9: use one of ATTENTION_LEVEL_TOKENS,"),
+    "unknown layer reduction": ({"layers": 9}, TEXT, "layers", "is 9: use one of LAYER_REDUCTION_NONE,"),
+    "residual without rollout": (
         {"rollout_residual": 0.5}, TEXT, "rollout_residual", "is only used for a rollout: omit it, or set",
     ),
-    "a residual of 1": (
+    "residual of 1": (
         {"rollout_residual": 1, "layers": ROLLOUT}, TEXT, "rollout_residual", "is 1: it must be at least 0",
     ),
-    "a residual that is not a number": (
+    "residual of NaN": (
         {"rollout_residual": float("nan"), "layers": ROLLOUT}, TEXT, "rollout_residual", "is nan: it must be",
     ),
-    "no largest": ({"top_k": pb.TopK()}, TEXT, "top_k.k", "is 0: use 1 to 2147483647"),
-    "no threshold": ({"threshold": pb.Threshold()}, TEXT, "threshold.threshold", "is 0: it must be greater"),
-    "no statistics": ({"statistics": pb.RowStatistics()}, TEXT, "statistics", "is empty: set received or"),
-    "all rows of nothing": (
+    "top 0": ({"top_k": pb.TopK()}, TEXT, "top_k.k", "is 0: use 1 to 2147483647"),
+    "threshold 0": ({"threshold": pb.Threshold()}, TEXT, "threshold.threshold", "is 0: it must be greater"),
+    "empty statistics": ({"statistics": pb.RowStatistics()}, TEXT, "statistics", "is empty: set received or"),
+    "all_rows without received": (
         {"statistics": pb.RowStatistics(entropy=True, all_rows=True)}, TEXT, "statistics.all_rows", "is only",
     ),
-    "rows that give": ({"statistics": RECEIVED, "rows": [1]}, TEXT, "rows", "with statistics.received"),
-    "rows of a mean": ({"mean_over_rows": True, "rows": [1]}, TEXT, "rows", "with mean_over_rows"),
-    "statistics of a mean": (
+    "rows with received": ({"statistics": RECEIVED, "rows": [1]}, TEXT, "rows", "with statistics.received"),
+    "rows with mean_over_rows": ({"mean_over_rows": True, "rows": [1]}, TEXT, "rows", "with mean_over_rows"),
+    "statistics with mean_over_rows": (
         {"mean_over_rows": True, "statistics": RECEIVED}, TEXT, "mean_over_rows", "with statistics: omit",
     ),
-    "a row twice": ({"rows": [1, 1]}, TEXT, "rows", "contains a row twice"),
+    "repeated row": ({"rows": [1, 1]}, TEXT, "rows", "contains a row twice"),
     "many rows": ({"rows": range(600)}, TEXT, "rows", "has 600 numbers, but texts have at most 512 tokens"),
     "very many rows": ({"rows": range(20000)}, TEXT, "rows", "has more than 16384 entries: omit it"),
-    "a row beyond": (
+    "row out of range": (
         {"rows": [3, 16]}, TEXT, "inputs[0]", f"has 16 rows, but {PATH}.rows[1] is 16: use 0 to 15, or",
     ),
-    "a word beyond": (
+    "word out of range": (
         {"rows": [-15], "level": WORDS, "special_tokens": DROP}, TEXT, "inputs[0]", "has 14 rows, but",
     ),
-    "words of ids": (
+    "words without text": (
         {"level": WORDS}, IDS, "inputs[0].token_ids", f"has no known words, which {PATH}.level needs",
     ),
-    "special tokens of ids": (
+    "special tokens without text": (
         {"special_tokens": DROP}, IDS, "inputs[0].token_ids", f"{PATH}.special_tokens needs: send",
     ),
-    "content rows of ids": (
+    "content rows without text": (
         {"statistics": RECEIVED}, IDS, "inputs[0].token_ids", "needs: send text, or set all_rows",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("fields", "given", "field", "text"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(
+    ("fields", "given", "field", "text"), INVALID_REDUCTIONS.values(), ids=INVALID_REDUCTIONS
+)
 def test_invalid_reduction_is_rejected_with_the_field_and_a_remedy(
     stub: EncoderServiceStub, fields: dict[str, Any], given: pb.Input, field: str, text: str
 ) -> None:

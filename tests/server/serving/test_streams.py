@@ -1,4 +1,4 @@
-"""EncodeStream: how texts are split into chunks, and which resources the chunks hold."""
+"""EncodeStream: how texts are split into pieces, and which resources the pieces hold."""
 
 import asyncio
 import gc
@@ -34,22 +34,22 @@ def text(num_tokens: int) -> EncodedInput:
     return EncodedInput(np.zeros(num_tokens, np.int64), num_tokens)
 
 
-def test_text_is_one_chunk_if_it_fits() -> None:
+def test_text_is_one_piece_if_it_fits() -> None:
     [piece] = cut_into_pieces([text(512)], PLAN, SIZES, max_bytes=1 << 30, deadline=None)
     assert (piece.index, piece.has_text, piece.parts) == (0, True, PLAN.parts)
     assert piece.item.wanted == PLAN.outputs(PLAN.parts)
     assert 24 * LAYER_BYTES < piece.memory_bytes < 28 * LAYER_BYTES
 
 
-def test_layers_of_a_large_model_are_split_into_chunks_that_fit() -> None:
+def test_layers_of_a_large_model_are_split_into_pieces_that_fit() -> None:
     """BERT-large's 24 x 16 x 512 x 512 weights take 403 MB, more than the memory limit for calls."""
-    room = 256 << 20
-    pieces = cut_into_pieces([text(512), text(4)], PLAN, SIZES, max_bytes=room, deadline=None)
+    max_piece_bytes = 256 << 20
+    pieces = cut_into_pieces([text(512), text(4)], PLAN, SIZES, max_bytes=max_piece_bytes, deadline=None)
     assert [piece.index for piece in pieces] == [0, 0, 1]
     assert [piece.has_text for piece in pieces] == [True, False, True]
     assert pieces[0].parts + pieces[1].parts == PLAN.parts == pieces[2].parts
     assert "last_hidden_state" not in [wanted.name for wanted in pieces[1].item.wanted]
-    assert max(piece.memory_bytes for piece in pieces) <= room
+    assert max(piece.memory_bytes for piece in pieces) <= max_piece_bytes
 
 
 def test_text_without_attention_is_one_text_part() -> None:
@@ -87,14 +87,14 @@ def make_admission(max_texts: int, max_bytes: int) -> Admission:
     return Admission(max_texts, max_bytes, lambda _: 1.0)
 
 
-def pieces_of(count: int, memory_bytes: int = 10) -> list[Piece]:
+def make_pieces(count: int, memory_bytes: int = 10) -> list[Piece]:
     return [
         Piece(index, has_text=True, parts=(), item=Item(np.zeros(1, np.int64), ()), memory_bytes=memory_bytes)
         for index in range(count)
     ]
 
 
-async def until_noted() -> None:
+async def run_callbacks() -> None:
     """Let the callbacks of completed items run."""
     for _ in range(3):
         await asyncio.sleep(0)
@@ -110,12 +110,12 @@ def run(
     return run_pieces(window, pieces)
 
 
-async def test_chunks_arrive_in_order_and_release_their_memory() -> None:
+async def test_pieces_arrive_in_order_and_release_their_memory() -> None:
     engine, admission = InstantEngine(), make_admission(100, 1000)
-    async with aclosing(run(engine, pieces_of(50), admission)) as results:
+    async with aclosing(run(engine, make_pieces(50), admission)) as results:
         assert [piece.index async for piece, _ in results] == list(range(50))
-    await until_noted()
-    assert admission._num_bytes == 10  # one chunk's memory, until the call ends
+    await run_callbacks()
+    assert admission._num_bytes == 10  # one piece's memory, until the call ends
     assert admission._num_texts.total() == 0
 
 
@@ -123,30 +123,30 @@ async def test_chunks_arrive_in_order_and_release_their_memory() -> None:
     ("max_texts", "max_bytes", "window_bytes", "expected"),
     [(100, 1000, 1000, 32), (4, 1000, 1000, 3), (100, 35, 1000, 3), (100, 1000, 25, 2), (0, 10, 0, 1)],
 )
-async def test_at_least_one_chunk_runs_and_more_when_capacity_allows(
+async def test_at_least_one_piece_runs_and_more_when_capacity_allows(
     max_texts: int, max_bytes: int, window_bytes: int, expected: int
 ) -> None:
     """The caller holds the first slot itself, and half of the queue stays free for other calls."""
     engine, admission = InstantEngine(), make_admission(max_texts, max_bytes)
-    async with aclosing(run(engine, pieces_of(50), admission, window_bytes)) as results:
+    async with aclosing(run(engine, make_pieces(50), admission, window_bytes)) as results:
         await anext(results)
         assert len(engine.items) == expected
-        await until_noted()
-        assert admission._num_texts.total() == 0  # no chunk is queued or running
+        await run_callbacks()
+        assert admission._num_texts.total() == 0  # no piece is queued or running
 
 
 async def test_slow_consumer_holds_no_slots() -> None:
     engine, admission = InstantEngine(), make_admission(100, 1000)
-    async with aclosing(run(engine, pieces_of(50), admission)) as results:
+    async with aclosing(run(engine, make_pieces(50), admission)) as results:
         await anext(results)
-        await until_noted()
+        await run_callbacks()
         assert len(engine.items) == 32
         assert admission._num_texts.total() == 0
 
 
-async def test_abandoned_chunks_are_dropped() -> None:
+async def test_abandoned_pieces_are_dropped() -> None:
     engine, admission = InstantEngine(), make_admission(100, 1000)
-    async with aclosing(run(engine, pieces_of(3), admission)) as results:
+    async with aclosing(run(engine, make_pieces(3), admission)) as results:
         engine.holds = True
         first = asyncio.ensure_future(anext(results))
         while len(engine.items) < 3:
@@ -157,7 +157,7 @@ async def test_abandoned_chunks_are_dropped() -> None:
     assert [item.future.cancelled() for item in engine.items] == [True, True, True]
 
 
-def test_chunk_that_can_never_fit_fails_permanently() -> None:
+def test_piece_that_can_never_fit_fails_permanently() -> None:
     admission = make_admission(1, 100)
     with pytest.raises(
         RequestTooLargeError, match="needs 101 bytes of memory, and the limit for all calls is 100"
@@ -181,10 +181,10 @@ def test_rejected_memory_is_not_counted() -> None:
     assert second.try_grow(40)
 
 
-async def test_only_the_first_failing_chunk_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+async def test_only_the_first_failing_piece_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     engine, admission = InstantEngine(), make_admission(100, 1000)
     engine.holds = True
-    async with aclosing(run(engine, pieces_of(4), admission)) as results:
+    async with aclosing(run(engine, make_pieces(4), admission)) as results:
         first = asyncio.ensure_future(anext(results))
         while len(engine.items) < 4:
             await asyncio.sleep(0)
@@ -195,7 +195,7 @@ async def test_only_the_first_failing_chunk_is_reported(caplog: pytest.LogCaptur
     del first, item, results
     engine.items.clear()
     gc.collect()
-    await until_noted()
+    await run_callbacks()
     assert not caplog.records
     assert admission._num_texts.total() == 0
 

@@ -53,16 +53,16 @@ def test_pairs_are_diverse() -> None:
 
 @pytest.mark.parametrize("pair", PAIRS, ids=range(len(PAIRS)))
 def test_tokens_match_transformers(minilm_dir: Path, pair: tuple[str, str]) -> None:
-    ours = TextEncoder(minilm_dir / "tokenizer.json", MAX_TOKENS)
-    [encoded] = ours.encode([pair], with_record=True)
-    theirs: Any = AutoTokenizer.from_pretrained(minilm_dir)
-    whole = theirs(*pair, truncation=False)
-    cut = theirs(*pair, truncation=True, max_length=MAX_TOKENS, return_offsets_mapping=True)
+    text_encoder = TextEncoder(minilm_dir / "tokenizer.json", MAX_TOKENS)
+    [encoded] = text_encoder.encode([pair], with_record=True)
+    reference: Any = AutoTokenizer.from_pretrained(minilm_dir)
+    whole = reference(*pair, truncation=False)
+    cut = reference(*pair, truncation=True, max_length=MAX_TOKENS, return_offsets_mapping=True)
     assert encoded.input_ids.tolist() == cut["input_ids"]
     assert encoded.token_type_ids is not None
     assert encoded.token_type_ids.tolist() == cut["token_type_ids"]
     assert (encoded.num_tokens, encoded.num_tokens_total) == (len(cut["input_ids"]), len(whole["input_ids"]))
-    tokens = described(encoded, ours)
+    tokens = described(encoded, text_encoder)
     sources = {None: TokenSource.SPECIAL, 0: TokenSource.TEXT, 1: TokenSource.SECOND_TEXT}
     assert [token.source for token in tokens] == [sources[number] for number in cut.sequence_ids()]
     assert [token.chars for token in tokens] == cut["offset_mapping"]
@@ -70,7 +70,7 @@ def test_tokens_match_transformers(minilm_dir: Path, pair: tuple[str, str]) -> N
 
 
 @pytest.fixture(scope="module")
-def theirs(minilm_dir: Path) -> Callable[[tuple[str, ...]], dict[str, Any]]:
+def reference(minilm_dir: Path) -> Callable[[tuple[str, ...]], dict[str, Any]]:
     """Compute token vectors and attention of all layers for a pair with transformers."""
     tokenizer: Any = AutoTokenizer.from_pretrained(minilm_dir)
     model: Any = AutoModel.from_pretrained(minilm_dir, attn_implementation="eager").eval()
@@ -86,21 +86,21 @@ def theirs(minilm_dir: Path) -> Callable[[tuple[str, ...]], dict[str, Any]]:
 
 
 def test_vectors_of_all_pairs_match_transformers(
-    stub: EncoderServiceStub, theirs: Callable[[tuple[str, ...]], dict[str, Any]]
+    stub: EncoderServiceStub, reference: Callable[[tuple[str, ...]], dict[str, Any]]
 ) -> None:
     response = stub.Embed(pb.EmbedRequest(inputs=inputs(PAIRS), truncate=True))
     assert [usage.truncated for usage in response.usages].count(True) == 1
     for vector, pair in zip(from_tensor(response.embeddings), PAIRS, strict=True):
-        mean = theirs(pair)["hidden"].astype(np.float64).mean(axis=0)
+        mean = reference(pair)["hidden"].astype(np.float64).mean(axis=0)
         np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=ATOL)
 
 
 def test_token_vectors_and_attention_of_pairs_match_transformers(
-    stub: EncoderServiceStub, theirs: Callable[[tuple[str, ...]], dict[str, Any]]
+    stub: EncoderServiceStub, reference: Callable[[tuple[str, ...]], dict[str, Any]]
 ) -> None:
     request = pb.EncodeRequest(inputs=inputs(PAIRS[:15]), last_hidden_state=True, attention=[HEADS])
     for pair, result in zip(PAIRS, stub.Encode(request).results, strict=False):
-        expected = theirs(pair)
+        expected = reference(pair)
         np.testing.assert_allclose(from_tensor(result.last_hidden_state), expected["hidden"], atol=2 * ATOL)
         np.testing.assert_allclose(from_tensor(result.attention[0].dense), expected["weights"], atol=ATOL)
 

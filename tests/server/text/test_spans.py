@@ -110,8 +110,8 @@ def test_byte_level_offsets_do_not_depend_on_trimming(
     assert as_table(tokens_of(text_encoder, " the")) == [("Ġthe", (1, 4), (1, 4))]
     # The library trims the space inserted after the special token: (6, 6), before "é" at (5, 6).
     text = "a</s>éb"
-    places = [token.chars for token in tokens_of(text_encoder, text)]
-    assert places == [(0, 1), (1, 5), (5, 5), (5, 6), (5, 6), (6, 7)]
+    spans = [token.chars for token in tokens_of(text_encoder, text)]
+    assert spans == [(0, 1), (1, 5), (5, 5), (5, 6), (5, 6), (6, 7)]
 
 
 def test_spaces_inside_tokenizer_words_are_excluded(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_each_engine_keeps_only_its_own_device_options(tmp_path: Path) -> None:
     assert config_for(on_gpu, REFERENCE) == ServerConfig(bundle=tmp_path)
 
 
-def test_a_small_bundle_in_both_engines(small_bundle: Callable[[str], Path]) -> None:
+def test_small_bundle_is_compared_in_both_engines(small_bundle: Callable[[str], Path]) -> None:
     bundle = open_bundle(small_bundle("wordpiece"))
     checked = EngineCheck(engine="openvino", precision=Precision.PRECISION_FP32, device="CPU", passed=True)
     failed = EngineCheck(engine="openvino", precision=Precision.PRECISION_BF16, device="CPU", passed=False)
@@ -102,7 +102,7 @@ def test_a_small_bundle_in_both_engines(small_bundle: Callable[[str], Path]) -> 
     assert comparison.skipped[OV_BF16] == failed_check
 
 
-def test_a_subprocess_returns_the_same_embeddings(small_bundle: Callable[[str], Path]) -> None:
+def test_subprocess_returns_the_same_embeddings(small_bundle: Callable[[str], Path]) -> None:
     bundle = open_bundle(small_bundle("wordpiece"))
     texts = read_workload(bundle, TEXTS, "three texts").input_ids
     config = ServerConfig(bundle=bundle.directory, threads=1)
@@ -120,7 +120,7 @@ def test_a_subprocess_returns_the_same_embeddings(small_bundle: Callable[[str], 
         ("raise SystemExit('no such device')", "its process ended with exit code 1: no such device"),
     ],
 )
-def test_a_crash_of_the_subprocess_is_reported(
+def test_crash_of_the_subprocess_is_reported(
     small_bundle: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, program: str, message: str
 ) -> None:
     bundle = open_bundle(small_bundle("wordpiece"))

@@ -43,7 +43,7 @@ def _result(threads: int, lanes: int, max_batch_tokens: int, *tokens_per_s: floa
         ([_result(2, 1, 128, 79.0), _result(2, 2, 256, 100.0, 70.0, 70.0)], Setting(2, 2, 256)),
     ],
 )
-def test_the_best_setting_is_chosen(results: list[SettingResult], best: Setting) -> None:
+def test_best_setting_is_chosen(results: list[SettingResult], best: Setting) -> None:
     assert choose(results).setting == best
     assert choose(results[::-1]).setting == best
 
@@ -131,7 +131,7 @@ def test_throughput_excludes_the_warm_up_and_remaining_texts_are_cancelled(
     assert sum(not item.future.cancelled() for item in lanes.submitted) == 4 * num_batches
 
 
-def test_the_error_of_a_text_is_raised() -> None:
+def test_error_of_a_text_is_raised() -> None:
     lanes = _SimulatedLanes(error=GraphUnavailableError("the graph is broken"))
     with pytest.raises(GraphUnavailableError, match="the graph is broken"):
         _measure(lanes, 60)

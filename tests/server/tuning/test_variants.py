@@ -30,7 +30,7 @@ def _recommended(*rows: VariantResult, chosen: Variant = REFERENCE) -> list[tupl
     return [(each.tier.name if each.tier else "chosen", each.result.variant) for each in recommendations]
 
 
-def test_the_fastest_of_each_accuracy_is_recommended() -> None:
+def test_fastest_variant_of_each_accuracy_is_recommended() -> None:
     assert _recommended(
         _result(INT8, ROUGH, 220.0),
         _result(OV_FP32, SAME, 105.0),
@@ -39,7 +39,7 @@ def test_the_fastest_of_each_accuracy_is_recommended() -> None:
     ) == [("exact", REFERENCE), ("near-lossless", OV_BF16), ("approximate", OV_INT8)]
 
 
-def test_a_less_accurate_variant_must_be_faster() -> None:
+def test_less_accurate_variant_must_be_faster() -> None:
     slow = (_result(OV_BF16, CLOSE, 102.0), _result(INT8, ROUGH, 90.0))
     assert _recommended(*slow) == [("exact", REFERENCE)]
     # The more accurate variant covers the lower tier, too.
@@ -47,7 +47,7 @@ def test_a_less_accurate_variant_must_be_faster() -> None:
     assert _recommended(*fast) == [("exact", REFERENCE), ("near-lossless", OV_BF16)]
 
 
-def test_the_measured_accuracy_determines_the_tier() -> None:
+def test_measured_accuracy_determines_the_tier() -> None:
     too_rough = _result(INT8, Accuracy(0.9991, 0.994), 300.0)
     assert _recommended(too_rough, _result(OV_BF16, Accuracy(0.9999, 0.9997), 150.0)) == [
         ("exact", REFERENCE),
@@ -55,7 +55,7 @@ def test_the_measured_accuracy_determines_the_tier() -> None:
     ]
 
 
-def test_the_chosen_variant_is_last_unless_it_is_recommended() -> None:
+def test_chosen_variant_is_last_unless_it_is_recommended() -> None:
     rows = (_result(OV_FP32, SAME, 105.0), _result(OV_BF16, CLOSE, 175.0))
     assert _recommended(*rows, chosen=OV_FP32)[-1] == ("chosen", OV_FP32)
     assert _recommended(*rows, chosen=OV_BF16) == [("exact", REFERENCE), ("near-lossless", OV_BF16)]
@@ -82,7 +82,7 @@ def test_all_variants_are_compared_once_with_the_reference_first() -> None:
     assert variants_to_compare(REFERENCE, with_fp16=True) == [REFERENCE, fp16, *on_cpu[1:]]
 
 
-def test_a_sample_is_spaced_evenly_over_the_texts() -> None:
+def test_sample_is_spaced_evenly_over_the_texts() -> None:
     texts = Workload("10 texts", tuple(np.full(length, length) for length in range(1, 11)))
     assert texts.sample(1000) is texts
     sample = texts.sample(22)  # the mean length is 5.5

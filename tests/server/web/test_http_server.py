@@ -94,28 +94,28 @@ async def test_body_is_received_completely(small: Small) -> None:
 
 
 MANY = b"".join(b"x-%d: 1\r\n" % number for number in range(MAX_HEADERS + 1))
-REFUSED = {
-    "a large header": (HEAD + b"x: " + b"y" * 50_000 + b"\r\n\r\n", 431),
+INVALID_REQUESTS = {
+    "large header": (HEAD + b"x: " + b"y" * 50_000 + b"\r\n\r\n", 431),
     "many headers": (HEAD + MANY + b"\r\n", 431),
-    "a header twice": (HEAD + b"origin: a\r\norigin: b\r\n\r\n", 400),
-    "two lengths": (HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", 400),
-    "a length and chunks": (HEAD + b"Content-Length: 1\r\nTransfer-Encoding: x\r\n\r\na", 501),
-    "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
-    "a wrong host": (b"GET / HTTP/1.1\r\nHost: evil\r\n\r\n", 421),
-    "another method": (b"DELETE / HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
-    "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+    "repeated header": (HEAD + b"origin: a\r\norigin: b\r\n\r\n", 400),
+    "two content lengths": (HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", 400),
+    "content length and chunks": (HEAD + b"Content-Length: 1\r\nTransfer-Encoding: x\r\n\r\na", 501),
+    "missing host": (b"GET / HTTP/1.1\r\n\r\n", 400),
+    "wrong host": (b"GET / HTTP/1.1\r\nHost: evil\r\n\r\n", 421),
+    "unsupported method": (b"DELETE / HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+    "not HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
     "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
-    "a long body by its length": (HEAD + b"Content-Length: 1000000000\r\n\r\n", 413),
-    "a long body in chunks": (
+    "long body by content length": (HEAD + b"Content-Length: 1000000000\r\n\r\n", 413),
+    "long body in chunks": (
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + (b"10000\r\n" + bytes(65536) + b"\r\n") * 5,
         413,
     ),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", INVALID_REQUESTS)
 async def test_server_answers_after_an_invalid_request(small: Small, case: str) -> None:
-    request, status = REFUSED[case]
+    request, status = INVALID_REQUESTS[case]
     assert (await small.ask(request))[0] == status
     assert await small.ask(HEAD + b"Content-Length: 0\r\n\r\n") == (200, "0")
 
@@ -291,8 +291,8 @@ async def test_log_contains_the_outcome_of_each_request(caplog: pytest.LogCaptur
     _, idle = await asyncio.open_connection("127.0.0.1", small.port)  # sends no request, so nothing is logged
     await small.server.stop(0)
     idle.close()
-    told = [(vars(record)["method"], vars(record)["status"]) for record in caplog.records]
-    assert told == [
+    logged = [(vars(record)["method"], vars(record)["status"]) for record in caplog.records]
+    assert logged == [
         ("POST /" + 63 * "x", "200"),
         ("-", "400"),
         ("GET /wait", "CANCELLED"),

@@ -24,7 +24,7 @@ JSON = {"Content-Type": "application/json"}
 FIRST, SECOND = "A man is playing a guitar.", "Someone plays an instrument."
 
 
-class Asker:
+class ViewerClient:
     """HTTP client for a viewer."""
 
     def __init__(self, url: str) -> None:
@@ -46,19 +46,19 @@ class Asker:
         found: dict[str, Any] = json.loads(self.body)
         return found
 
-    def refused(self, status: int, *args: Any) -> tuple[str, str]:
+    def rejection(self, status: int, *args: Any) -> tuple[str, str]:
         assert self.ask(*args).status == status
-        told = json.loads(self.body)
-        return told["reason"], told["error"]
+        response = json.loads(self.body)
+        return response["reason"], response["error"]
 
 
 @pytest.fixture
-def asker(viewer_url: str) -> Asker:
-    return Asker(viewer_url)
+def viewer_client(viewer_url: str) -> ViewerClient:
+    return ViewerClient(viewer_url)
 
 
-def test_weights_match_the_protocol(asker: Asker, minilm_server: ServerProcess) -> None:
-    found = asker.page(text=FIRST)
+def test_weights_match_the_protocol(viewer_client: ViewerClient, minilm_server: ServerProcess) -> None:
+    found = viewer_client.page(text=FIRST)
     with Client(minilm_server.address) as client:
         [encoded] = client.encode([FIRST], attention=AttentionQuery())
     assert len(found["maps"]) == len(encoded.weights)
@@ -69,8 +69,8 @@ def test_weights_match_the_protocol(asker: Asker, minilm_server: ServerProcess) 
     assert shown == ["[CLS]", "A", "man", "is", "playing", "a", "guitar", ".", "[SEP]"]
 
 
-def test_scores_match_the_protocol(asker: Asker, minilm_server: ServerProcess) -> None:
-    page = asker.page(text=FIRST, other=SECOND, rather_than="A man is eating.")["page"]
+def test_scores_match_the_protocol(viewer_client: ViewerClient, minilm_server: ServerProcess) -> None:
+    page = viewer_client.page(text=FIRST, other=SECOND, rather_than="A man is eating.")["page"]
     with Client(minilm_server.address) as client:
         compared = client.compare(FIRST, SECOND, matrix="output", head_contributions=True)
         [contrast] = client.explain([FIRST], to=SECOND, rather_than="A man is eating.")
@@ -85,23 +85,23 @@ def test_scores_match_the_protocol(asker: Asker, minilm_server: ServerProcess) -
     assert np.allclose(page["contrast"]["scores"]["values"], contrast.values, atol=1e-5)
 
 
-def test_every_response_has_restrictive_headers(asker: Asker) -> None:
+def test_every_response_has_restrictive_headers(viewer_client: ViewerClient) -> None:
     for method, path in (("GET", "/"), ("GET", "/live.js"), ("GET", "/nowhere"), ("POST", "/page")):
-        reply = asker.ask(method, path)
+        reply = viewer_client.ask(method, path)
         assert "default-src 'none'" in (reply.headers["Content-Security-Policy"] or "")
         assert "unsafe" not in reply.headers["Content-Security-Policy"]
         assert reply.headers["X-Content-Type-Options"] == "nosniff"
         assert not [name for name in reply.headers if name.lower().startswith("access-control")]
 
 
-REFUSED: dict[str, tuple[int, str, tuple[Any, ...]]] = {
+REJECTED_REQUESTS: dict[str, tuple[int, str, tuple[Any, ...]]] = {
     "another site's name": (421, "WRONG_HOST", ("GET", "/", None, {"Host": "evil.example:80"})),
-    "the public name, which was not configured": (
+    "public name that is not configured": (
         421,
         "WRONG_HOST",
         ("GET", "/", None, {"Host": "lens.example.org"}),
     ),
-    "a name that begins like ours": (
+    "name that starts like a local one": (
         421,
         "WRONG_HOST",
         ("GET", "/", None, {"Host": "localhost.evil.example"}),
@@ -111,48 +111,48 @@ REFUSED: dict[str, tuple[int, str, tuple[Any, ...]]] = {
         "WRONG_ORIGIN",
         ("POST", "/page", {"text": "a"}, {**JSON, "Origin": "http://evil.example"}),
     ),
-    "a sandboxed page": (403, "WRONG_ORIGIN", ("POST", "/page", {"text": "a"}, {**JSON, "Origin": "null"})),
-    "a link of another site": (
+    "sandboxed page": (403, "WRONG_ORIGIN", ("POST", "/page", {"text": "a"}, {**JSON, "Origin": "null"})),
+    "link from another site": (
         403,
         "WRONG_ORIGIN",
         ("POST", "/page", {"text": "a"}, {**JSON, "Sec-Fetch-Site": "cross-site"}),
     ),
-    "a form of another site": (
+    "form from another site": (
         415,
         "WRONG_CONTENT_TYPE",
         ("POST", "/page", {"text": "a"}, {"Content-Type": "text/plain"}),
     ),
-    "a preflight": (405, "METHOD_NOT_ALLOWED", ("OPTIONS", "/page")),
-    "a page that is got": (405, "METHOD_NOT_ALLOWED", ("GET", "/page")),
-    "a path that climbs": (404, "NO_SUCH_PATH", ("GET", "/../pyproject.toml")),
-    "a large body": (413, "BODY_TOO_LARGE", ("POST", "/page", b"x" * 300_000)),
-    "no JSON": (400, "INVALID_FIELD", ("POST", "/page", b"{")),
-    "deep JSON": (400, "INVALID_FIELD", ("POST", "/page", b"[" * 200_000)),
-    "no object": (400, "INVALID_FIELD", ("POST", "/page", ["a"])),
-    "a number": (400, "INVALID_FIELD", ("POST", "/page", {"text": 1})),
-    "half a character": (400, "INVALID_FIELD", ("POST", "/page", {"text": "\ud800"})),
-    "no text": (400, "INVALID_FIELD", ("POST", "/page", {"text": ""})),
-    "an unknown field": (400, "INVALID_FIELD", ("POST", "/page", {"text": "a", "model": "b"})),
-    "a third text without a second": (
+    "preflight request": (405, "METHOD_NOT_ALLOWED", ("OPTIONS", "/page")),
+    "GET instead of POST": (405, "METHOD_NOT_ALLOWED", ("GET", "/page")),
+    "path traversal": (404, "NO_SUCH_PATH", ("GET", "/../pyproject.toml")),
+    "large body": (413, "BODY_TOO_LARGE", ("POST", "/page", b"x" * 300_000)),
+    "invalid JSON": (400, "INVALID_FIELD", ("POST", "/page", b"{")),
+    "deeply nested JSON": (400, "INVALID_FIELD", ("POST", "/page", b"[" * 200_000)),
+    "not an object": (400, "INVALID_FIELD", ("POST", "/page", ["a"])),
+    "number as text": (400, "INVALID_FIELD", ("POST", "/page", {"text": 1})),
+    "lone surrogate": (400, "INVALID_FIELD", ("POST", "/page", {"text": "\ud800"})),
+    "empty text": (400, "INVALID_FIELD", ("POST", "/page", {"text": ""})),
+    "unknown field": (400, "INVALID_FIELD", ("POST", "/page", {"text": "a", "model": "b"})),
+    "third text without a second": (
         400,
         "INVALID_FIELD",
         ("POST", "/page", {"text": "a", "rather_than": "b"}),
     ),
-    "a long text": (400, "INPUT_TOO_LONG", ("POST", "/page", {"text": "word " * 400})),
+    "long text": (400, "INPUT_TOO_LONG", ("POST", "/page", {"text": "word " * 400})),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_rejected_request_has_a_reason(asker: Asker, case: str) -> None:
-    status, reason, args = REFUSED[case]
-    told, message = asker.refused(status, *args)
-    assert told == reason
+@pytest.mark.parametrize("case", REJECTED_REQUESTS)
+def test_rejected_request_has_a_reason(viewer_client: ViewerClient, case: str) -> None:
+    status, reason, args = REJECTED_REQUESTS[case]
+    found, message = viewer_client.rejection(status, *args)
+    assert found == reason
     assert message
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:80", "192.0.2.7"])
-def test_localhost_and_ip_addresses_are_accepted_as_host(asker: Asker, host: str) -> None:
-    assert asker.ask("GET", "/", None, {"Host": host}).status == 200
+def test_localhost_and_ip_addresses_are_accepted_as_host(viewer_client: ViewerClient, host: str) -> None:
+    assert viewer_client.ask("GET", "/", None, {"Host": host}).status == 200
 
 
 ORIGIN = "https://lens.example.org"
@@ -188,9 +188,9 @@ async def test_public_origin_is_accepted_and_others_are_rejected(
         proxied.check_host(headers)
         await proxied.answer(HttpRequest("POST", "/page", headers, b""))
 
-    with pytest.raises(HttpError) as refused:
+    with pytest.raises(HttpError) as rejection:
         await ask()
-    assert refused.value.status == status
+    assert rejection.value.status == status
     await proxied.stop(0)
 
 
@@ -209,14 +209,14 @@ def without_explain(minilm_bundle: Path) -> Iterator[ServerProcess]:
 
 
 def test_disabled_explanations_are_reported_and_attention_is_shown(without_explain: ServerProcess) -> None:
-    asker = Asker(without_explain.viewer_url())
-    page = asker.page(text=FIRST, other=SECOND)["page"]
+    viewer_client = ViewerClient(without_explain.viewer_url())
+    page = viewer_client.page(text=FIRST, other=SECOND)["page"]
     assert [text["scores"] for text in page["texts"]] == [[], []]
     assert page["pair"] is None
     assert "shows only attention" in page["notes"][0]
     assert without_explain.stop() == 0
     with pytest.raises(ConnectionRefusedError):
-        asker.ask("GET", "/")
+        viewer_client.ask("GET", "/")
 
 
 def test_port_in_use_aborts_startup(minilm_bundle: Path, viewer_url: str) -> None:

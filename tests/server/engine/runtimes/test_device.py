@@ -121,9 +121,9 @@ def test_selection_on_the_device_matches_selection_on_the_host(
     assert found.attentions["attentions.0"].device_name() == ("cpu" if on_cpu else "cuda")
     for row, item in enumerate(batch):
         item.wanted = everything(selection)
-        for ours, array in zip(parts(found, row, item), parts(expected, row, item), strict=True):
+        for actual, array in zip(parts(found, row, item), parts(expected, row, item), strict=True):
             tolerance = 1e-5 if not on_cpu else 1e-7 if selection.is_mean else 0
-            np.testing.assert_allclose(ours, array, rtol=0, atol=tolerance, strict=True)
+            np.testing.assert_allclose(actual, array, rtol=0, atol=tolerance, strict=True)
 
 
 @pytest.mark.parametrize("selection", SELECTIONS, ids=str)
@@ -207,8 +207,8 @@ def test_engine_returns_the_same_results_on_device_and_host(
     device_engine.submit(items, kind="attention")
     for item in items:
         expected = parts(run(on_host, [item]), 0, item)
-        for ours, array in zip(item.future.result(60).arrays, expected, strict=True):
-            np.testing.assert_allclose(ours, array, rtol=0, atol=1e-5, strict=True)
+        for actual, array in zip(item.future.result(60).arrays, expected, strict=True):
+            np.testing.assert_allclose(actual, array, rtol=0, atol=1e-5, strict=True)
     lanes = device_engine.lanes
     assert type(lanes["attention"].sessions.get(has_whole_machine=False)) is DeviceSession
     assert type(lanes["embeddings"].sessions.get(has_whole_machine=False)) is OnnxSession

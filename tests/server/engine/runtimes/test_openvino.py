@@ -27,7 +27,7 @@ from tampered import copy_of, manifest_of
 
 TEXTS = ["A man is playing a guitar.", "x", "It rained all day, and nobody went out. " * 3, "Zoë 東京 😀"]
 SMALL_TEXTS = ["The animal was tired.", "x"]
-needs_bf16 = pytest.mark.skipif(not multiplies_bf16(), reason="this processor has no bf16")
+needs_bf16 = pytest.mark.skipif(not multiplies_bf16(), reason="needs a processor with bf16")
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +55,9 @@ def test_fp32_embeddings_and_attention_match_onnx_runtime(model: Local, expected
         assert found.last_hidden_state is not None
         assert other.last_hidden_state is not None
         np.testing.assert_allclose(found.last_hidden_state, other.last_hidden_state, rtol=0, atol=1e-5)
-        for ours, theirs in zip(found.attention, other.attention, strict=True):
-            np.testing.assert_allclose(ours.weights, theirs.weights, rtol=0, atol=1e-5)
-            np.testing.assert_allclose(ours.weights.sum(axis=-1), 1, atol=1e-5)
+        for actual, reference in zip(found.attention, other.attention, strict=True):
+            np.testing.assert_allclose(actual.weights, reference.weights, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(actual.weights.sum(axis=-1), 1, atol=1e-5)
 
 
 def test_explanations_match_onnx_runtime(model: Local, expected: Local) -> None:

@@ -31,7 +31,7 @@ def hidden_states(
 def engine(minilm_bundle: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
     precision: Precision = request.param
     if precision == "bf16" and not multiplies_bf16():
-        pytest.skip("this processor has no bf16: the engine refuses it")
+        pytest.skip("needs a processor with bf16")
     config = ServerConfig(bundle=minilm_bundle, engine="openvino", precision=precision, threads=2, lanes=2)
     running = Engine(open_bundle(minilm_bundle, precision), config)
     running.start(max_tokens=16)

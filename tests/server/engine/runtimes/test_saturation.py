@@ -30,7 +30,7 @@ def test_packaged_graph_matches_its_source() -> None:
 def test_vnni_is_exact() -> None:
     flags = Path("/proc/cpuinfo")
     if not flags.exists() or "vnni" not in flags.read_text():
-        pytest.skip("a processor without VNNI, or another system than Linux")
+        pytest.skip("needs Linux and a processor with VNNI")
     assert not int8_products_saturate()
 
 
