@@ -234,9 +234,9 @@ async def test_unread_responses_are_limited(minilm_bundle: Path) -> None:
     async with listening(minilm_bundle, max_memory_bytes=20 << 20, max_response_bytes=20 << 20) as running:
         await running.warm_up()
         results = await asyncio.gather(*(running.stub.Encode(one) for _ in range(8)), return_exceptions=True)
-        refused = [result for result in results if isinstance(result, grpc.aio.AioRpcError)]
-        assert 1 <= len(refused) <= 7
-        assert {read_failure(error).reason for error in refused} == {"OVERLOADED"}
+        rejected = [result for result in results if isinstance(result, grpc.aio.AioRpcError)]
+        assert 1 <= len(rejected) <= 7
+        assert {read_failure(error).reason for error in rejected} == {"OVERLOADED"}
         await until(lambda: not running.service.admission._num_bytes)
         await running.stub.Encode(one)
 

@@ -86,15 +86,15 @@ def test_event_loop_does_not_preempt_a_batch(minilm_server: ServerProcess) -> No
 
 @pytest.mark.skipif(sys.platform != "linux", reason="scheduling policies are specific to Linux")
 def test_server_works_without_scheduling_policies(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    queried_pids = []
 
     def missing(pid: int) -> int:
-        asked.append(pid)
+        queried_pids.append(pid)
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(os, "sched_getscheduler", missing)
     _use_batch_scheduling()
-    assert asked == [0]
+    assert queried_pids == [0]
 
 
 @pytest.mark.parametrize("service", ["", SERVICE])
@@ -183,7 +183,7 @@ async def test_every_termination_signal_drains_the_server(name: str) -> None:
             await stop.wait()
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs pseudo-terminals")
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs SIGHUP")
 def test_closing_the_terminal_stops_the_server_gracefully(minilm_bundle: Path) -> None:
     with ServerProcess(minilm_bundle) as server:
         server.process.send_signal(signal.SIGHUP)

@@ -115,10 +115,10 @@ def test_int8_vectors_are_close_and_independent_of_the_batch(int8_bundle: Path) 
         alone = np.concatenate([client.embed([text]) for text in texts])
         assert np.abs(alone - actual).max() <= 1e-5
         assert client.get_model().precision == "int8"
-        found, stated = (
-            asked.encode(texts[1:2], attention=AttentionQuery())[0].weights for asked in (client, exact)
+        actual, expected = (
+            each.encode(texts[1:2], attention=AttentionQuery())[0].weights for each in (client, exact)
         )
-        assert np.array_equal(found, stated)
+        assert np.array_equal(actual, expected)
 
 
 def test_int8_runs_on_the_cpu_even_when_other_devices_exist(

@@ -317,7 +317,7 @@ def test_auto_falls_back_to_the_cpu_settings_when_cuda_fails(
     ask_for_attention(engine)
     engine.close()
     assert "provider auto falls back to the CPU: CUDA was asked for" in caplog.text
-    asked = Engine(open_bundle(bundle), ServerConfig(bundle=bundle, provider="cuda"))
+    cuda_engine = Engine(open_bundle(bundle), ServerConfig(bundle=bundle, provider="cuda"))
     with pytest.raises(StartupError, match="it runs no node"):
-        asked.start(MAX_TOKENS)
-    asked.close()
+        cuda_engine.start(MAX_TOKENS)
+    cuda_engine.close()

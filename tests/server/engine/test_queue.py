@@ -1,4 +1,4 @@
-"""The queue loses no item and spends no time on items that nobody waits for."""
+"""The queue loses no items and skips items that are cancelled or expired."""
 
 import threading
 import time

@@ -79,7 +79,7 @@ def test_reducing_a_batch_row_matches_reducing_its_dense_weights(
 
 def test_equal_reductions_of_a_text_are_computed_once() -> None:
     layers, outputs = outputs_of(None)
-    asked = [TopK(2), TopK(3), TopK(2), TopK(2)]
+    forms = [TopK(2), TopK(3), TopK(2), TopK(2)]
     plans = [
         QueryPlan(
             index,
@@ -89,7 +89,7 @@ def test_equal_reductions_of_a_text_are_computed_once() -> None:
             AttentionView.FULL,
             AttentionReduction(form=form),
         )
-        for index, form in enumerate(asked)
+        for index, form in enumerate(forms)
     ]
     wanted = [plan.engine_reduction(plan.outputs, UNITS) for plan in plans]
     item = Item(np.zeros(TOKENS, np.int64), (), reductions=tuple(each for each in wanted if each))

@@ -120,9 +120,9 @@ INVALID_CALLS: dict[str, tuple[type[AttnlensError], Ask]] = {
 def test_local_model_raises_the_same_errors_as_a_server(case: str, client: Client, model: Local) -> None:
     kind, ask = INVALID_CALLS[case]
     failures = []
-    for asked in (client, model):
+    for caller in (client, model):
         with pytest.raises(kind) as caught:
-            ask(asked)
+            ask(caller)
         failures.append(caught.value)
     assert failures[0].args == failures[1].args
     with pytest.raises(TypeError, match=r"Local\.embed\(\) has no argument 'poling'"):
