@@ -1,4 +1,4 @@
-"""Attention weights stay on the device until heads are selected. Without a GPU, the CPU acts as the device."""
+"""Attention weights stay on the device until heads are selected. Without a GPU, the CPU stands in."""
 
 import threading
 from collections.abc import Iterator
