@@ -116,7 +116,7 @@ def test_prompts_dense_layers_and_pooling_match_sentence_transformers(client: Cl
 def test_each_requested_pooling_passes_through_the_dense_layers(
     pooling: Any, include_prompt: bool, client: Client, reference: Any
 ) -> None:
-    """Excluding prompt tokens does not change the result if there is no prompt."""
+    """Excluding prompt tokens only matters if there is a prompt."""
     reference[1].pooling_mode, reference[1].include_prompt = MODES[pooling], include_prompt
     prompt = "" if include_prompt else PROMPTS["query"]
     try:
@@ -196,7 +196,7 @@ def test_prompt_tokens_count_and_token_ids_have_no_prompt(client: Client) -> Non
     np.testing.assert_allclose(client.embed([ids]), client.embed(["A cat."], prompt=""), atol=1e-6)
     with pytest.raises(InvalidRequestError, match=r"token_ids cannot be combined with a prompt"):
         client.embed([ids], prompt_name="query")
-    client.embed([ids], prompt_name="document")  # empty: adds no prompt
+    client.embed([ids], prompt_name="document")  # an empty name adds no prompt
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Attention weights stay on the device until heads are selected. Without a GPU, the CPU stands in."""
+"""Attention weights stay on the device until heads are selected. Without a GPU, the tests use the CPU."""
 
 import threading
 from collections.abc import Iterator
