@@ -196,7 +196,7 @@ def test_prompt_tokens_count_and_token_ids_have_no_prompt(client: Client) -> Non
     np.testing.assert_allclose(client.embed([ids]), client.embed(["A cat."], prompt=""), atol=1e-6)
     with pytest.raises(InvalidRequestError, match=r"token_ids cannot be combined with a prompt"):
         client.embed([ids], prompt_name="query")
-    client.embed([ids], prompt_name="document")  # an empty name adds no prompt
+    client.embed([ids], prompt_name="document")  # this prompt is an empty string
 
 
 @pytest.mark.parametrize(
