@@ -21,7 +21,7 @@ from attnlens_client import (
     TopK,
 )
 from attnlens_client.core.attention import QueryReader
-from attnlens_client.core.checks import Consistency
+from attnlens_client.core.replies import Consistency
 from attnlens_client.results import Attention, Token
 from reduction_reference import random_maps
 

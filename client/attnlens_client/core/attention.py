@@ -26,7 +26,7 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.manifest_pb2 import OutputRole, RowSum
 from attnlens.v1.tensor_pb2 import DataType, Tensor
 from attnlens_client.arguments import AttentionQuery
-from attnlens_client.core.checks import Consistency, check_finite, checked_array, invalid_reply, invalid_text
+from attnlens_client.core.replies import Consistency, check_finite, checked_array, invalid_reply, invalid_text
 from attnlens_client.core.requests import name_of
 from attnlens_client.results import Array, Attention, LayerPattern, ReducedData, Token
 

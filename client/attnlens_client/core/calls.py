@@ -30,8 +30,7 @@ from attnlens_client.core.plans import (
     Response,
     Result,
 )
-from attnlens_client.core.replies import EncodeReader
-from attnlens_client.core.streams import Assembler, StreamReader
+from attnlens_client.core.streams import Assembler, EncodeReader, StreamReader
 from attnlens_client.errors import (
     AttnlensError,
     ConnectionProblem,

@@ -11,8 +11,9 @@ import numpy as np
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1 import explanation_pb2
 from attnlens.v1.tensor_pb2 import DataType
-from attnlens_client.core.checks import (
+from attnlens_client.core.replies import (
     Consistency,
+    Reply,
     check_count,
     check_finite,
     check_presence,
@@ -21,8 +22,8 @@ from attnlens_client.core.checks import (
     invalid_reply,
     invalid_text,
     precision_of,
+    tokens_of,
 )
-from attnlens_client.core.replies import Reply, tokens_of
 from attnlens_client.core.requests import name_of
 from attnlens_client.explanations import Comparison, Explanation, TokenScores
 from attnlens_client.results import Array

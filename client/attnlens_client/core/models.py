@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from attnlens.v1 import explanation_pb2 as explanation
 from attnlens.v1 import manifest_pb2 as manifest
 from attnlens.v1 import model_pb2 as pb
-from attnlens_client.core.checks import invalid_reply
+from attnlens_client.core.replies import invalid_reply
 from attnlens_client.core.requests import name_of
 from attnlens_client.model_info import (
     Dense,

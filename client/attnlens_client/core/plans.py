@@ -27,10 +27,10 @@ from attnlens_client.arguments import (
     checked_int,
 )
 from attnlens_client.core import replies, requests, splitting
-from attnlens_client.core.checks import Consistency
 from attnlens_client.core.events import Method
 from attnlens_client.core.explanations import ExplanationReader
-from attnlens_client.core.replies import EncodeReader, Reply
+from attnlens_client.core.replies import Consistency, Reply
+from attnlens_client.core.streams import EncodeReader
 from attnlens_client.errors import invalid_argument
 from attnlens_client.explanations import Comparison, Explanation
 from attnlens_client.model_info import ModelInfo

@@ -1,26 +1,119 @@
-"""Conversion of validated replies to results."""
+"""Validation of replies and their conversion to results.
+
+The client does not trust replies: the address may belong to another program, a proxy may change messages, and
+the model may be replaced between two calls.
+"""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from attnlens.tensors import from_tensor, numpy_dtype
 from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens_client.arguments import AttentionQuery
-from attnlens_client.core.attention import QueryReader
-from attnlens_client.core.checks import (
-    Consistency,
-    check_count,
-    check_finite,
-    check_presence,
-    checked_array,
-    checked_usage,
-    invalid_text,
-    precision_of,
-)
+from attnlens.v1 import manifest_pb2
+from attnlens.v1.tensor_pb2 import DataType, Tensor
 from attnlens_client.core.requests import name_of
-from attnlens_client.results import Array, Embeddings, EncodedText, Token, TokenizedText, Usage
+from attnlens_client.errors import BadReplyError, FieldViolation
+from attnlens_client.results import Array, Embeddings, Token, TokenizedText, Usage
+
+_MAX_MESSAGE_CHARS = 500
+
+Value: TypeAlias = str | int | tuple[int, ...]
+
+
+def invalid_reply(problem: str) -> BadReplyError:
+    """Return the exception for an invalid reply."""
+    return BadReplyError(f"invalid reply: {problem[:_MAX_MESSAGE_CHARS]}")
+
+
+def invalid_text(index: int, description: str) -> BadReplyError:
+    """Return the exception for the invalid result of the text at `index`."""
+    violation = FieldViolation(f"texts[{index}]", description[:_MAX_MESSAGE_CHARS], index)
+    return BadReplyError(f"invalid reply: {violation.field} {violation.description}", violations=[violation])
+
+
+class Consistency:
+    """Checks that all replies of one method agree with the request and with each other.
+
+    Args:
+        requested: Requested values by name. Empty ones are taken from the first reply.
+    """
+
+    def __init__(self, **requested: str | int) -> None:
+        self._values: dict[str, Value] = {name: value for name, value in requested.items() if value}
+
+    def check(self, name: str, value: Value, where: str) -> None:
+        """Check that a value equals the requested value, or else the one in the first reply."""
+        expected = self._values.setdefault(name, value)
+        if value != expected:
+            raise invalid_reply(f"the {name} of {where} is {value!r}, expected {expected!r}")
+
+    def check_model(self, name: str, version: str, where: str) -> None:
+        """Check the model and its version."""
+        self.check("model", name, where)
+        self.check("model version", version, where)
+
+    def check_computation(self, message: pb.Computation, where: str) -> None:
+        """Check engine and precision. Older servers do not report them."""
+        if message.engine:
+            self.check("engine", message.engine, where)
+            self.check("precision", precision_of(message), where)
+
+
+def precision_of(message: pb.Computation) -> str:
+    """Return the precision of a result, or "" if the server does not report it."""
+    return name_of(manifest_pb2.Precision.DESCRIPTOR, message.precision) if message.engine else ""
+
+
+def check_count(number: int, expected: int, noun: str) -> None:
+    """Check the number of results."""
+    if number != expected:
+        raise invalid_reply(f"there are {number} {noun}, expected {expected}")
+
+
+def check_presence(noun: str, index: int, *, is_present: bool, is_requested: bool) -> None:
+    """Check that a result is present if and only if it was requested."""
+    if is_present != is_requested:
+        raise invalid_text(index, f"has {'unrequested' if is_present else 'no'} {noun}")
+
+
+def checked_usage(message: pb.Usage, index: int, *, may_truncate: bool) -> Usage:
+    """Return the number of tokens of a text."""
+    usage = Usage(message.num_tokens, message.num_tokens_total, message.truncated)
+    is_cut = usage.num_tokens < usage.num_tokens_total
+    if not 0 <= usage.num_tokens <= usage.num_tokens_total or usage.truncated != is_cut:
+        raise invalid_text(index, f"has inconsistent {usage}")
+    if usage.truncated and not may_truncate:
+        raise invalid_text(index, "was truncated without a request to truncate")
+    return usage
+
+
+def checked_array(
+    tensor: Tensor, data_type: DataType.ValueType, shape: tuple[int | None, ...], name: str
+) -> Array:
+    """Return a tensor as an array without copying. None in `shape` matches any length."""
+    actual = tuple(tensor.shape[: len(shape) + 1])
+    matches = len(actual) == len(shape) and all(
+        expected in (None, length) for length, expected in zip(actual, shape, strict=True)
+    )
+    if not matches:
+        expected_shape = ", ".join("any" if length is None else str(length) for length in shape)
+        raise invalid_reply(f"{name}: shape {actual}, expected ({expected_shape})")
+    try:
+        array = from_tensor(tensor)
+    except ValueError as error:
+        raise invalid_reply(f"{name}: {error}") from error
+    if array.dtype != numpy_dtype(data_type):
+        raise invalid_reply(f"{name}: data type {array.dtype}, expected {numpy_dtype(data_type)}")
+    return array
+
+
+def check_finite(array: Array, name: str, index: int) -> None:
+    """Check that all values are finite."""
+    if not np.isfinite(array).all():
+        raise invalid_text(index, f"has {name} with a value that is not finite")
+
 
 _Response = TypeVar("_Response")
 
@@ -100,87 +193,6 @@ def tokenized_texts(
             for index, result in enumerate(response.results, first)
         ]
     return texts
-
-
-class EncodeReader:
-    """Reads all replies of one `encode` or `encode_stream`. Arrays are views of the messages' bytes.
-
-    Args:
-        request: Request without inputs.
-        inputs: Texts of all calls.
-        queries: Attention queries of the request.
-    """
-
-    def __init__(
-        self, request: pb.EncodeRequest, inputs: Sequence[pb.Input], queries: Sequence[AttentionQuery]
-    ) -> None:
-        self._inputs = inputs
-        self.consistency = Consistency(model=request.model)
-        self.queries = [
-            QueryReader(number, query, request.data_type, self.consistency)
-            for number, query in enumerate(queries)
-        ]
-        self._request = request
-
-    def texts(self, replies: Iterable[Reply[pb.EncodeResponse]]) -> list[EncodedText]:
-        """Concatenate the results of all calls.
-
-        Raises:
-            BadReplyError: A reply is invalid or inconsistent.
-        """
-        texts: list[EncodedText] = []
-        for first, count, response in replies:
-            where = f"texts[{first}:{first + count}]"
-            self.consistency.check_model(response.model, response.model_version, where)
-            self.consistency.check_computation(response.computation, where)
-            check_count(len(response.results), count, f"results for {where}")
-            texts += [
-                self._text(index, result, response) for index, result in enumerate(response.results, first)
-            ]
-        return texts
-
-    def _text(self, index: int, message: pb.EncodedText, response: pb.EncodeResponse) -> EncodedText:
-        text = self.without_attention(index, message, response)
-        if len(message.attention) != len(self.queries):
-            raise invalid_text(
-                index, f"has {len(message.attention)} attention results, expected {len(self.queries)}"
-            )
-        attention = []
-        for query, result in zip(self.queries, message.attention, strict=True):
-            query.check_layers(index, result.layers)
-            attention.append(query.read(index, text.tokens, result))
-        return replace(text, attention=tuple(attention))
-
-    def without_attention(
-        self, index: int, message: pb.EncodedText, response: pb.EncodeResponse | pb.EncodeStreamResponse
-    ) -> EncodedText:
-        """Return a text without its attention."""
-        tokens = tokens_of(message.tokens, index, self._inputs[index])
-        usage = checked_usage(message.usage, index, may_truncate=self._request.truncate)
-        if len(tokens) != usage.num_tokens:
-            raise invalid_text(index, f"has {len(tokens)} tokens, expected {usage.num_tokens}")
-        has_hidden_state = message.HasField("last_hidden_state")
-        check_presence(
-            "token vectors", index, is_present=has_hidden_state, is_requested=self._request.last_hidden_state
-        )
-        last_hidden_state = None
-        if has_hidden_state:
-            name, shape = f"token vectors of texts[{index}]", (len(tokens), None)
-            last_hidden_state = checked_array(message.last_hidden_state, self._request.data_type, shape, name)
-            self.consistency.check("width", last_hidden_state.shape[1], f"texts[{index}]")
-            check_finite(last_hidden_state, "token vectors", index)
-        return EncodedText(
-            tokens=tokens,
-            last_hidden_state=last_hidden_state,
-            attention=(),
-            num_tokens=usage.num_tokens,
-            num_tokens_total=usage.num_tokens_total,
-            truncated=usage.truncated,
-            model=response.model,
-            model_version=response.model_version,
-            engine=response.computation.engine,
-            precision=precision_of(response.computation),
-        )
 
 
 def tokens_of(messages: Iterable[pb.Token], index: int, text: pb.Input) -> tuple[Token, ...]:

@@ -1,14 +1,106 @@
-"""Conversion of EncodeStream responses: for each text one text part, then its attention parts."""
+"""Readers of Encode replies, and of EncodeStream messages: a text part per text, then its attention parts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens_client.arguments import AttentionQuery
-from attnlens_client.core.attention import stacked, with_layers, without_layers
-from attnlens_client.core.checks import check_presence, invalid_reply, invalid_text
-from attnlens_client.core.replies import EncodeReader
+from attnlens_client.core.attention import QueryReader, stacked, with_layers, without_layers
+from attnlens_client.core.replies import (
+    Consistency,
+    Reply,
+    check_count,
+    check_finite,
+    check_presence,
+    checked_array,
+    checked_usage,
+    invalid_reply,
+    invalid_text,
+    precision_of,
+    tokens_of,
+)
 from attnlens_client.results import Attention, AttentionPart, EncodedText, TextPart, Token
+
+
+class EncodeReader:
+    """Reads all replies of one `encode` or `encode_stream`. Arrays are views of the messages' bytes.
+
+    Args:
+        request: Request without inputs.
+        inputs: Texts of all calls.
+        queries: Attention queries of the request.
+    """
+
+    def __init__(
+        self, request: pb.EncodeRequest, inputs: Sequence[pb.Input], queries: Sequence[AttentionQuery]
+    ) -> None:
+        self._inputs = inputs
+        self.consistency = Consistency(model=request.model)
+        self.queries = [
+            QueryReader(number, query, request.data_type, self.consistency)
+            for number, query in enumerate(queries)
+        ]
+        self._request = request
+
+    def texts(self, replies: Iterable[Reply[pb.EncodeResponse]]) -> list[EncodedText]:
+        """Concatenate the results of all calls.
+
+        Raises:
+            BadReplyError: A reply is invalid or inconsistent.
+        """
+        texts: list[EncodedText] = []
+        for first, count, response in replies:
+            where = f"texts[{first}:{first + count}]"
+            self.consistency.check_model(response.model, response.model_version, where)
+            self.consistency.check_computation(response.computation, where)
+            check_count(len(response.results), count, f"results for {where}")
+            texts += [
+                self._text(index, result, response) for index, result in enumerate(response.results, first)
+            ]
+        return texts
+
+    def _text(self, index: int, message: pb.EncodedText, response: pb.EncodeResponse) -> EncodedText:
+        text = self.without_attention(index, message, response)
+        if len(message.attention) != len(self.queries):
+            raise invalid_text(
+                index, f"has {len(message.attention)} attention results, expected {len(self.queries)}"
+            )
+        attention = []
+        for query, result in zip(self.queries, message.attention, strict=True):
+            query.check_layers(index, result.layers)
+            attention.append(query.read(index, text.tokens, result))
+        return replace(text, attention=tuple(attention))
+
+    def without_attention(
+        self, index: int, message: pb.EncodedText, response: pb.EncodeResponse | pb.EncodeStreamResponse
+    ) -> EncodedText:
+        """Return a text without its attention."""
+        tokens = tokens_of(message.tokens, index, self._inputs[index])
+        usage = checked_usage(message.usage, index, may_truncate=self._request.truncate)
+        if len(tokens) != usage.num_tokens:
+            raise invalid_text(index, f"has {len(tokens)} tokens, expected {usage.num_tokens}")
+        has_hidden_state = message.HasField("last_hidden_state")
+        check_presence(
+            "token vectors", index, is_present=has_hidden_state, is_requested=self._request.last_hidden_state
+        )
+        last_hidden_state = None
+        if has_hidden_state:
+            name, shape = f"token vectors of texts[{index}]", (len(tokens), None)
+            last_hidden_state = checked_array(message.last_hidden_state, self._request.data_type, shape, name)
+            self.consistency.check("width", last_hidden_state.shape[1], f"texts[{index}]")
+            check_finite(last_hidden_state, "token vectors", index)
+        return EncodedText(
+            tokens=tokens,
+            last_hidden_state=last_hidden_state,
+            attention=(),
+            num_tokens=usage.num_tokens,
+            num_tokens_total=usage.num_tokens_total,
+            truncated=usage.truncated,
+            model=response.model,
+            model_version=response.model_version,
+            engine=response.computation.engine,
+            precision=precision_of(response.computation),
+        )
 
 
 class StreamReader:

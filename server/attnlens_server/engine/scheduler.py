@@ -1,4 +1,4 @@
-"""Batch scheduling: a pure function of the lengths of the waiting texts.
+"""Queue of a graph and batch scheduling.
 
 A batch is padded to its longest text, or slightly longer if the runtime requires certain lengths. The
 scheduler therefore groups texts of similar length. It limits the number of tokens of a batch, because time
@@ -6,9 +6,208 @@ and memory depend on it. The oldest text is always in the batch, so the number o
 for is at most the number of texts ahead of it.
 """
 
+import logging
 import math
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
+from threading import get_ident
+
+from attnlens_server.engine.batch import Batch, Item
+from attnlens_server.errors import DeadlineError, ShuttingDownError
+
+logger = logging.getLogger(__name__)
+
+WINDOW = 512  # maximum number of waiting items to consider for a batch
+# If background items wait and no lane runs any, one batch in this many is a background batch.
+BACKGROUND_INTERVAL = 16
+# After the arrival of an interactive item, one lane runs no background items for this long.
+INTERACTIVE_S = 2.0
+
+
+Choose = Callable[[Sequence[int], int], Collection[int]]
+"""Returns the indices of a batch, given the lengths of the waiting items and the number of idle lanes."""
+
+
+class ItemQueue:
+    """Waiting items, oldest first, background items last. Any thread may put items; lanes take batches.
+
+    A batch never mixes background items with others, so a short request never runs in a background batch.
+    The queue itself is unbounded: admission control limits the number of waiting texts before tokenization.
+    """
+
+    def __init__(self, num_lanes: int = 1) -> None:
+        """Initialize a queue for `num_lanes` consumer threads."""
+        self._num_lanes = num_lanes
+        # Protects _waiting: one lane at a time chooses its batch. `put` never acquires this lock.
+        self._choosing = threading.Lock()
+        # Sorted by is_background, then by arrival. Newer items are in _arrived.
+        self._waiting: list[Item] = []
+        self._num_overtaken = 0  # consecutive batches that overtook background items
+        # Protects the fields below. _arrived contains the items that no lane has received yet. _num_tokens is
+        # the total length of both lists. _num_idle is the number of lanes inside `take`. _background_lanes
+        # contains the threads that run background items, which may use all lanes after _interactive_until.
+        # No items are added once _closed is set.
+        self._changed = threading.Condition()
+        self._arrived: list[Item] = []
+        self._num_tokens = 0
+        self._num_idle = 0
+        self._background_lanes: set[int] = set()
+        self._interactive_until = 0.0
+        self._closed = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of waiting tokens. May be outdated immediately."""
+        return self._num_tokens
+
+    @property
+    def num_idle(self) -> int:
+        """Number of waiting lanes. May be outdated immediately."""
+        return self._num_idle
+
+    def put(self, items: Sequence[Item]) -> None:
+        """Add items and record the time.
+
+        Raises:
+            ShuttingDownError: The queue is closed.
+        """
+        now = time.monotonic()
+        for item in items:
+            item.queued_at = now
+        with self._changed:
+            if self._closed:
+                raise ShuttingDownError("the server is shutting down: ask another one")
+            self._arrived.extend(items)
+            if not all(item.is_background for item in items):
+                self._interactive_until = now + INTERACTIVE_S
+            self._num_tokens += sum(item.num_tokens for item in items)
+            self._changed.notify()
+
+    def take(self, choose: Choose) -> Batch | None:
+        """Wait for items and return the batch that `choose` selects, or None once closed and drained.
+
+        Canceled and expired items are dropped; expired ones fail with `DeadlineError`. The returned items can
+        no longer be canceled.
+        """
+        with self._changed:
+            self._num_idle += 1
+            if get_ident() in self._background_lanes:
+                self._background_lanes.remove(get_ident())
+                self._changed.notify()
+        try:
+            with self._choosing:
+                while True:
+                    is_last = self._receive()
+                    self._drop_dead()
+                    if self._waiting and (batch := self._next_batch(choose)).items:
+                        return batch
+                    if is_last and not self._waiting:
+                        return None
+        finally:
+            with self._changed:
+                self._num_idle -= 1
+
+    def close(self) -> None:
+        """Reject new items. Waiting items can still be taken."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def fail_all(self, error: Callable[[], Exception]) -> None:
+        """Reject new items and fail the waiting ones, each with its own exception."""
+        self.close()
+        with self._choosing:
+            self._receive()
+            for item in self._waiting:
+                if item.future.set_running_or_notify_cancel():
+                    item.future.set_exception(error())
+            self._subtract_tokens(self._waiting)
+            self._waiting = []
+
+    # --- called by the lane that holds _choosing --------------------------------------------------
+
+    def _receive(self) -> bool:
+        """Wait for an item that this lane may run. Return whether the queue is closed."""
+        with self._changed:
+            while not (self._closed or self._may_take()):
+                self._changed.wait(self._time_to_background_s())
+            if self._arrived:
+                self._waiting += self._arrived
+                self._waiting.sort(key=attrgetter("is_background"))
+                self._arrived = []
+            return self._closed
+
+    def _may_take(self) -> bool:
+        """Return whether there is an item that this lane may run."""
+        if self._time_to_background_s() is None:
+            return bool(self._waiting or self._arrived)
+        return not all(item.is_background for item in (*self._waiting[:1], *self._arrived))
+
+    def _time_to_background_s(self) -> float | None:
+        """Return for how long the last lane must not run background items. None if it may."""
+        if len(self._background_lanes) < max(1, self._num_lanes - 1):
+            return None
+        remaining_s = self._interactive_until - time.monotonic()
+        return remaining_s if remaining_s > 0 else None
+
+    def _drop_dead(self) -> None:
+        now = time.monotonic()
+        live: list[Item] = []
+        dead: list[Item] = []
+        for item in self._waiting:  # evaluate is_dead once: an item may be canceled at any time
+            (dead if item.is_dead(now) else live).append(item)
+        self._waiting = live
+        self._subtract_tokens(dead)
+        for item in dead:
+            _fail_expired(item)
+
+    def _next_batch(self, choose: Choose) -> Batch:
+        first = self._first_candidate()
+        is_background = self._waiting[first].is_background
+        window = self._waiting[first : first + WINDOW]
+        lengths = [item.num_tokens for item in window if item.is_background == is_background]
+        chosen = {first + index for index in self._chosen(choose, lengths)}
+        batch = [item for index, item in enumerate(self._waiting) if index in chosen]
+        self._waiting = [item for index, item in enumerate(self._waiting) if index not in chosen]
+        self._subtract_tokens(batch)
+        live = [item for item in batch if item.future.set_running_or_notify_cancel()]
+        with self._changed:
+            if is_background:
+                self._background_lanes.add(get_ident())
+            is_all = not self._waiting and not self._arrived
+            return Batch(live, has_whole_machine=is_all and self._num_idle == self._num_lanes)
+
+    def _first_candidate(self) -> int:
+        """Return the index of the oldest item of the next batch."""
+        waiting = self._waiting
+        is_mixed = waiting[-1].is_background and not waiting[0].is_background
+        if not is_mixed or self._background_lanes:
+            self._num_overtaken = 0
+            return 0
+        self._num_overtaken += 1
+        if self._num_overtaken < BACKGROUND_INTERVAL:
+            return 0
+        self._num_overtaken = 0
+        return next(index for index, item in enumerate(waiting) if item.is_background)
+
+    def _chosen(self, choose: Choose, lengths: Sequence[int]) -> set[int]:
+        try:
+            return set(choose(lengths, self._num_idle))
+        except Exception:
+            logger.exception("no batch could be chosen: the oldest text runs alone")
+            return {0}
+
+    def _subtract_tokens(self, items: Sequence[Item]) -> None:
+        with self._changed:
+            self._num_tokens -= sum(item.num_tokens for item in items)
+
+
+def _fail_expired(item: Item) -> None:
+    if item.future.set_running_or_notify_cancel():
+        item.future.set_exception(DeadlineError("the deadline passed before the text was run"))
 
 
 @dataclass(frozen=True, slots=True)

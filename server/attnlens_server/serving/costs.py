@@ -9,8 +9,16 @@ from attnlens.explanations import ExplainMethod
 from attnlens.reductions import AttentionReduction, sizes
 from attnlens_server.bundle import RowSum
 from attnlens_server.errors import ResponseTooLargeError, TooExpensiveError
-from attnlens_server.serving.plans import EmbedPlan, EncodePlan, ExplanationPlan, Part, QueryPlan
-from attnlens_server.serving.requests import FLOAT32, AttentionView, DataType
+from attnlens_server.serving.requests import (
+    FLOAT32,
+    AttentionView,
+    DataType,
+    EmbedPlan,
+    EncodePlan,
+    ExplanationPlan,
+    Part,
+    QueryPlan,
+)
 from attnlens_server.text import EncodedInput, Tokens
 
 TEXT_MEMORY_BYTES = 4096  # per text: item, array headers, futures

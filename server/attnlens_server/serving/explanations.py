@@ -33,7 +33,7 @@ from attnlens_server.engine import Engine, HeadSelection, Item, ItemResult, Targ
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.serving.admission import Slots
 from attnlens_server.serving.execution import ItemRunner, Workers
-from attnlens_server.serving.plans import ExplanationPlan
+from attnlens_server.serving.requests import ExplanationPlan
 from attnlens_server.serving.results import Explanation, PairMatrixResult, TokenScores, usage
 from attnlens_server.text import EncodedInput, Tokens, TokenSource
 

@@ -1,18 +1,22 @@
-"""Typed requests of all methods, independent of the protocol and not yet validated.
+"""Typed requests of all methods, and the plans that validation derives from them.
 
-Field names match the messages of `attnlens.v1`, whose .proto files document them. Violations refer to them.
+Requests are independent of the protocol and not yet validated. Field names match the messages of
+`attnlens.v1`, whose .proto files document them. Violations refer to them. In plans, the defaults of the model
+are filled in and names are resolved to graph outputs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 
-from attnlens.explanations import ExplainLevel, ExplainMethod, PairMatrix
+from attnlens.explanations import ExplainLevel, ExplainMethod, Float64Array, PairMatrix
+from attnlens.patterns import BlockTable
 from attnlens.pooling import FloatArray, Pooling
-from attnlens.reductions import AttentionReduction
-from attnlens_server.bundle import OutputRole
+from attnlens.reductions import AttentionReduction, TextUnits
+from attnlens_server.bundle import Kind, Layout, Output, OutputRole, RowSum
+from attnlens_server.engine import HeadSelection, Wanted, WantedReduction
 from attnlens_server.errors import FieldViolation
 from attnlens_server.text import Input
 
@@ -163,3 +167,225 @@ class CompareRequest(ExplanationRequest):
     def other_inputs(self) -> Sequence[Input]:
         """Second text of each pair."""
         return self.second_inputs
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedPlan:
+    """Validated EmbedRequest.
+
+    Attributes:
+        prompt: Text that precedes each input.
+        pooling: Pooling of the token vectors.
+        normalize_first: Whether to normalize before components are cut off, as the publisher does.
+        dimensions: Number of components to keep.
+        normalize: Whether to normalize at the end.
+        data_type: Element type of the result.
+    """
+
+    prompt: str
+    pooling: Pooling
+    normalize_first: bool
+    dimensions: int
+    normalize: bool
+    data_type: DataType
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPlan:
+    """Validated AttentionQuery.
+
+    Attributes:
+        index: Position of the query in the request.
+        role: Role of the outputs.
+        outputs: One output per layer, in the requested order. All have the same number of heads, row sum and
+            layout.
+        heads: Heads to return or to average, from 0.
+        view: Form of the result.
+        reduction: Reduction of the weights, or None.
+    """
+
+    index: int
+    role: OutputRole
+    outputs: tuple[Output, ...]
+    heads: tuple[int, ...]
+    view: AttentionView
+    reduction: AttentionReduction | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of the arrays that are returned or reduced."""
+        return result_layout(self.outputs[0], self.view, is_reduced=self.reduction is not None)
+
+    @property
+    def parts(self) -> tuple[tuple[Output, ...], ...]:
+        """Outputs of each part of a stream: one layer, or all layers that a reduction joins."""
+        if self.reduction is not None and self.reduction.joins_layers:
+            return (self.outputs,)
+        return tuple((output,) for output in self.outputs)
+
+    @property
+    def num_result_heads(self) -> int:
+        """Number of maps per layer of the result."""
+        return 1 if self.view is AttentionView.HEAD_MEAN else len(self.heads)
+
+    @property
+    def row_sum(self) -> RowSum:
+        """Row sum of the outputs."""
+        return self.outputs[0].row_sum
+
+    def num_values(self, num_tokens: int) -> int:
+        """Return the number of values per layer for a text of this length."""
+        if self.layout is Layout.DENSE:
+            return self.num_result_heads * num_tokens**2
+        return self.outputs[0].num_values(num_tokens, self.num_result_heads)
+
+    def pattern_bytes(self, num_tokens: int) -> int:
+        """Return the size of the block table per layer for a text of this length, in bytes."""
+        table = self.outputs[0].pattern
+        if self.layout is not Layout.BLOCKS or not isinstance(table, BlockTable):
+            return 0
+        return 4 * len(self.heads) * table.num_slots * -(-num_tokens // table.block_size)
+
+    def engine_output(self, output: Output) -> Wanted:
+        """Return the engine's form of one of the outputs."""
+        is_mean, is_dense = self.view is AttentionView.HEAD_MEAN, self.layout is Layout.DENSE
+        selection = HeadSelection(self.heads, is_mean=is_mean, is_dense=is_dense)
+        return Wanted(output.name, output.layout, selection, output.pattern)
+
+    def engine_reduction(self, outputs: Sequence[Output], units: TextUnits | None) -> WantedReduction | None:
+        """Return the engine's form of the reduction of some outputs, or None if there is no reduction."""
+        if self.reduction is None:
+            return None
+        is_mean = self.view is AttentionView.HEAD_MEAN
+        # Words and special tokens are reduced per head, before the mean over heads.
+        selection = HeadSelection(self.heads, is_mean=is_mean and not self.reduction.has_units, is_dense=True)
+        layers = tuple(
+            Wanted(output.name, output.layout, selection, output.pattern)
+            for output in sorted(outputs, key=lambda output: output.layer or 0)
+        )
+        return WantedReduction(layers, self.reduction, units, is_mean_of_heads=is_mean)
+
+
+def result_layout(output: Output, view: AttentionView, *, is_reduced: bool = False) -> Layout:
+    """Return the layout in which a view of an output is returned or reduced."""
+    if is_reduced and output.pattern is not None:
+        return Layout.DENSE
+    is_mean_of_blocks = view is AttentionView.HEAD_MEAN and output.layout is Layout.BLOCKS
+    is_dense = output.pattern is not None and (view is AttentionView.DENSE or is_mean_of_blocks)
+    return Layout.DENSE if is_dense else output.layout
+
+
+Part = tuple[QueryPlan, tuple[Output, ...]]
+"""A query and the outputs of one part of a stream: one layer, or all layers that a reduction joins."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodePlan:
+    """Validated EncodeRequest.
+
+    Attributes:
+        prompt: Text that precedes each input.
+        hidden_state: Output with the token vectors, or None if they are not requested.
+        queries: Attention queries.
+        data_type: Element type of the result.
+    """
+
+    prompt: str
+    hidden_state: Output | None
+    queries: tuple[QueryPlan, ...]
+    data_type: DataType
+
+    @property
+    def kind(self) -> Kind:
+        """Graph that has all outputs."""
+        return "attention" if self.queries else "embeddings"
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Attention parts of each text in a stream, in order."""
+        return tuple((query, outputs) for query in self.queries for outputs in query.parts)
+
+    @property
+    def row_selections(self) -> Mapping[int, AttentionReduction]:
+        """Reductions that select rows, by the index of their query."""
+        reductions = {query.index: query.reduction for query in self.queries}
+        return {index: reduction for index, reduction in reductions.items() if reduction and reduction.rows}
+
+    @property
+    def needs_units(self) -> bool:
+        """Whether reductions need the words and special tokens of texts."""
+        return any(query.reduction is not None and query.reduction.needs_text for query in self.queries)
+
+    def outputs(self, parts: Sequence[Part], *, with_hidden_state: bool = True) -> tuple[Wanted, ...]:
+        """Return the engine outputs that are returned unreduced, the token vectors first."""
+        hidden = self.hidden_state if with_hidden_state else None
+        return ((Wanted(hidden.name, hidden.layout),) if hidden else ()) + tuple(
+            query.engine_output(output)
+            for query, outputs in parts
+            if query.reduction is None
+            for output in outputs
+        )
+
+    def reduced_outputs(self, parts: Sequence[Part], units: TextUnits | None) -> tuple[WantedReduction, ...]:
+        """Return the engine's reductions for a text with these units."""
+        reductions = (query.engine_reduction(outputs, units) for query, outputs in parts)
+        return tuple(reduction for reduction in reductions if reduction is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplanationPlan:
+    """Validated ExplainRequest or CompareRequest.
+
+    Attributes:
+        prompt: Text that precedes each of `inputs`.
+        other_prompt: Text that precedes each text of the target, or the second text of each pair.
+        truncate: Whether to truncate long texts.
+        pooling: Pooling of the token vectors.
+        dimensions: Number of components E of an embedding.
+        methods: Methods, each once.
+        level: Whether scores are per token or per word.
+        head_contributions: Whether to return contributions of heads.
+        direction: Direction (E,), or None if it is the embedding of a text.
+        matrix: Matrix of token pairs of a comparison, or None.
+    """
+
+    prompt: str
+    other_prompt: str
+    truncate: bool
+    pooling: Pooling
+    dimensions: int
+    methods: tuple[ExplainMethod, ...]
+    level: ExplainLevel
+    head_contributions: bool
+    direction: Float64Array | None = None
+    matrix: PairMatrix | None = None
+
+    @property
+    def needs_contributions(self) -> bool:
+        """Whether to run the contributions graph."""
+        return ExplainMethod.CONTRIBUTIONS in self.methods
+
+    @property
+    def needs_token_vectors(self) -> bool:
+        """Whether the vectors of all tokens are needed."""
+        return ExplainMethod.OUTPUT_SHARE in self.methods or self.matrix is PairMatrix.OUTPUT
+
+    @property
+    def needs_input_matrix(self) -> bool:
+        """Whether to run the contributions graph once per component for each pair."""
+        return self.matrix is PairMatrix.INPUT
+
+    @property
+    def needs_norms(self) -> bool:
+        """Whether to run the contributions graph once per component for each text."""
+        return ExplainMethod.CONTRIBUTION_NORM in self.methods
+
+    @property
+    def needs_masked_runs(self) -> bool:
+        """Whether to run the model without each token."""
+        return ExplainMethod.LEAVE_ONE_OUT in self.methods or self.matrix is PairMatrix.INTERACTION
+
+    @property
+    def needs_further_runs(self) -> bool:
+        """Whether texts need more than one run of a graph."""
+        return self.needs_masked_runs or self.needs_input_matrix or self.needs_norms

@@ -12,8 +12,7 @@ from attnlens.reductions import Reduced
 from attnlens_server.bundle import Layout, Output
 from attnlens_server.engine import ItemResult
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
-from attnlens_server.serving.plans import QueryPlan
-from attnlens_server.serving.requests import FLOAT16, DataType
+from attnlens_server.serving.requests import FLOAT16, DataType, QueryPlan
 from attnlens_server.text import EncodedInput, Tokens
 
 FloatArray = npt.NDArray[np.float32]

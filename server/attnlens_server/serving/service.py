@@ -49,12 +49,15 @@ from attnlens_server.serving.explanations import (
     weights_of,
     words_of,
 )
-from attnlens_server.serving.plans import EmbedPlan, EncodePlan, ExplanationPlan, Part
 from attnlens_server.serving.requests import (
     CompareRequest,
+    EmbedPlan,
     EmbedRequest,
+    EncodePlan,
     EncodeRequest,
     ExplainRequest,
+    ExplanationPlan,
+    Part,
     Request,
     TokenizeRequest,
 )

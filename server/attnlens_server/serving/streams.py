@@ -9,7 +9,7 @@ from attnlens_server.bundle import Kind
 from attnlens_server.engine import Item, ItemResult
 from attnlens_server.serving.admission import Admission, Reservation
 from attnlens_server.serving.costs import ReplySizes, part_bytes, working_bytes
-from attnlens_server.serving.plans import EncodePlan, Part
+from attnlens_server.serving.requests import EncodePlan, Part
 from attnlens_server.text import EncodedInput
 
 MAX_IN_FLIGHT = 32

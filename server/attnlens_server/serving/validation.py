@@ -23,18 +23,22 @@ from attnlens_server.errors import (
     RequestError,
     shortened,
 )
-from attnlens_server.serving.plans import EmbedPlan, EncodePlan, ExplanationPlan, QueryPlan, result_layout
 from attnlens_server.serving.requests import (
     AttentionQuery,
     AttentionView,
     CompareRequest,
+    EmbedPlan,
     EmbedRequest,
+    EncodePlan,
     EncodeRequest,
     ExplainRequest,
+    ExplanationPlan,
     ExplanationRequest,
     Prompt,
+    QueryPlan,
     Request,
     TokenizeRequest,
+    result_layout,
 )
 from attnlens_server.text import EncodedInput, Input, TokenIds
 

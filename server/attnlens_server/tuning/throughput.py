@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, Item, Wanted
-from attnlens_server.engine.lanes import Lanes
+from attnlens_server.engine.engine import Lanes
 from attnlens_server.tuning.workload import Workload
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from attnlens_server.engine.batch import (
     Wanted,
     pad,
 )
-from attnlens_server.engine.lanes import MAX_RETRY_S, MIN_RETRY_S, Lanes
-from attnlens_server.engine.lanes import logger as lanes_logger
+from attnlens_server.engine.engine import MAX_RETRY_S, MIN_RETRY_S, Lanes
+from attnlens_server.engine.engine import logger as lanes_logger
 from attnlens_server.engine.scheduler import BatchLimits, Scheduler
 from attnlens_server.engine.sessions import Sessions
 from attnlens_server.errors import InternalError

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from attnlens_server.engine.batch import Item
-from attnlens_server.engine.queue import BACKGROUND_INTERVAL, ItemQueue
-from attnlens_server.engine.scheduler import BatchLimits, Scheduler
+from attnlens_server.engine.scheduler import BACKGROUND_INTERVAL, BatchLimits, ItemQueue, Scheduler
 from attnlens_server.errors import DeadlineError, ShuttingDownError
 
 if TYPE_CHECKING:

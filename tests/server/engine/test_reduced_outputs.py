@@ -11,8 +11,7 @@ from attnlens.reductions import AttentionReduction, TextUnits, TopK, TopKWeights
 from attnlens_server.bundle import Layout, Output, OutputRole, RowSum
 from attnlens_server.engine.batch import HostOutputs, Item, reduced, reductions
 from attnlens_server.serving.costs import working_bytes
-from attnlens_server.serving.plans import QueryPlan
-from attnlens_server.serving.requests import AttentionView
+from attnlens_server.serving.requests import AttentionView, QueryPlan
 
 TOKENS, PADDED, HEADS = 9, 12, 3
 BAND = Band(window_radius=2, num_global_tokens=1)

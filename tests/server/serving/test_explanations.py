@@ -21,7 +21,7 @@ from attnlens_server.bundle import open_bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, Item, ItemResult
 from attnlens_server.engine.batch import Batch
-from attnlens_server.engine.lanes import Lanes
+from attnlens_server.engine.engine import Lanes
 from attnlens_server.engine.runtimes.runtime import Session
 from attnlens_server.errors import (
     DeadlineError,

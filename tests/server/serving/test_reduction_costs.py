@@ -9,8 +9,7 @@ from attnlens_server.bundle import Layout, Output, OutputRole, RowSum
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import TooExpensiveError
 from attnlens_server.serving.costs import ReductionCosts
-from attnlens_server.serving.plans import EncodePlan, Part
-from attnlens_server.serving.requests import AttentionQuery, AttentionView, EncodeRequest
+from attnlens_server.serving.requests import AttentionQuery, AttentionView, EncodePlan, EncodeRequest, Part
 from attnlens_server.serving.validation import RequestValidator
 from attnlens_server.text import Input
 from toy_models import make_model

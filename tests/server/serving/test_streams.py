@@ -14,8 +14,7 @@ from attnlens_server.engine import Item, ItemResult
 from attnlens_server.errors import OverloadedError, RequestTooLargeError
 from attnlens_server.serving.admission import Admission, Reservation
 from attnlens_server.serving.costs import ReplyCosts, ReplySizes
-from attnlens_server.serving.plans import EncodePlan, QueryPlan
-from attnlens_server.serving.requests import FLOAT32, AttentionView
+from attnlens_server.serving.requests import FLOAT32, AttentionView, EncodePlan, QueryPlan
 from attnlens_server.serving.streams import Piece, Window, cut_into_pieces, run_pieces
 from attnlens_server.text import EncodedInput
 
