@@ -91,7 +91,7 @@ class GraphProcess:
         self._process.communicate()
 
     def _send(self, content: dict[str, tuple[str | int, ...]]) -> None:
-        assert self._process.stdin is not None  # noqa: S101 - a pipe was asked for
+        assert self._process.stdin is not None  # noqa: S101 - a pipe was requested
         try:
             self._process.stdin.write(json.dumps(content).encode() + b"\n")
             self._process.stdin.flush()
@@ -114,7 +114,7 @@ class GraphProcess:
 
     def _read_line(self) -> bytes:
         """Read up to the end of a line, or of the process's output."""
-        assert self._process.stdout is not None  # noqa: S101 - a pipe was asked for
+        assert self._process.stdout is not None  # noqa: S101 - a pipe was requested
         deadline = time.monotonic() + self._timeout_s
         line = bytearray()
         with selectors.DefaultSelector() as selector:

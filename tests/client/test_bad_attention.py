@@ -1,4 +1,4 @@
-"""Attention that is not what was asked for: each reply is refused, in both clients, whatever is wrong."""
+"""Attention that is not what was requested: each reply is refused, in both clients, whatever is wrong."""
 
 from collections.abc import Callable
 from typing import Any

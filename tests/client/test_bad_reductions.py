@@ -1,4 +1,4 @@
-"""Reductions that are not what was asked for: each reply is refused, whatever is wrong."""
+"""Reductions that are not what was requested: each reply is refused, whatever is wrong."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Replies that are not what was asked for: each is refused, in both clients, whatever is wrong."""
+"""Replies that are not what was requested: each is refused, in both clients, whatever is wrong."""
 
 from collections.abc import Callable
 from typing import Any

@@ -53,7 +53,7 @@ def test_invalid_bundle_is_rejected_with_one_line(tmp_path: Path) -> None:
 
 
 def test_cuda_is_rejected_when_it_would_not_be_used(minilm_bundle: Path) -> None:
-    assert "cuda was asked for" in failed_start(minilm_bundle, "--provider", "cuda")
+    assert "cuda was requested" in failed_start(minilm_bundle, "--provider", "cuda")
 
 
 def test_option_out_of_range_is_a_usage_error(tmp_path: Path) -> None:

@@ -391,8 +391,8 @@ def _check_threads(threads: int, lanes: int) -> None:
     """
     if lanes > threads:
         raise ConfigError(
-            f"lanes is {lanes}, but each lane needs one of {threads} threads: use 1 to {threads}, omit it "
-            "for one lane per thread, or use more threads"
+            f"lanes is {lanes}, but threads is {threads}, and each lane needs a thread: use at most "
+            f"{threads} lanes, omit the option, or use more threads"
         )
     num_cpus = cpu_count()
     if threads > num_cpus:

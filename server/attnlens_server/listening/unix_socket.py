@@ -48,7 +48,7 @@ class UnixSocket:
         """
         directory = self._path.parent
         if not directory.is_dir():
-            raise self._refused(f"there is no directory {directory}. Make it first")
+            raise self._refused(f"the directory {directory} does not exist: create it first")
         if not os.access(directory, os.W_OK | os.X_OK):
             raise self._refused(
                 f"the user of this process may not make files in {directory}. Give the directory to that "
@@ -64,7 +64,7 @@ class UnixSocket:
         except FileNotFoundError:
             return
         if not stat.S_ISSOCK(found.st_mode):
-            raise self._refused("a file is there that is no socket. Move it away, or choose another path")
+            raise self._refused("the path exists and is not a socket: move the file, or use another path")
         self._reject_if_in_use()
         self._remove_stale(_identity(found))
 

@@ -127,7 +127,7 @@ def test_the_tables_end_with_the_command_to_copy(run: Run, small_bundle: Callabl
         (["--device", "GPU"], 2, "device is 'GPU', but only --engine openvino supports it"),
         (["--precision", "fp16"], 1, "has no graph in fp16: export it again with --precision fp16"),
         (["--device-id", "-1"], 2, "--device-id is -1: use 0 to 1023"),
-        (["--provider", "cuda"], 1, "provider cuda was asked for, but this build of ONNX Runtime has only"),
+        (["--provider", "cuda"], 1, "provider cuda was requested, but this build of ONNX Runtime has only"),
     ],
 )
 def test_a_mistake_is_one_line(

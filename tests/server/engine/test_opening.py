@@ -295,7 +295,7 @@ def test_auto_falls_back_to_the_cpu_settings_when_cuda_fails(
 ) -> None:
     class NoDriver(OnnxSession):
         def __init__(self, *_args: Any, **_options: Any) -> None:
-            raise StartupError("CUDA was asked for, but it runs no node")
+            raise StartupError("CUDA was requested, but it runs no node")
 
     monkeypatch.setattr(
         "attnlens_server.engine.runtimes.onnx_runtime.ort.get_available_providers", lambda: [CUDA, CPU]
@@ -316,7 +316,7 @@ def test_auto_falls_back_to_the_cpu_settings_when_cuda_fails(
     assert engine.execution_providers[0] == CPU
     ask_for_attention(engine)
     engine.close()
-    assert "provider auto falls back to the CPU: CUDA was asked for" in caplog.text
+    assert "provider auto falls back to the CPU: CUDA was requested" in caplog.text
     cuda_engine = Engine(open_bundle(bundle), ServerConfig(bundle=bundle, provider="cuda"))
     with pytest.raises(StartupError, match="it runs no node"):
         cuda_engine.start(MAX_TOKENS)

@@ -121,14 +121,14 @@ def test_file_that_is_not_a_socket_is_not_replaced(path: Path, what: str) -> Non
         path.mkdir()
     else:
         path.symlink_to("elsewhere")
-    with pytest.raises(StartupError, match=r"a file is there that is no socket\. Move it away"):
+    with pytest.raises(StartupError, match=r"the path exists and is not a socket: move the file"):
         UnixSocket(UnixAddress(path), 0o660).prepare()
     assert os.path.lexists(path)
 
 
 def test_missing_directory_is_reported_by_name(path: Path) -> None:
     address = UnixAddress(path.parent / "none" / "a.sock")
-    with pytest.raises(StartupError, match=r"there is no directory .*/none\. Make it first"):
+    with pytest.raises(StartupError, match=r"the directory .*/none does not exist: create it first"):
         UnixSocket(address, 0o660).prepare()
 
 

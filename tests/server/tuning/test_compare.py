@@ -109,7 +109,7 @@ def test_subprocess_returns_the_same_embeddings(small_bundle: Callable[[str], Pa
     isolated, local = probe_in_subprocess(bundle, config, texts), probe.probe(bundle, config, texts)
     assert isolated.embeddings.shape == (3, bundle.model.embedding_size)
     assert np.array_equal(isolated.embeddings, local.embeddings)
-    with pytest.raises(StartupError, match="lanes is 2 with 1 threads: a lane needs a thread"):
+    with pytest.raises(StartupError, match="lanes is 2, but threads is 1"):
         probe_in_subprocess(bundle, ServerConfig(bundle=bundle.directory, threads=1, lanes=2), texts)
 
 

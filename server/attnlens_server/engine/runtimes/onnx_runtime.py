@@ -80,7 +80,7 @@ def resolve_provider(provider: Provider, precision: Precision = "fp32") -> Liter
     has_cuda = CUDA in ort.get_available_providers()
     if provider == "cuda" and not has_cuda:
         raise StartupError(
-            f"provider cuda was asked for, but this build of ONNX Runtime has only "
+            f"provider cuda was requested, but this build of ONNX Runtime has only "
             f"{', '.join(ort.get_available_providers())}: install attnlens[gpu] in place of "
             "attnlens[server], or use --provider cpu"
         )

@@ -133,7 +133,7 @@ def check_placement(
     """
     if CUDA not in placements:
         raise StartupError(
-            f"CUDA was asked for, but it runs no node of {graph.name}: ONNX Runtime fell back to "
+            f"CUDA was requested, but it runs no node of {graph.name}: ONNX Runtime fell back to "
             f"{', '.join(sorted(placements))}. Check the driver (nvidia-smi) and that CUDA and cuDNN are "
             "installed (attnlens[gpu] brings them), or use --provider cpu"
         )
@@ -146,6 +146,6 @@ def check_placement(
         if counts:
             listed = ", ".join(f"{count} {op}" for op, count in sorted(counts.items()))
             raise StartupError(
-                f"CUDA was asked for, but {provider} runs {listed} of {graph.name}: "
+                f"CUDA was requested, but {provider} runs {listed} of {graph.name}: "
                 "use another version of onnxruntime-gpu, or --provider cpu"
             )

@@ -55,7 +55,7 @@ class OpenvinoRuntime:
         """
         if importlib.util.find_spec(PACKAGE) is None:
             raise StartupError(
-                "engine openvino was asked for, and openvino is not installed: pip install "
+                "engine openvino was requested, but openvino is not installed: pip install "
                 "'attnlens[openvino]', or use --engine onnxruntime"
             )
         import openvino  # noqa: PLC0415 - optional
@@ -112,7 +112,7 @@ class OpenvinoRuntime:
         found = {name.partition(".")[0] for name in devices} | {*devices}
         if device not in found:
             raise StartupError(
-                f"device {device} was asked for, but OpenVINO {self.version} finds only "
+                f"device {device} was requested, but OpenVINO {self.version} finds only "
                 f"{', '.join(devices)} on this machine: use one of them, or install the device's driver"
             )
         return device
@@ -127,7 +127,7 @@ class OpenvinoRuntime:
         if "BF16" in capabilities and (not self.is_on_cpu or multiplies_bf16() is not False):
             return
         raise StartupError(
-            f"precision bf16 was asked for, but {self.processor} ({self.device}) has no instructions for it; "
+            f"precision bf16 was requested, but {self.processor} ({self.device}) does not support it; "
             "Intel's Xeon from Cooper Lake and Sapphire Rapids on and AMD's from Zen 4 on have them "
             "(avx512_bf16 or amx_bf16 in /proc/cpuinfo): use --precision fp32 or int8"
         )

@@ -153,13 +153,13 @@ def test_missing_openvino_error_names_the_extra(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_unavailable_device_is_rejected() -> None:
-    with pytest.raises(StartupError, match=r"device GPU\.7 was asked for, but OpenVINO .* finds only CPU"):
+    with pytest.raises(StartupError, match=r"device GPU\.7 was requested, but OpenVINO .* finds only CPU"):
         OpenvinoRuntime("GPU.7", "fp32")
 
 
 def test_bf16_is_rejected_without_processor_support(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openvino_runtime, "multiplies_bf16", lambda: False)
-    with pytest.raises(StartupError, match=r"has no instructions for it; .*avx512_bf16 or amx_bf16"):
+    with pytest.raises(StartupError, match=r"does not support it; .*avx512_bf16 or amx_bf16"):
         OpenvinoRuntime("CPU", "bf16")
     assert OpenvinoRuntime("CPU", "fp32").is_on_cpu
 
@@ -173,7 +173,7 @@ def test_graph_compiled_to_another_precision_is_rejected(minilm_bundle: Path) ->
         return Compiled()
 
     properties = {"INFERENCE_PRECISION_HINT": "bf16"}
-    with pytest.raises(StartupError, match=r"computes model\.onnx in f16 on CPU, and bf16 was asked for"):
+    with pytest.raises(StartupError, match=r"computes model\.onnx in f16 on CPU, and bf16 was requested"):
         OpenvinoSession(compile_model, minilm_bundle / "onnx" / "model.onnx", "CPU", properties)
 
 

@@ -1,5 +1,6 @@
 """OpenVINO results do not depend on the batch, and few distinct shapes need compiled kernels."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
