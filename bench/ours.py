@@ -17,7 +17,7 @@ import numpy as np
 from attnlens.pooling import normalize
 from attnlens_server.bundle import Kind, open_bundle
 from attnlens_server.config import EngineName, Precision, ServerConfig
-from attnlens_server.engine import Engine, HeadSelection, Item, ItemResult, TokenPooling, Wanted
+from attnlens_server.engine import Engine, HeadSelection, Item, ItemResult, RequestedOutput, TokenPooling
 from attnlens_server.text import TextEncoder
 from bench.lines import Response, serve_lines
 from bench.peers.timing import timed
@@ -55,13 +55,13 @@ class InProcess:
         }
 
     def _results(self, texts: list[str], what: str, max_waiting: int) -> Iterator[ItemResult]:
-        wanted = self._wanted(what)
+        requested = self._requested(what)
         kind: Kind = "attention" if what.startswith("attention") else "embeddings"
         waiting: deque[Item] = deque()
         for start in range(0, len(texts), CHUNK_SIZE):
             chunk = self._text_encoder.encode([(text,) for text in texts[start : start + CHUNK_SIZE]])
             for encoded in chunk:
-                item = Item(encoded.input_ids, wanted)
+                item = Item(encoded.input_ids, requested)
                 self._engine.submit([item], kind=kind)
                 waiting.append(item)
                 if len(waiting) >= max_waiting:
@@ -69,15 +69,15 @@ class InProcess:
         while waiting:
             yield waiting.popleft().future.result()
 
-    def _wanted(self, what: str) -> tuple[Wanted, ...]:
+    def _wanted(self, what: str) -> tuple[RequestedOutput, ...]:
         model = self._bundle.model
         if not what.startswith("attention"):
             pooling = TokenPooling(model.pooling) if what == "embed" else None
-            return (Wanted(model.outputs.hidden_state("embeddings").name, keep=pooling),)
+            return (RequestedOutput(model.outputs.hidden_state("embeddings").name, keep=pooling),)
         outputs = [output for output in model.graphs["attention"].outputs if output.num_heads]
         selection = HeadSelection(is_mean=what == "attention mean")
         chosen = outputs[-1:] if selection.is_mean else outputs
-        return tuple(Wanted(output.name, output.layout, selection) for output in chosen)
+        return tuple(RequestedOutput(output.name, output.layout, selection) for output in chosen)
 
     def _finish(self, what: str) -> Callable[[ItemResult], Any]:
         def embed(result: ItemResult) -> Any:  # noqa: ANN401 - an array

@@ -20,13 +20,13 @@ from typing import NamedTuple
 import numpy as np
 import tokenizers
 
-from attnlens_server.engine.batch import Item, Wanted, pad
+from attnlens_server.engine.batch import Item, RequestedOutput, pad
 from attnlens_server.engine.runtimes.onnx_session import OnnxSession
 from attnlens_server.engine.scheduler import BatchLimits, pack
 from bench.workloads import Corpus
 
 REPETITIONS = 7
-HIDDEN = Wanted("last_hidden_state")
+HIDDEN = RequestedOutput("last_hidden_state")
 
 
 class Variant(NamedTuple):

@@ -9,10 +9,10 @@ from attnlens_server.engine.batch import (
     HeadSelection,
     Item,
     ItemResult,
+    RequestedOutput,
+    RequestedReduction,
     Target,
     TokenPooling,
-    Wanted,
-    WantedReduction,
     WeightedPooling,
 )
 from attnlens_server.engine.engine import Engine
@@ -22,9 +22,9 @@ __all__ = [
     "HeadSelection",
     "Item",
     "ItemResult",
+    "RequestedOutput",
+    "RequestedReduction",
     "Target",
     "TokenPooling",
-    "Wanted",
-    "WantedReduction",
     "WeightedPooling",
 ]

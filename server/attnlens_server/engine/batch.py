@@ -79,7 +79,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestedOutput:
     """A requested graph output, and which part of it to return.
 
     Attributes:
@@ -96,7 +96,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class WantedReduction:
+class RequestedReduction:
     """A requested reduction of attention weights, computed before the weights leave the engine.
 
     Attributes:
@@ -106,7 +106,7 @@ class WantedReduction:
         is_mean_of_heads: Whether to average over heads.
     """
 
-    layers: tuple[Wanted, ...]
+    layers: tuple[RequestedOutput, ...]
     reduction: AttentionReduction
     units: TextUnits | None = None
     is_mean_of_heads: bool = False
@@ -117,12 +117,12 @@ class ItemResult:
     """Result for one text.
 
     Attributes:
-        arrays: One fp32 array without padding per `Wanted` of the item: token vectors (T, D), an embedding
+        arrays: One fp32 array without padding per requested output: token vectors (T, D), an embedding
             (D,), dense attention (K, T, T), head gates (T, K), or a band or blocks (K, T, W). K is 1 for the
             mean over heads. The contributions graph returns (T,), (), (L, H) and (E,).
         queue_s: Time in the queue, in seconds.
         compute_s: Compute time of the batch, in seconds.
-        reduced: One reduction per `WantedReduction` of the item.
+        reduced: One reduction per `RequestedReduction` of the item.
     """
 
     arrays: tuple[npt.NDArray[np.float32], ...]
@@ -137,7 +137,7 @@ class Item:
 
     Attributes:
         input_ids: (T,) int64.
-        wanted: Outputs to return. The same graph output may be requested several times.
+        requested: Outputs to return. The same graph output may be requested several times.
         token_type_ids: (T,) int64. None means zeros.
         reductions: Reductions to return.
         target: Target of the contributions graph. None for all other graphs.
@@ -150,10 +150,10 @@ class Item:
     """
 
     input_ids: npt.NDArray[np.int64]
-    wanted: tuple[Wanted, ...]
+    requested: tuple[RequestedOutput, ...]
     token_type_ids: npt.NDArray[np.int64] | None = None
     deadline: float | None = None
-    reductions: tuple[WantedReduction, ...] = ()
+    reductions: tuple[RequestedReduction, ...] = ()
     target: Target | None = None
     left_out: int | None = None
     is_background: bool = False
@@ -168,9 +168,9 @@ class Item:
     @property
     def output_names(self) -> Iterator[str]:
         """Names of the graph outputs that the item needs, possibly repeated."""
-        yield from (wanted.name for wanted in self.wanted)
+        yield from (requested.name for requested in self.requested)
         for reduction in self.reductions:
-            yield from (wanted.name for wanted in reduction.layers)
+            yield from (requested.name for requested in reduction.layers)
 
     def is_dead(self, now: float) -> bool:
         """Return whether the item was canceled or its deadline has passed."""
@@ -258,7 +258,7 @@ def _pad_ids(items: Sequence[Item], length: int, pad_token_id: int) -> GraphInpu
 class BatchOutputs(Protocol):
     """Outputs of a batch, in host or device memory."""
 
-    def part(self, row: int, num_tokens: int, wanted: Wanted) -> npt.NDArray[np.float32]:
+    def part(self, row: int, num_tokens: int, requested: RequestedOutput) -> npt.NDArray[np.float32]:
         """Return a requested output of one text, as described in `ItemResult.arrays`.
 
         The array does not share memory with the batch.
@@ -278,21 +278,21 @@ class HostOutputs:
     arrays: dict[str, npt.NDArray[np.float32]]
     are_reused: bool = False
 
-    def part(self, row: int, num_tokens: int, wanted: Wanted) -> npt.NDArray[np.float32]:
+    def part(self, row: int, num_tokens: int, requested: RequestedOutput) -> npt.NDArray[np.float32]:
         """Return a requested output of one text.
 
         The array is copied if the memory is reused or if the batch has other texts. Otherwise, a slow
         consumer of one small text would keep the outputs of the whole batch in memory.
         """
-        batch = self.arrays[wanted.name]
-        if wanted.layout is Layout.PER_TEXT:
+        batch = self.arrays[requested.name]
+        if requested.layout is Layout.PER_TEXT:
             return np.array(batch[row])
-        if wanted.layout is Layout.PER_TOKEN:
+        if requested.layout is Layout.PER_TOKEN:
             part, head_axis = batch[row, :num_tokens], 1  # (T, D) or (T, H)
         else:
-            num_columns = num_tokens if wanted.layout is Layout.DENSE else None
+            num_columns = num_tokens if requested.layout is Layout.DENSE else None
             part, head_axis = batch[row, :, :num_tokens, :num_columns], 0  # (H, T, T) or (H, T, W)
-        match wanted.keep:
+        match requested.keep:
             case TokenPooling(pooling, num_excluded):
                 part = pool(part, pooling, num_excluded)  # (D,)
             case WeightedPooling(pooling, weights):
@@ -300,8 +300,8 @@ class HostOutputs:
             case HeadSelection(heads, is_mean, is_dense):
                 if heads is not None and heads != tuple(range(part.shape[head_axis])):
                     part = part[list(heads)] if head_axis == 0 else part[:, list(heads)]  # a copy
-                if is_dense and wanted.pattern is not None:
-                    part = to_dense(part, wanted.pattern, heads)
+                if is_dense and requested.pattern is not None:
+                    part = to_dense(part, requested.pattern, heads)
                 if is_mean:
                     part = part.mean(axis=head_axis, keepdims=True)
         base = part.base
@@ -327,31 +327,35 @@ def to_dense(
 
 def reductions(outputs: BatchOutputs, row: int, item: Item) -> tuple[Reduced, ...]:
     """Return the reductions of an item. Equal requests are computed once and share the result."""
-    results: dict[WantedReduction, Reduced] = {}
-    for wanted in item.reductions:
-        if wanted not in results:
-            results[wanted] = reduced(outputs, row, item.num_tokens, wanted)
-    return tuple(results[wanted] for wanted in item.reductions)
+    results: dict[RequestedReduction, Reduced] = {}
+    for requested in item.reductions:
+        if requested not in results:
+            results[requested] = reduced(outputs, row, item.num_tokens, requested)
+    return tuple(results[requested] for requested in item.reductions)
 
 
-def reduced(outputs: BatchOutputs, row: int, num_tokens: int, wanted: WantedReduction) -> Reduced:
+def reduced(outputs: BatchOutputs, row: int, num_tokens: int, requested: RequestedReduction) -> Reduced:
     """Return one reduction of a text. Only one layer's weights are in memory at a time."""
-    layers = _Layers(outputs, row, num_tokens, wanted.layers)
-    [result] = reduce(layers, wanted.reduction, wanted.units, is_mean_of_heads=wanted.is_mean_of_heads)
+    layers = _Layers(outputs, row, num_tokens, requested.layers)
+    [result] = reduce(
+        layers, requested.reduction, requested.units, is_mean_of_heads=requested.is_mean_of_heads
+    )
     return result
 
 
 class _Layers(Sequence[npt.NDArray[np.float32]]):
     """Attention weights (K, T, T) of several layers of a text, read from the batch on access."""
 
-    def __init__(self, outputs: BatchOutputs, row: int, num_tokens: int, wanted: tuple[Wanted, ...]) -> None:
+    def __init__(
+        self, outputs: BatchOutputs, row: int, num_tokens: int, requested: tuple[RequestedOutput, ...]
+    ) -> None:
         self._outputs = outputs
         self._row = row
         self._num_tokens = num_tokens
-        self._wanted = wanted
+        self._requested = requested
 
     def __len__(self) -> int:
-        return len(self._wanted)
+        return len(self._requested)
 
     @overload
     def __getitem__(self, index: int) -> npt.NDArray[np.float32]: ...
@@ -359,5 +363,5 @@ class _Layers(Sequence[npt.NDArray[np.float32]]):
     def __getitem__(self, index: slice) -> Sequence[npt.NDArray[np.float32]]: ...
     def __getitem__(self, index: int | slice) -> npt.NDArray[np.float32] | Sequence[npt.NDArray[np.float32]]:
         if isinstance(index, slice):
-            return _Layers(self._outputs, self._row, self._num_tokens, self._wanted[index])
-        return self._outputs.part(self._row, self._num_tokens, self._wanted[index])
+            return _Layers(self._outputs, self._row, self._num_tokens, self._requested[index])
+        return self._outputs.part(self._row, self._num_tokens, self._requested[index])

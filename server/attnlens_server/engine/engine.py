@@ -112,7 +112,7 @@ class Lanes:
         outputs = session.run(inputs, names)
         parts = [
             (
-                tuple(outputs.part(row, item.num_tokens, wanted) for wanted in item.wanted),
+                tuple(outputs.part(row, item.num_tokens, requested) for requested in item.requested),
                 reductions(outputs, row, item),
             )
             for row, item in enumerate(items)

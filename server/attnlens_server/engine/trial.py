@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from attnlens_server.bundle import ContributionsGraph, Graph, Layout, Model, Output, RowSum
 from attnlens_server.bundle.check import CONTRIBUTION_OUTPUTS, INPUT_NAMES, REMEDY
-from attnlens_server.engine.batch import Inputs, Item, Target, Wanted, pad, to_dense
+from attnlens_server.engine.batch import Inputs, Item, RequestedOutput, Target, pad, to_dense
 from attnlens_server.engine.runtimes.runtime import Session, TimeLimit
 from attnlens_server.errors import UnusableGraphError
 
@@ -151,8 +151,8 @@ class Trial:
             self._check(output, arrays[output.name], num_tokens)
         last = self._graph.outputs[-1]
         if last.num_heads:  # like a request, which takes a different path on a GPU
-            wanted = Wanted(last.name, last.layout, pattern=last.pattern)
-            part = session.run(inputs, [last.name]).part(0, num_tokens[0], wanted)
+            requested = RequestedOutput(last.name, last.layout, pattern=last.pattern)
+            part = session.run(inputs, [last.name]).part(0, num_tokens[0], requested)
             self._check(last, part[None], num_tokens[:1])
 
     def _inputs(self, num_tokens: Sequence[int]) -> Inputs:
@@ -198,5 +198,6 @@ class Trial:
 def _may_be(stated: Sequence[int | str | None], expected: Sequence[int | None]) -> bool:
     """Return whether a declared shape is compatible with the expected one. Dynamic axes match any size."""
     return len(stated) == len(expected) and all(
-        not isinstance(size, int) or size == wanted for size, wanted in zip(stated, expected, strict=True)
+        not isinstance(size, int) or size == requested
+        for size, requested in zip(stated, expected, strict=True)
     )

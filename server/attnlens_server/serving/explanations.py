@@ -29,7 +29,15 @@ from attnlens.explanations import (
 from attnlens.pooling import FloatArray, Pooling, finish
 from attnlens.reductions import TextUnits
 from attnlens_server.bundle import Bundle, Kind, Layout, Model, OutputRole
-from attnlens_server.engine import Engine, HeadSelection, Item, ItemResult, Target, Wanted, WeightedPooling
+from attnlens_server.engine import (
+    Engine,
+    HeadSelection,
+    Item,
+    ItemResult,
+    RequestedOutput,
+    Target,
+    WeightedPooling,
+)
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.serving.admission import Slots
 from attnlens_server.serving.execution import ItemRunner, Workers
@@ -41,10 +49,10 @@ from attnlens_server.text import EncodedInput, Tokens, TokenSource
 MAX_QUEUED_RUNS = 32
 MAX_QUEUED_BATCHES = 4
 
-_EMBEDDING = Wanted("embedding", Layout.PER_TEXT)
-_SCORES = Wanted("token_contributions")
-_BASELINE = Wanted("baseline", Layout.PER_TEXT)
-_HEADS = Wanted("head_contributions", Layout.PER_TEXT)
+_EMBEDDING = RequestedOutput("embedding", Layout.PER_TEXT)
+_SCORES = RequestedOutput("token_contributions")
+_BASELINE = RequestedOutput("baseline", Layout.PER_TEXT)
+_HEADS = RequestedOutput("head_contributions", Layout.PER_TEXT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +184,9 @@ class Runs:
         items = []
         for text in texts:
             pooling = WeightedPooling(call.plan.pooling, text.weights)
-            wanted = [Wanted(hidden.name, hidden.layout, pooling)]
-            wanted += [Wanted(hidden.name, hidden.layout)] if with_tokens else []
-            items.append(self._item(text, call, tuple(wanted)))
+            requested = [RequestedOutput(hidden.name, hidden.layout, pooling)]
+            requested += [RequestedOutput(hidden.name, hidden.layout)] if with_tokens else []
+            items.append(self._item(text, call, tuple(requested)))
         results = await self._runner.run(items, self.vector_kind)
         call.clock.add(results)
         embeddings = self._finish([result.arrays[0] for result in results], call.plan)
@@ -192,11 +200,11 @@ class Runs:
     ) -> list[Contributions]:
         """Return the contributions of each text towards a direction (E,), or None for its own embedding."""
         plan = call.plan
-        wanted = (_EMBEDDING, _SCORES, _BASELINE, *([_HEADS] if plan.head_contributions else []))
+        requested = (_EMBEDDING, _SCORES, _BASELINE, *([_HEADS] if plan.head_contributions else []))
         items = []
         scales = [1.0 if direction is None else _scale_of(direction) for direction in directions]
         for text, direction, scale in zip(texts, directions, scales, strict=True):
-            item = self._item(text, call, wanted)
+            item = self._item(text, call, requested)
             item.target = self._target(text, None if direction is None else direction / scale, plan)
             items.append(item)
         results = await self._runner.run(items, "contributions")
@@ -219,11 +227,11 @@ class Runs:
             return [[] for _ in texts]
         outputs = self._model.outputs.layers(OutputRole.ATTENTION_WEIGHTS)
         mean = HeadSelection(is_mean=True, is_dense=True)
-        wanted = tuple(
-            Wanted(outputs[layer].name, outputs[layer].layout, mean, outputs[layer].pattern)
+        requested = tuple(
+            RequestedOutput(outputs[layer].name, outputs[layer].layout, mean, outputs[layer].pattern)
             for layer in layers
         )
-        items = [self._item(text, call, wanted) for text in texts]
+        items = [self._item(text, call, requested) for text in texts]
         results = await self._runner.run(items, "attention")
         self._release("attention", call)
         call.clock.add(results)
@@ -295,8 +303,8 @@ class Runs:
                 items = []
                 for number, token, weights in portion:
                     pooling = WeightedPooling(plan.pooling, weights)
-                    wanted = Wanted(hidden.name, hidden.layout, pooling)
-                    item = self._item(texts[number], call, (wanted,))
+                    requested = RequestedOutput(hidden.name, hidden.layout, pooling)
+                    item = self._item(texts[number], call, (requested,))
                     item.left_out = token
                     items.append(item)
                 results = await self._runner.run(items, self.vector_kind)
@@ -307,10 +315,10 @@ class Runs:
                 embeddings[number][token] = embedding
         return embeddings
 
-    def _item(self, text: Text, call: Call, wanted: tuple[Wanted, ...]) -> Item:
+    def _item(self, text: Text, call: Call, requested: tuple[RequestedOutput, ...]) -> Item:
         return Item(
             text.encoded.input_ids,
-            wanted,
+            requested,
             text.encoded.token_type_ids,
             call.deadline,
             is_background=call.plan.needs_further_runs,

@@ -16,7 +16,7 @@ from attnlens.patterns import BlockTable
 from attnlens.pooling import FloatArray, Pooling
 from attnlens.reductions import AttentionReduction, TextUnits
 from attnlens_server.bundle import Kind, Layout, Output, OutputRole, RowSum
-from attnlens_server.engine import HeadSelection, Wanted, WantedReduction
+from attnlens_server.engine import HeadSelection, RequestedOutput, RequestedReduction
 from attnlens_server.errors import FieldViolation
 from attnlens_server.text import Input
 
@@ -246,13 +246,15 @@ class QueryPlan:
             return 0
         return 4 * len(self.heads) * table.num_slots * -(-num_tokens // table.block_size)
 
-    def engine_output(self, output: Output) -> Wanted:
+    def engine_output(self, output: Output) -> RequestedOutput:
         """Return the engine's form of one of the outputs."""
         is_mean, is_dense = self.view is AttentionView.HEAD_MEAN, self.layout is Layout.DENSE
         selection = HeadSelection(self.heads, is_mean=is_mean, is_dense=is_dense)
-        return Wanted(output.name, output.layout, selection, output.pattern)
+        return RequestedOutput(output.name, output.layout, selection, output.pattern)
 
-    def engine_reduction(self, outputs: Sequence[Output], units: TextUnits | None) -> WantedReduction | None:
+    def engine_reduction(
+        self, outputs: Sequence[Output], units: TextUnits | None
+    ) -> RequestedReduction | None:
         """Return the engine's form of the reduction of some outputs, or None if there is no reduction."""
         if self.reduction is None:
             return None
@@ -260,10 +262,10 @@ class QueryPlan:
         # Words and special tokens are reduced per head, before the mean over heads.
         selection = HeadSelection(self.heads, is_mean=is_mean and not self.reduction.has_units, is_dense=True)
         layers = tuple(
-            Wanted(output.name, output.layout, selection, output.pattern)
+            RequestedOutput(output.name, output.layout, selection, output.pattern)
             for output in sorted(outputs, key=lambda output: output.layer or 0)
         )
-        return WantedReduction(layers, self.reduction, units, is_mean_of_heads=is_mean)
+        return RequestedReduction(layers, self.reduction, units, is_mean_of_heads=is_mean)
 
 
 def result_layout(output: Output, view: AttentionView, *, is_reduced: bool = False) -> Layout:
@@ -316,17 +318,21 @@ class EncodePlan:
         """Whether reductions need the words and special tokens of texts."""
         return any(query.reduction is not None and query.reduction.needs_text for query in self.queries)
 
-    def outputs(self, parts: Sequence[Part], *, with_hidden_state: bool = True) -> tuple[Wanted, ...]:
+    def outputs(
+        self, parts: Sequence[Part], *, with_hidden_state: bool = True
+    ) -> tuple[RequestedOutput, ...]:
         """Return the engine outputs that are returned unreduced, the token vectors first."""
         hidden = self.hidden_state if with_hidden_state else None
-        return ((Wanted(hidden.name, hidden.layout),) if hidden else ()) + tuple(
+        return ((RequestedOutput(hidden.name, hidden.layout),) if hidden else ()) + tuple(
             query.engine_output(output)
             for query, outputs in parts
             if query.reduction is None
             for output in outputs
         )
 
-    def reduced_outputs(self, parts: Sequence[Part], units: TextUnits | None) -> tuple[WantedReduction, ...]:
+    def reduced_outputs(
+        self, parts: Sequence[Part], units: TextUnits | None
+    ) -> tuple[RequestedReduction, ...]:
         """Return the engine's reductions for a text with these units."""
         reductions = (query.engine_reduction(outputs, units) for query, outputs in parts)
         return tuple(reduction for reduction in reductions if reduction is not None)

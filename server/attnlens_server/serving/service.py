@@ -22,7 +22,7 @@ from attnlens.pooling import finish
 from attnlens_server import errors
 from attnlens_server.bundle import Bundle, Model
 from attnlens_server.config import ServerConfig
-from attnlens_server.engine import Engine, Item, ItemResult, TokenPooling, Wanted
+from attnlens_server.engine import Engine, Item, ItemResult, RequestedOutput, TokenPooling
 from attnlens_server.serving.admission import Admission, Budget, Slots
 from attnlens_server.serving.costs import (
     TEXT_MEMORY_BYTES,
@@ -560,7 +560,7 @@ class ModelService:
         hidden = self._model.outputs.hidden_state("embeddings")
         for encoded in inputs:
             pooling = TokenPooling(plan.pooling, encoded.num_excluded)
-            outputs = (Wanted(hidden.name, hidden.layout, pooling),)
+            outputs = (RequestedOutput(hidden.name, hidden.layout, pooling),)
             yield Item(encoded.input_ids, outputs, encoded.token_type_ids, budget.deadline)
 
     async def _direction(

@@ -9,7 +9,7 @@ from attnlens.v1.manifest_pb2 import EngineCheck
 from attnlens_server.bundle import Bundle, Kind, open_bundle
 from attnlens_server.bundle.engine_checks import find_engine_check
 from attnlens_server.config import DEFAULT_DEVICE, ConfigError, ServerConfig
-from attnlens_server.engine import Engine, HeadSelection, Item, Wanted
+from attnlens_server.engine import Engine, HeadSelection, Item, RequestedOutput
 from attnlens_server.errors import StartupError
 from attnlens_server.tuning.probe import Probe, embedding_output, probe_in_subprocess
 from attnlens_server.tuning.settings import (
@@ -249,7 +249,7 @@ class _Benchmark:
             )
             return Turn(engine.runtime.device, tokens_per_s, alone_ms)
 
-    def _measure_throughput(self, engine: Engine, kind: Kind, outputs: tuple[Wanted, ...]) -> float:
+    def _measure_throughput(self, engine: Engine, kind: Kind, outputs: tuple[RequestedOutput, ...]) -> float:
         return measure_throughput(
             engine.lanes[kind],
             self._workload,
@@ -268,12 +268,12 @@ class _Benchmark:
         return find_engine_check(self._bundle.manifest, variant.engine, variant.precision, device)
 
 
-def _all_outputs(bundle: Bundle, kind: Kind) -> tuple[Wanted, ...]:
+def _all_outputs(bundle: Bundle, kind: Kind) -> tuple[RequestedOutput, ...]:
     """Return the token vectors, or the attention of all layers and heads."""
     if kind == "embeddings":
-        return (Wanted(bundle.model.outputs.hidden_state(kind).name),)
+        return (RequestedOutput(bundle.model.outputs.hidden_state(kind).name),)
     return tuple(
-        Wanted(output.name, output.layout, HeadSelection(), output.pattern)
+        RequestedOutput(output.name, output.layout, HeadSelection(), output.pattern)
         for output in bundle.model.graphs[kind].outputs
         if output.num_heads
     )

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from attnlens.pooling import finish
 from attnlens_server.bundle import Bundle
 from attnlens_server.config import ConfigError, ServerConfig
-from attnlens_server.engine import Item, TokenPooling, Wanted
+from attnlens_server.engine import Item, RequestedOutput, TokenPooling
 from attnlens_server.errors import StartupError
 from attnlens_server.tuning.throughput import running
 
@@ -95,10 +95,10 @@ def probe(bundle: Bundle, config: ServerConfig, texts: Sequence[npt.NDArray[np.i
         return Probe(finish(pooled, bundle.dense, normalize_last=True), _resident_bytes())
 
 
-def embedding_output(bundle: Bundle) -> tuple[Wanted]:
+def embedding_output(bundle: Bundle) -> tuple[RequestedOutput]:
     """Return the output of the engine for embeddings: pooled token vectors."""
     hidden = bundle.model.outputs.hidden_state("embeddings")
-    return (Wanted(hidden.name, hidden.layout, TokenPooling(bundle.model.pooling)),)
+    return (RequestedOutput(hidden.name, hidden.layout, TokenPooling(bundle.model.pooling)),)
 
 
 def _resident_bytes() -> int | None:

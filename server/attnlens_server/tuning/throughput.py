@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
-from attnlens_server.engine import Engine, Item, Wanted
+from attnlens_server.engine import Engine, Item, RequestedOutput
 from attnlens_server.engine.engine import Lanes
 from attnlens_server.tuning.workload import Workload
 
@@ -47,7 +47,7 @@ class _Completion(NamedTuple):
 def measure_throughput(
     lanes: Lanes,
     workload: Workload,
-    wanted: Sequence[Wanted],
+    requested: Sequence[RequestedOutput],
     *,
     num_lanes: int,
     num_in_flight: int,
@@ -76,7 +76,7 @@ def measure_throughput(
     try:
         while now() < begin + seconds or len(ends) <= MIN_BATCHES * num_lanes:
             while len(pending) < num_in_flight:
-                item, index = Item(next(texts), tuple(wanted)), next(indices)
+                item, index = Item(next(texts), tuple(requested)), next(indices)
                 pending[index] = item.future
                 item.future.add_done_callback(partial(complete, index))
                 lanes.submit([item])

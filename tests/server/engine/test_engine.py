@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from attnlens_server.bundle import Layout, open_bundle
 from attnlens_server.config import ConfigError, ServerConfig
-from attnlens_server.engine import Engine, HeadSelection, Item, ItemResult, Wanted
+from attnlens_server.engine import Engine, HeadSelection, Item, ItemResult, RequestedOutput
 from attnlens_server.errors import GraphUnavailableError
 
-HIDDEN = (Wanted("last_hidden_state"),)
+HIDDEN = (RequestedOutput("last_hidden_state"),)
 
 
-def weights(*layers: int) -> tuple[Wanted, ...]:
-    return tuple(Wanted(f"attentions.{layer}", Layout.DENSE, HeadSelection()) for layer in layers)
+def weights(*layers: int) -> tuple[RequestedOutput, ...]:
+    return tuple(RequestedOutput(f"attentions.{layer}", Layout.DENSE, HeadSelection()) for layer in layers)
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from attnlens_server.engine.batch import (
     HeadSelection,
     HostOutputs,
     Item,
+    RequestedOutput,
     TokenPooling,
-    Wanted,
     pad,
 )
 from attnlens_server.engine.engine import MAX_RETRY_S, MIN_RETRY_S, Lanes
@@ -32,7 +32,7 @@ from attnlens_server.errors import InternalError
 if TYPE_CHECKING:
     from attnlens_server.engine.runtimes.runtime import Session
 
-HIDDEN = Wanted("last_hidden_state")
+HIDDEN = RequestedOutput("last_hidden_state")
 Run = Callable[[npt.NDArray[np.int64]], HostOutputs]
 
 
@@ -156,8 +156,8 @@ def test_retry_delay_counts_lanes_once() -> None:
 @pytest.mark.parametrize("pooling", list(Pooling))
 def test_vectors_are_pooled_in_the_lane_and_keep_no_batch_alive(pooling: Pooling) -> None:
     batch = np.random.default_rng(0).standard_normal((3, 5, 4)).astype(np.float32)
-    wanted = Wanted("last_hidden_state", keep=TokenPooling(pooling, num_excluded=1))
-    vector = HostOutputs({"last_hidden_state": batch}).part(1, 4, wanted)
+    requested = RequestedOutput("last_hidden_state", keep=TokenPooling(pooling, num_excluded=1))
+    vector = HostOutputs({"last_hidden_state": batch}).part(1, 4, requested)
     np.testing.assert_array_equal(vector, pool(batch[1, :4], pooling, 1))
     assert vector.base is None or vector.base.size == vector.size
 
@@ -182,7 +182,7 @@ def test_heads_are_selected_from_per_token_outputs(
     selection: HeadSelection, expected: list[int] | None
 ) -> None:
     batch = np.random.default_rng(0).random((2, 5, 3), dtype=np.float32)  # (B, T, H)
-    part = HostOutputs({"gates": batch}).part(1, 4, Wanted("gates", Layout.PER_TOKEN, selection))
+    part = HostOutputs({"gates": batch}).part(1, 4, RequestedOutput("gates", Layout.PER_TOKEN, selection))
     chosen = batch[1, :4][:, expected] if expected else batch[1, :4, 1:].mean(axis=1, keepdims=True)
     np.testing.assert_array_equal(part, chosen)
 
@@ -190,7 +190,7 @@ def test_heads_are_selected_from_per_token_outputs(
 def test_outputs_may_repeat_and_keep_the_requested_order() -> None:
     lanes = make_lanes(hidden)
     lanes.start()
-    mean = Wanted("last_hidden_state", keep=TokenPooling(Pooling.MEAN))
+    mean = RequestedOutput("last_hidden_state", keep=TokenPooling(Pooling.MEAN))
     item = Item(np.array([1, 2, 3]), (mean, HIDDEN, mean))
     lanes.submit([item])
     first, second, third = item.future.result(timeout=30).arrays

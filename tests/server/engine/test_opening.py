@@ -15,7 +15,7 @@ from attnlens.bundle import describe_file
 from attnlens.v1.manifest_pb2 import BundleFile
 from attnlens_server.bundle import Layout, open_bundle
 from attnlens_server.config import ServerConfig
-from attnlens_server.engine import Engine, Item, Wanted
+from attnlens_server.engine import Engine, Item, RequestedOutput
 from attnlens_server.engine.runtimes.onnx_runtime import SESSIONS
 from attnlens_server.engine.runtimes.onnx_session import CPU, CUDA, OnnxSession
 from attnlens_server.errors import GraphUnavailableError, StartupError, UnusableGraphError
@@ -54,7 +54,7 @@ def start(bundle: Path, **options: Any) -> None:
 
 
 def ask_for_attention(engine: Engine) -> None:
-    item = Item(np.arange(2, 12), (Wanted(WEIGHTS, Layout.DENSE),))
+    item = Item(np.arange(2, 12), (RequestedOutput(WEIGHTS, Layout.DENSE),))
     engine.submit([item], kind="attention")
     item.future.result(60)
 
@@ -239,7 +239,7 @@ def test_weights_modified_during_use_serve_no_further_requests(bundle: Path) -> 
     for _ in range(2):
         with pytest.raises(GraphUnavailableError, match=r"model\.onnx was altered while in use"):
             ask_for_attention(engine)
-    item = Item(np.arange(2, 12), (Wanted(HIDDEN),))
+    item = Item(np.arange(2, 12), (RequestedOutput(HIDDEN),))
     engine.submit([item], kind="embeddings")  # their weights are in process memory
     item.future.result(60)
     engine.close()

@@ -121,9 +121,9 @@ def test_reductions_are_bit_identical_to_numpy(client: Client, method: str, view
         queries = [AttentionQuery(view=view, reduction=reduction) for reduction in reductions]
         for text in getattr(client, method)(TEXTS, attention=[*queries, AttentionQuery()]):
             for index, query in enumerate(queries):
-                arrays, wanted = result_arrays(text, index), expected(text, query)
-                assert len(arrays) == len(wanted)
-                for array, want in zip(arrays, wanted, strict=True):
+                arrays, requested = result_arrays(text, index), expected(text, query)
+                assert len(arrays) == len(requested)
+                for array, want in zip(arrays, requested, strict=True):
                     np.testing.assert_array_equal(array, np.array(want), strict=True)
                     assert not array.flags.writeable
 

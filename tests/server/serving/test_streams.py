@@ -36,7 +36,7 @@ def text(num_tokens: int) -> EncodedInput:
 def test_text_is_one_piece_if_it_fits() -> None:
     [piece] = cut_into_pieces([text(512)], PLAN, SIZES, max_bytes=1 << 30, deadline=None)
     assert (piece.index, piece.has_text, piece.parts) == (0, True, PLAN.parts)
-    assert piece.item.wanted == PLAN.outputs(PLAN.parts)
+    assert piece.item.requested == PLAN.outputs(PLAN.parts)
     assert 24 * LAYER_BYTES < piece.memory_bytes < 28 * LAYER_BYTES
 
 
@@ -47,7 +47,7 @@ def test_layers_of_a_large_model_are_split_into_pieces_that_fit() -> None:
     assert [piece.index for piece in pieces] == [0, 0, 1]
     assert [piece.has_text for piece in pieces] == [True, False, True]
     assert pieces[0].parts + pieces[1].parts == PLAN.parts == pieces[2].parts
-    assert "last_hidden_state" not in [wanted.name for wanted in pieces[1].item.wanted]
+    assert "last_hidden_state" not in [requested.name for requested in pieces[1].item.requested]
     assert max(piece.memory_bytes for piece in pieces) <= max_piece_bytes
 
 
@@ -55,14 +55,14 @@ def test_text_without_attention_is_one_text_part() -> None:
     plan = replace(PLAN, queries=())
     [piece] = cut_into_pieces([text(9)], plan, SIZES, max_bytes=1 << 20, deadline=None)
     assert (piece.has_text, piece.parts) == (True, ())
-    assert [wanted.name for wanted in piece.item.wanted] == ["last_hidden_state"]
+    assert [requested.name for requested in piece.item.requested] == ["last_hidden_state"]
 
 
 def test_queries_of_one_layer_are_parts_of_one_run() -> None:
     mean = replace(QUERY, index=1, outputs=LAYERS[3:4], view=AttentionView.HEAD_MEAN)
     plan = replace(PLAN, queries=(replace(QUERY, outputs=LAYERS[3:5]), mean))
     [piece] = cut_into_pieces([text(512)], plan, SIZES, max_bytes=1 << 30, deadline=None)
-    names = [wanted.name for wanted in piece.item.wanted]
+    names = [requested.name for requested in piece.item.requested]
     assert names == ["last_hidden_state", "attentions.3", "attentions.4", "attentions.3"]
     assert [query.index for query, _ in piece.parts] == [0, 0, 1]
 

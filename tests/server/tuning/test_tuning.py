@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnlens_server.engine import Item, Wanted
+from attnlens_server.engine import Item, RequestedOutput
 from attnlens_server.errors import GraphUnavailableError
 from attnlens_server.tuning.settings import Setting, SettingResult, candidates, choose, near_best
 from attnlens_server.tuning.throughput import measure_throughput
@@ -14,7 +14,7 @@ from attnlens_server.tuning.workload import Workload, draw_workload
 from toy_models import make_model
 
 MODEL = make_model()
-WANTED = (Wanted("x"),)
+WANTED = (RequestedOutput("x"),)
 NUM_IN_FLIGHT = 8
 TEXTS = Workload("made up", (np.ones(10, dtype=np.int64), np.ones(30, dtype=np.int64)))
 

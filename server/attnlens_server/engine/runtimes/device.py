@@ -16,7 +16,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from attnlens_server.bundle import Layout
-from attnlens_server.engine.batch import HeadSelection, HostOutputs, Inputs, Wanted, to_dense
+from attnlens_server.engine.batch import HeadSelection, HostOutputs, Inputs, RequestedOutput, to_dense
 from attnlens_server.engine.runtimes.onnx_session import (
     OnnxSession,
     check_placement,
@@ -85,19 +85,19 @@ class DeviceOutputs:
     attentions: dict[str, ort.OrtValue]
     cutter: "AttentionCutter"
 
-    def part(self, row: int, num_tokens: int, wanted: Wanted) -> npt.NDArray[np.float32]:
+    def part(self, row: int, num_tokens: int, requested: RequestedOutput) -> npt.NDArray[np.float32]:
         """Return a requested output of one text, as described in `ItemResult.arrays`."""
-        if wanted.name not in self.attentions:
-            return self.host.part(row, num_tokens, wanted)
-        selection = wanted.keep if isinstance(wanted.keep, HeadSelection) else HeadSelection()
-        attentions = self.attentions[wanted.name]
-        if wanted.layout is Layout.DENSE:
+        if requested.name not in self.attentions:
+            return self.host.part(row, num_tokens, requested)
+        selection = requested.keep if isinstance(requested.keep, HeadSelection) else HeadSelection()
+        attentions = self.attentions[requested.name]
+        if requested.layout is Layout.DENSE:
             return self.cutter.cut(attentions, row, (num_tokens, num_tokens), selection)
         sizes = num_tokens, attentions.shape()[-1]
-        if not selection.is_dense or wanted.pattern is None:
+        if not selection.is_dense or requested.pattern is None:
             return self.cutter.cut(attentions, row, sizes, selection)
         rows = self.cutter.cut(attentions, row, sizes, replace(selection, is_mean=False))
-        weights = to_dense(rows, wanted.pattern, selection.heads)
+        weights = to_dense(rows, requested.pattern, selection.heads)
         return weights.mean(axis=0, keepdims=True) if selection.is_mean else weights
 
 

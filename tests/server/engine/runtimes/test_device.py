@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from attnlens_server.bundle import Layout, open_bundle
 from attnlens_server.config import ServerConfig
-from attnlens_server.engine import Engine, HeadSelection, Item, Wanted
+from attnlens_server.engine import Engine, HeadSelection, Item, RequestedOutput
 from attnlens_server.engine.batch import BatchOutputs, HostOutputs, pad
 from attnlens_server.engine.runtimes import device, onnx_runtime, onnx_session
 from attnlens_server.engine.runtimes.device import DeviceSession
@@ -23,7 +23,7 @@ from attnlens_server.engine.scheduler import BatchLimits, LengthBuckets, Schedul
 from attnlens_server.errors import UnusableGraphError
 
 NAMES = ("last_hidden_state", *(f"attentions.{layer}" for layer in range(6)))
-LAST = Wanted("attentions.5", Layout.DENSE)
+LAST = RequestedOutput("attentions.5", Layout.DENSE)
 SELECTIONS = [
     HeadSelection(),
     HeadSelection(tuple(range(12))),
@@ -77,9 +77,9 @@ def test_packaged_graphs_match_their_source(path: Path, is_mean: bool) -> None:
     assert onnx.load(path) == make_graph(path.stem, is_mean=is_mean)
 
 
-def everything(selection: HeadSelection | None = None) -> tuple[Wanted, ...]:
-    layers = (Wanted(name, Layout.DENSE, selection or HeadSelection()) for name in NAMES[1:])
-    return (Wanted(NAMES[0]), *layers)
+def everything(selection: HeadSelection | None = None) -> tuple[RequestedOutput, ...]:
+    layers = (RequestedOutput(name, Layout.DENSE, selection or HeadSelection()) for name in NAMES[1:])
+    return (RequestedOutput(NAMES[0]), *layers)
 
 
 def texts(*lengths: int) -> list[Item]:
@@ -88,7 +88,7 @@ def texts(*lengths: int) -> list[Item]:
 
 
 def parts(outputs: BatchOutputs, row: int, item: Item) -> list[npt.NDArray[np.float32]]:
-    return [outputs.part(row, item.num_tokens, wanted) for wanted in item.wanted]
+    return [outputs.part(row, item.num_tokens, requested) for requested in item.requested]
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_selection_on_the_device_matches_selection_on_the_host(
     on_cpu = on_device.providers[0] == CPU
     assert found.attentions["attentions.0"].device_name() == ("cpu" if on_cpu else "cuda")
     for row, item in enumerate(batch):
-        item.wanted = everything(selection)
+        item.requested = everything(selection)
         for actual, array in zip(parts(found, row, item), parts(expected, row, item), strict=True):
             tolerance = 1e-5 if not on_cpu else 1e-7 if selection.is_mean else 0
             np.testing.assert_allclose(actual, array, rtol=0, atol=tolerance, strict=True)
@@ -132,8 +132,8 @@ def test_selection_on_the_host_matches_numpy(selection: HeadSelection, lengths: 
     shape = (len(lengths), 12, max(lengths), max(lengths))
     weights = np.random.default_rng(2).random(shape, dtype=np.float32)
     for row, length in enumerate(lengths):
-        wanted = Wanted("attentions.0", Layout.DENSE, selection)
-        found = HostOutputs({"attentions.0": weights}).part(row, length, wanted)
+        requested = RequestedOutput("attentions.0", Layout.DENSE, selection)
+        found = HostOutputs({"attentions.0": weights}).part(row, length, requested)
         expected = weights[row, :, :length, :length].copy()
         expected = expected[list(selection.heads)] if selection.heads else expected
         expected = expected.mean(axis=0, keepdims=True) if selection.is_mean else expected
@@ -203,7 +203,7 @@ def test_engine_returns_the_same_results_on_device_and_host(
 ) -> None:
     items = texts(*range(1, 36, 2)) + texts(*range(1, 36, 2))
     for index, item in enumerate(items):
-        item.wanted = everything(SELECTIONS[index % len(SELECTIONS)])
+        item.requested = everything(SELECTIONS[index % len(SELECTIONS)])
     device_engine.submit(items, kind="attention")
     for item in items:
         expected = parts(run(on_host, [item]), 0, item)

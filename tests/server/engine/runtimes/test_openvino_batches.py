@@ -11,7 +11,7 @@ import pytest
 from attnlens.openvino import multiplies_bf16
 from attnlens_server.bundle import open_bundle
 from attnlens_server.config import Precision, ServerConfig
-from attnlens_server.engine import Engine, Item, Wanted
+from attnlens_server.engine import Engine, Item, RequestedOutput
 from attnlens_server.engine.runtimes.openvino_runtime import BATCH_TOKENS
 
 LENGTHS = (1, 2, 3, 5, 8, 9, 11, 15, 16, 17, 18, 20, 24, 30, 31, 32, 33, 40, 47, 48, 49, 60)
@@ -21,7 +21,7 @@ def hidden_states(
     engine: Engine, texts: list[npt.NDArray[np.int64]], *, at_once: bool
 ) -> list[npt.NDArray[np.float32]]:
     """Return the token vectors (T, D) of each text, run alone or queued together."""
-    items = [Item(text, (Wanted("last_hidden_state"),)) for text in texts]
+    items = [Item(text, (RequestedOutput("last_hidden_state"),)) for text in texts]
     if at_once:
         engine.submit(items, kind="embeddings")
         return [item.future.result(60).arrays[0] for item in items]
