@@ -88,25 +88,11 @@ def _listed(directory: Path, *, verify: bool) -> ListedBundle:
     try:
         manifest = read_manifest(directory)
         facts = _facts(manifest)
-        if verify:
-            verify_files(directory, manifest)
-        else:
-            _check_sizes(directory, manifest)
+        verify_files(directory, manifest, check_hashes=verify)
     except (BundleError, OSError) as error:
         return ListedBundle(directory, exported_at, str(error), facts)
     problem = "" if facts.passed else f"it failed parity, see {directory / 'parity' / 'report.md'}"
     return ListedBundle(directory, exported_at, problem, facts)
-
-
-def _check_sizes(directory: Path, manifest: Manifest) -> None:
-    for file in manifest.files:
-        path = directory / file.path
-        if not path.is_file():
-            raise BundleError(f"{path} is missing: copy the whole bundle, or export it again")
-        if path.stat().st_size != file.size_bytes:
-            raise BundleError(
-                f"{path} was altered: it has {path.stat().st_size} bytes, the manifest says {file.size_bytes}"
-            )
 
 
 def _facts(manifest: Manifest) -> Facts:

@@ -141,7 +141,7 @@ class Item:
         token_type_ids: (T,) int64. None means zeros.
         reductions: Reductions to return.
         target: Target of the contributions graph. None for all other graphs.
-        left_out: Index of a token that is masked out, for leave-one-out. None masks no token.
+        masked_token: Index of the token to mask for leave-one-out. If None, no token is masked.
         is_background: Whether the item belongs to a call with many runs. Other items overtake it.
         deadline: `time.monotonic` time after which the item is dropped if it has not started. None if the
             call has no deadline.
@@ -155,7 +155,7 @@ class Item:
     deadline: float | None = None
     reductions: tuple[RequestedReduction, ...] = ()
     target: Target | None = None
-    left_out: int | None = None
+    masked_token: int | None = None
     is_background: bool = False
     queued_at: float = 0.0
     future: "Future[ItemResult]" = field(default_factory=Future)
@@ -248,8 +248,8 @@ def _pad_ids(items: Sequence[Item], length: int, pad_token_id: int) -> GraphInpu
     for row, item in enumerate(items):
         input_ids[row, : item.num_tokens] = item.input_ids
         attention_mask[row, : item.num_tokens] = 1
-        if item.left_out is not None:
-            attention_mask[row, item.left_out] = 0
+        if item.masked_token is not None:
+            attention_mask[row, item.masked_token] = 0
         if item.token_type_ids is not None:
             token_type_ids[row, : item.num_tokens] = item.token_type_ids
     return GraphInputs(input_ids, attention_mask, token_type_ids)

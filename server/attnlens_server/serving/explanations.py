@@ -305,7 +305,7 @@ class Runs:
                     pooling = WeightedPooling(plan.pooling, weights)
                     requested = RequestedOutput(hidden.name, hidden.layout, pooling)
                     item = self._item(texts[number], call, (requested,))
-                    item.left_out = token
+                    item.masked_token = token
                     items.append(item)
                 results = await self._runner.run(items, self.vector_kind)
             call.clock.add(results)

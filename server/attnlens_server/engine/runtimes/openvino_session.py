@@ -111,8 +111,8 @@ def _compiled(
     found = compiled.get_property(_PRECISION).get_type_name()
     if found != properties[_PRECISION]:
         raise StartupError(
-            f"OpenVINO computes {graph.name} in {found} on {device}, and {properties[_PRECISION]} was asked "
-            "for: use another --precision, or --engine onnxruntime"
+            f"OpenVINO computes {graph.name} in {found} on {device}, but {properties[_PRECISION]} was "
+            "requested: use another --precision, or --engine onnxruntime"
         )
     return compiled
 

@@ -173,7 +173,7 @@ def test_graph_compiled_to_another_precision_is_rejected(minilm_bundle: Path) ->
         return Compiled()
 
     properties = {"INFERENCE_PRECISION_HINT": "bf16"}
-    with pytest.raises(StartupError, match=r"computes model\.onnx in f16 on CPU, and bf16 was requested"):
+    with pytest.raises(StartupError, match=r"computes model\.onnx in f16 on CPU, but bf16 was requested"):
         OpenvinoSession(compile_model, minilm_bundle / "onnx" / "model.onnx", "CPU", properties)
 
 
