@@ -1,7 +1,8 @@
-"""The runtimes that can open a bundle's graphs, each in a process of its own behind one protocol.
+"""Runs the graphs of a bundle in other ONNX runtimes, each in a separate process.
 
-Adding a runtime means adding a module to `attnlens_runtimes.adapters`. Nothing here imports torch or a
-runtime: that happens in the process that `GraphProcess` starts, whose crash or silence is an answer too.
+To add a runtime, add a module to `attnlens_runtimes.adapters`. This package imports neither torch nor a
+runtime. A runtime is imported in the process started by `GraphProcess`, so a crash or a timeout is reported
+as an error.
 """
 
 from attnlens_runtimes.process import GraphProcess, RuntimeFailureError

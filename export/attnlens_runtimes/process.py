@@ -1,4 +1,4 @@
-"""The parent's side: a runtime's process, its answers, and what can go wrong with it."""
+"""Parent side of the process of a runtime: starts it, exchanges tensors, and reports failures."""
 
 import json
 import math
@@ -22,18 +22,19 @@ _MAX_REASON_LENGTH = 300
 
 
 class RuntimeFailureError(Exception):
-    """A runtime did not answer; the message is its own reason, on one line."""
+    """A runtime failed, crashed or timed out. The message is the reason, in one line."""
 
 
 class GraphProcess:
-    """One graph, open in the process of one runtime for the time of a `with` block.
+    """Context manager that opens a graph in the process of a runtime.
 
-    Opening may raise RuntimeFailureError, like `run`. After that the process is of no more use.
+    Entering the context and `run` raise RuntimeFailureError on failure. After a failure, the process is
+    unusable. The attributes are available after entering the context.
 
     Attributes:
-        directory: where tensors are exchanged, once it is open.
-        precision: what the runtime computes in, once it is open: fp32, bf16 or fp16.
-        processor: where, once it is open: the processor's own name; empty where the runtime does not tell it.
+        directory: Directory of exchanged tensors.
+        precision: Precision of the runtime: fp32, bf16 or fp16.
+        processor: Processor name, or "" if the runtime does not report it.
     """
 
     def __init__(self, runtime: Installed, graph: Path, timeout_s: float) -> None:
@@ -59,10 +60,10 @@ class GraphProcess:
         self._resources.close()
 
     def run(self, feed: Feed) -> list[npt.NDArray[np.float32]]:
-        """Return every output of the graph.
+        """Run the graph and return all outputs.
 
         Raises:
-            RuntimeFailureError: the runtime refused, crashed, or did not answer in time.
+            RuntimeFailureError: The runtime failed, crashed or timed out.
         """
         for name, array in feed.items():
             array.astype(STORED[array.dtype.name], copy=False).tofile(self.directory / f"{name}.bin")
@@ -80,64 +81,64 @@ class GraphProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                cwd=self.directory,  # some write files where they are
-                start_new_session=True,  # so that a compiler which it starts ends with it
+                cwd=self.directory,  # some runtimes write to the working directory
+                start_new_session=True,  # so that compilers started by the runtime are killed, too
             )
 
     def _kill(self) -> None:
-        # It, and all that it started, may have ended already.
+        # The process group may have exited already.
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
     def _send(self, content: dict[str, tuple[str | int, ...]]) -> None:
-        assert self._process.stdin is not None  # noqa: S101 - a pipe was requested
+        assert self._process.stdin is not None  # noqa: S101 - is a pipe
         try:
             self._process.stdin.write(json.dumps(content).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise RuntimeFailureError(self._why_it_ended()) from error
+            raise RuntimeFailureError(self._exit_reason()) from error
 
     def _receive(self) -> dict[str, Any]:
         line = self._read_line()
         if not line.endswith(b"\n"):
-            raise RuntimeFailureError(self._why_it_ended())
+            raise RuntimeFailureError(self._exit_reason())
         try:
             content: dict[str, Any] = json.loads(line)
         except ValueError as error:
-            # A library that prints past the worker, or a program that is no worker.
+            # A library printed to stdout, or the program is not a worker.
             text = " ".join(line.decode(errors="replace").split())
-            raise RuntimeFailureError(_shortened(f"printed instead of an answer: {text}")) from error
+            raise RuntimeFailureError(_shortened(f"printed instead of a response: {text}")) from error
         if "error" in content:
             raise RuntimeFailureError(_shortened(content["error"]))
         return content
 
     def _read_line(self) -> bytes:
-        """Read up to the end of a line, or of the process's output."""
-        assert self._process.stdout is not None  # noqa: S101 - a pipe was requested
+        """Read until the end of a line or of the output."""
+        assert self._process.stdout is not None  # noqa: S101 - is a pipe
         deadline = time.monotonic() + self._timeout_s
         line = bytearray()
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while not line.endswith(b"\n"):
                 if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise RuntimeFailureError(f"no answer in {self._timeout_s:g} s")
+                    raise RuntimeFailureError(f"no response in {self._timeout_s:g} s")
                 part = os.read(self._process.stdout.fileno(), 65536)
                 if not part:
                     break
                 line += part
         return bytes(line)
 
-    def _why_it_ended(self) -> str:
+    def _exit_reason(self) -> str:
         try:
             code = self._process.wait(self._timeout_s)
         except subprocess.TimeoutExpired:
-            return f"no answer in {self._timeout_s:g} s"
+            return f"no response in {self._timeout_s:g} s"
         if code < 0:
             return f"crashed: signal {-code} ({signal.Signals(-code).name})"
         lines = (self.directory / "stderr").read_text(encoding="utf-8", errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-        return _shortened(f"ended with exit code {code}: {last}")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "no error message")
+        return _shortened(f"exited with code {code}: {last}")
 
 
 def _shortened(reason: str) -> str:

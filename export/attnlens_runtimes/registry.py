@@ -1,4 +1,4 @@
-"""The registry of runtimes: every module of `attnlens_runtimes.adapters` that defines `RUNTIME`."""
+"""Registry of runtimes: the constant `RUNTIME` of each module in `attnlens_runtimes.adapters`."""
 
 import difflib
 import importlib
@@ -9,7 +9,7 @@ from attnlens_runtimes.runtime import Runtime
 
 
 class UnknownRuntimeError(Exception):
-    """There is no runtime of that name; the message names those that exist."""
+    """Unknown runtime name. The message lists the known names."""
 
 
 def _discover() -> dict[str, Runtime]:
@@ -23,14 +23,14 @@ RUNTIMES = _discover()
 
 
 def runtime_named(name: str) -> Runtime:
-    """Return the runtime that is called `name`.
+    """Return a runtime by name.
 
     Raises:
-        UnknownRuntimeError: there is none.
+        UnknownRuntimeError: The name is unknown.
     """
     if name not in RUNTIMES:
-        [*near] = difflib.get_close_matches(name, RUNTIMES, n=1, cutoff=0)
+        [similar] = difflib.get_close_matches(name, RUNTIMES, n=1, cutoff=0)
         raise UnknownRuntimeError(
-            f"there is no runtime {name!r}: choose one of {', '.join(RUNTIMES)} (nearest: {near[0]!r})"
+            f"unknown runtime {name!r}: use one of {', '.join(RUNTIMES)} (did you mean {similar!r}?)"
         )
     return RUNTIMES[name]

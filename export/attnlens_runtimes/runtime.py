@@ -1,7 +1,4 @@
-"""What a runtime is: a name, how it is installed, and the command that starts a process which runs a graph.
-
-B batch, T tokens.
-"""
+"""Interface of runtimes: name, installation check, and the command of a process that runs a graph."""
 
 import json
 import os
@@ -16,55 +13,55 @@ from typing import Any, NamedTuple, Protocol
 import numpy.typing as npt
 
 Feed = Mapping[str, npt.NDArray[Any]]
-"""The inputs by name, int64 or float32, in the order of the graph's inputs."""
+"""Inputs by name, int64 or float32, in the order of the graph."""
 
 STORED = {"int64": "<i8", "float32": "<f4"}
-"""How inputs lie in the files that are exchanged, by their type."""
+"""Data types of inputs in exchanged files."""
 
 Run = Callable[[Feed], Sequence[npt.NDArray[Any]]]
-"""Runs an open graph and returns every output in the graph's order."""
+"""Runs an open graph and returns all outputs in the order of the graph."""
 
 FP32 = "fp32"
 
 
 class Opened(NamedTuple):
-    """A graph that a runtime has opened."""
+    """Graph opened by a runtime."""
 
     run: Run
     precision: str = FP32
-    """What it computes in, as the runtime says: fp32, bf16 or fp16."""
+    """Precision reported by the runtime: fp32, bf16 or fp16."""
     processor: str = ""
-    """Where it computes: the processor's own name, as the runtime tells it."""
+    """Processor name reported by the runtime."""
 
 
 class Settings(NamedTuple):
-    """How a graph is compiled, where that is not left to the runtime."""
+    """Compilation settings of a graph."""
 
     properties: Mapping[str, str]
-    """Values by the runtime's own names."""
+    """Properties of the runtime by name."""
     device: str = ""
-    """The runtime's name for it; empty: its default."""
+    """Device name of the runtime, or "" for its default."""
 
 
-# Of the worker: compile with the settings that follow, as a JSON array of their fields.
+# Option of the worker. Its value is a JSON array of the fields of Settings.
 SETTINGS_OPTION = "--settings"
 _PACKAGE = "package.json"
 NODE_RUNNER = Path(__file__).parent / "node" / "worker.mjs"
 
 
 class NotInstalledError(Exception):
-    """A runtime is not there; the message says how to install it."""
+    """A runtime is not installed. The message contains the installation command."""
 
 
 @dataclass(frozen=True)
 class Installed:
-    """A runtime that is there.
+    """Installed runtime.
 
     Attributes:
-        name: what `--runtime` calls it.
-        version: of its package.
-        command: starts its process, given the graph and the directory for tensors as two more arguments.
-        fp32_command: the same, made to compute in fp32; empty where nothing needs to be said for that.
+        name: Name in the option `--runtime`.
+        version: Version of its package.
+        command: Command of its process. The graph and the directory of tensors are appended.
+        fp32_command: Command with settings for fp32. Empty if the runtime uses fp32 by default.
     """
 
     name: str
@@ -74,32 +71,32 @@ class Installed:
 
 
 class Runtime(Protocol):
-    """One way to run a graph."""
+    """A runtime, which may not be installed."""
 
     @property
     def name(self) -> str:
-        """What `--runtime` calls it."""
+        """Name in the option `--runtime`."""
 
     def find(self, node_modules: Path | None) -> Installed:
-        """Return it as it is installed; packages of npm may be in `node_modules`.
+        """Find the installed runtime. npm packages may be in `node_modules`.
 
         Raises:
-            NotInstalledError: it is not.
+            NotInstalledError: The runtime is not installed.
         """
 
 
 @dataclass(frozen=True)
 class PythonRuntime:
-    """A runtime that this Python can import.
+    """Runtime that is a Python package.
 
     Attributes:
-        name: what `--runtime` calls it.
-        distributions: the packages of PyPI that bring it, the recommended one first, whose versions count.
-        open_graph: opens an ONNX file with the defaults; runs in the runtime's own process and imports the
-            runtime there.
-        also: further packages that it needs.
-        open_with: the same with chosen settings, where the runtime has any.
-        fp32_settings: those that make it compute in fp32, where its defaults may be another precision.
+        name: Name in the option `--runtime`.
+        distributions: PyPI packages that provide the runtime, the recommended one first.
+        open_graph: Opens an ONNX file with default settings. Called in the process of the runtime, where it
+            imports the runtime.
+        also: Additional required packages.
+        open_with: Opens an ONNX file with the given settings. None if the runtime has no settings.
+        fp32_settings: Settings for fp32. None if the runtime uses fp32 by default.
     """
 
     name: str
@@ -109,8 +106,8 @@ class PythonRuntime:
     open_with: Callable[[Path, Settings], Opened] | None = None
     fp32_settings: Settings | None = None
 
-    def find(self, node_modules: Path | None) -> Installed:  # noqa: ARG002 - the protocol's
-        """Return the version of the package that is installed."""
+    def find(self, node_modules: Path | None) -> Installed:  # noqa: ARG002 - part of the interface
+        """Find the installed package."""
         versions = [*filter(None, map(_version_of, self.distributions))]
         if not versions or not all(map(_version_of, self.also)):
             packages = " ".join((self.distributions[0], *self.also))
@@ -119,27 +116,32 @@ class PythonRuntime:
         return Installed(self.name, versions[0], self.command(), in_fp32)
 
     def command(self, settings: Settings | None = None) -> tuple[str, ...]:
-        """Return the command of a process that opens a graph with these settings; None: with the defaults."""
-        # -P: a file in the current directory must not pass for one of the runtime's modules.
+        """Return the command of a process that opens a graph with settings, or with the defaults if None."""
+        # -P prevents files in the working directory from shadowing modules of the runtime.
         command = (sys.executable, "-P", "-m", "attnlens_runtimes.worker", self.name)
         return command if settings is None else (*command, SETTINGS_OPTION, json.dumps(settings))
 
 
 @dataclass(frozen=True)
 class NodeRuntime:
-    """A package of npm that runs in Node.js, and whose name is what `--runtime` calls it."""
+    """Runtime that is an npm package for Node.js. `name` is the package name."""
 
     name: str
 
     def find(self, node_modules: Path | None) -> Installed:
-        """Return the version in the nearest `node_modules`."""
+        """Find the package in the nearest `node_modules`."""
         node = shutil.which("node")
         if node is None:
             raise NotInstalledError(f"{self.name} needs Node.js: `node` is not on the PATH")
-        places = [node_modules] if node_modules else list(_node_modules())
-        package = next((each / self.name for each in places if (each / self.name / _PACKAGE).is_file()), None)
+        directories = [node_modules] if node_modules else _node_modules()
+        packages = (directory / self.name for directory in directories)
+        package = next((each for each in packages if (each / _PACKAGE).is_file()), None)
         if package is None:
-            where = str(node_modules) if node_modules else "node_modules here or above, or in NODE_PATH"
+            where = (
+                str(node_modules)
+                if node_modules
+                else "node_modules of this directory, its parents and NODE_PATH"
+            )
             raise NotInstalledError(
                 f"{self.name} is not installed: npm install {self.name} (looked in {where})"
             )
@@ -147,7 +149,7 @@ class NodeRuntime:
             version = str(json.loads((package / _PACKAGE).read_text(encoding="utf-8"))["version"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise NotInstalledError(
-                f"{package / _PACKAGE} is damaged: npm install {self.name} again ({error})"
+                f"{package / _PACKAGE} is invalid: npm install {self.name} again ({error})"
             ) from error
         return Installed(self.name, version, (node, str(NODE_RUNNER), str(package.resolve())))
 
@@ -160,7 +162,7 @@ def _version_of(distribution: str) -> str | None:
 
 
 def _node_modules() -> Iterator[Path]:
-    """Yield where Node.js would look for a package, starting from the current directory."""
+    """Yield the directories in which Node.js searches for packages, starting with the working directory."""
     here = Path.cwd()
     yield from (directory / "node_modules" for directory in (here, *here.parents))
     yield from map(Path, filter(None, os.environ.get("NODE_PATH", "").split(os.pathsep)))

@@ -1,17 +1,20 @@
-"""The process of a graph in a Python runtime.
+"""Process of a graph in a Python runtime.
 
     python -m attnlens_runtimes.worker NAME [--settings JSON] GRAPH DIR
 
-It answers on standard output, one line of JSON each. Once the graph is open, that is what it computes in and
-where, as `{"precision": "bf16", "processor": "..."}`; `{}` means fp32. Then for each line of input, types and
-shapes of the inputs as `{"input_ids": ["int64", B, T], ...}`, it is the shapes of the outputs in the graph's
-order as `{"outputs": [[B, T, D], ...]}`. Instead of either it may say `{"error": REASON}` and end.
+Requests and responses are lines of JSON on stdin and stdout:
 
-With --settings the graph is compiled with these, `[{PROPERTY: VALUE, ...}, DEVICE]`, else with the runtime's
-defaults.
+- After opening the graph: `{"precision": "bf16", "processor": "..."}`, or `{}` for fp32.
+- For each request with types and shapes of inputs, `{"input_ids": ["int64", B, T], ...}`: the shapes of the
+  outputs in the order of the graph, `{"outputs": [[B, T, D], ...]}`.
+- On failure: `{"error": REASON}`, then the process exits.
 
-The tensors themselves are in DIR, row-major and little-endian: inputs in `input_ids.bin` and so on, as int64
-or float32, outputs as float32 in `0.bin`, `1.bin` and so on. `node/worker.mjs` does the same.
+`--settings` contains compilation settings, `[{PROPERTY: VALUE, ...}, DEVICE]`. By default, the runtime uses
+its own.
+
+Tensors are exchanged as files in DIR, row-major and little-endian: inputs as int64 or float32 in
+`input_ids.bin` etc., outputs as float32 in `0.bin`, `1.bin` etc. `node/worker.mjs` implements the same
+protocol.
 """
 
 import json
@@ -29,7 +32,7 @@ from attnlens_runtimes.runtime import SETTINGS_OPTION, STORED, Feed, Opened, Pyt
 
 
 def main() -> None:
-    """Serve the graph until standard input ends."""
+    """Serve the graph until stdin is closed."""
     name, *options, graph, directory = sys.argv[1:]
     replies = _own_stdout()
     try:
@@ -40,24 +43,24 @@ def main() -> None:
             for index, output in enumerate(outputs):
                 output.astype("<f4", copy=False).tofile(Path(directory) / f"{index}.bin")
             _reply(replies, {"outputs": [list(output.shape) for output in outputs]})
-    except Exception as error:  # noqa: BLE001 - whatever a runtime raises is its answer
+    except Exception as error:  # noqa: BLE001 - any exception of a runtime is reported
         _reply(replies, {"error": _one_line(error)})
 
 
 def _open(name: str, options: Sequence[str], graph: Path) -> Opened:
     runtime = RUNTIMES[name]
     if not isinstance(runtime, PythonRuntime):
-        raise TypeError(f"{name} is no runtime of Python")
+        raise TypeError(f"{name} is not a Python runtime")
     match options:
         case []:
             return runtime.open_graph(graph)
         case [option, settings] if option == SETTINGS_OPTION and runtime.open_with:
             return runtime.open_with(graph, Settings(*json.loads(settings)))
-    raise TypeError(f"{name} has no {' '.join(options)}")
+    raise TypeError(f"{name} does not support {' '.join(options)}")
 
 
 def _own_stdout() -> TextIO:
-    """Return standard output, which a runtime that prints no longer reaches."""
+    """Return the original stdout, and redirect stdout to stderr for runtimes that print."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return replies

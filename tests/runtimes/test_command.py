@@ -140,7 +140,7 @@ def test_a_time_limit_is_kept(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
     register(monkeypatch, "hangs in one graph")
     result = run_check(tiny_bundle, "--runtime", "stand-in", "--answer-timeout", "4")
     assert result.exit_code == 1
-    assert "stopped at 2x33 right: no answer in 4 s" in result.stdout
+    assert "stopped at 2x33 right: no response in 4 s" in result.stdout
 
 
 def test_a_signal_ends_the_runtime_and_leaves_no_files(
@@ -178,7 +178,7 @@ def test_a_name_that_is_not_there_is_refused_before_anything_is_read(
 ) -> None:
     result = run_check(tiny_bundle, "--runtime", "openvno")
     assert result.exit_code == 2
-    assert "there is no runtime 'openvno': choose one of" in result.stderr
+    assert "unknown runtime 'openvno': use one of" in result.stderr
     result = run_check(tiny_bundle, "--runtime", "onnxruntime-node", "--node-modules", tmp_path)
     assert result.exit_code == 1
     assert "onnxruntime-node is not installed: npm install onnxruntime-node" in result.stderr

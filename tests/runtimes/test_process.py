@@ -42,7 +42,7 @@ def test_a_process_runs_one_input_after_another(graph: Path) -> None:
     ("behaviour", "reason"),
     [
         ("crashes", r"crashed: signal 11 \(SIGSEGV\)"),
-        ("exits", "ended with exit code 1: out of luck"),
+        ("exits", "exited with code 1: out of luck"),
         ("refuses an input", "RuntimeError: 33 is no good"),
     ],
 )
@@ -64,7 +64,7 @@ def test_a_graph_that_is_refused_is_never_open(graph: Path) -> None:
 def test_what_is_no_answer_is_quoted(graph: Path) -> None:
     with (
         GraphProcess(stand_in("prints"), graph, timeout_s=60) as process,
-        pytest.raises(RuntimeFailureError, match="printed instead of an answer: a remark"),
+        pytest.raises(RuntimeFailureError, match="printed instead of a response: a remark"),
     ):
         process.run(feed(LENGTH))
 
@@ -75,7 +75,7 @@ def test_silence_ends_with_the_time_limit_and_leaves_no_process(graph: Path) -> 
         with GraphProcess(stand_in("hangs"), graph, timeout_s=3) as process:
             directory = process.directory
             try:
-                with pytest.raises(RuntimeFailureError, match="no answer in 3 s"):
+                with pytest.raises(RuntimeFailureError, match="no response in 3 s"):
                     process.run(feed(LENGTH))
             finally:
                 child = int((directory / "child").read_text())

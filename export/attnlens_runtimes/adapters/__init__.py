@@ -1,1 +1,1 @@
-"""One module a runtime; each defines `RUNTIME` and imports the runtime only when it opens a graph."""
+"""Runtimes, one per module. Each module defines `RUNTIME` and imports the runtime when it opens a graph."""

@@ -1,4 +1,4 @@
-"""IREE: the graph compiled with LLVM for this machine's CPU, for any shape."""
+"""IREE: compiles the graph with LLVM for the current CPU, with dynamic shapes."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""MNN: the graph in its own format, with int32 inputs, which it takes for any shape."""
+"""MNN: converts the graph to its own format, with int32 inputs and dynamic shapes."""
 
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from attnlens_runtimes.runtime import Feed, Opened, PythonRuntime
 
 def open_graph(path: Path) -> Opened:
     """Convert the graph and load it."""
-    # `_tools` is the converter itself. Its wrapper, MNN.tools, must not be imported: that runs pip, and
-    # reports each conversion to a server of its vendor.
+    # `_tools` is the converter. Do not import its wrapper MNN.tools, which runs pip and reports each conversion
+    # to a server of the vendor.
     import _tools  # noqa: PLC0415 - only in its own process
     import MNN  # noqa: PLC0415
 

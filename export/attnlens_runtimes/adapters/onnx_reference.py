@@ -1,4 +1,4 @@
-"""The reference implementation that defines ONNX's operators, in numpy."""
+"""The reference implementation of ONNX operators, in numpy."""
 
 from pathlib import Path
 from typing import Any

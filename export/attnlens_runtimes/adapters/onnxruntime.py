@@ -1,4 +1,4 @@
-"""ONNX Runtime as anybody opens it: its default options, on the CPU."""
+"""ONNX Runtime on the CPU with default options."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU, with the graph that its optimizer for transformers makes: `model_type="bert"`."""
+"""ONNX Runtime on the CPU, after its transformer optimizer with `model_type="bert"`."""
 
 from pathlib import Path
 

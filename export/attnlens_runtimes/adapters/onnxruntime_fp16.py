@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU, with the graph that its own converter to fp16 makes."""
+"""ONNX Runtime on the CPU, after its own conversion to fp16."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ def open_graph(path: Path) -> Opened:
     halves = {value.name for value in session.get_inputs() if value.type == "tensor(float16)"}
 
     def run(feed: Feed) -> list[Any]:
-        # The converter changes the types of inputs too.
+        # The converter also changes the types of inputs.
         half = {name: array.astype(np.float16) for name, array in feed.items() if name in halves}
         outputs: list[Any] = session.run(None, {**feed, **half})
         return outputs

@@ -1,4 +1,4 @@
-"""OpenCV's module dnn, which reads a transformer since version 5."""
+"""The dnn module of OpenCV, which supports transformers since version 5."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ def open_graph(path: Path) -> Opened:
     def run(feed: Feed) -> Sequence[npt.NDArray[Any]]:
         for name, array in feed.items():
             net.setInput(array, name)
-        # An output that is not asked for by name is optimized away.
+        # Outputs that are not requested by name are optimized away.
         return net.forward(outputs)
 
     return Opened(run)

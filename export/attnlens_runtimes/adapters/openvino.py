@@ -1,4 +1,4 @@
-"""OpenVINO, by default on the CPU. There it computes in bf16 where the CPU has it, else in fp32."""
+"""OpenVINO, by default on the CPU, where it computes in bf16 if the CPU supports it, otherwise in fp32."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ _FP32 = Settings({"INFERENCE_PRECISION_HINT": "f32"})
 
 
 def open_graph(path: Path) -> Opened:
-    """Compile the graph for any shape, with the defaults."""
+    """Compile the graph with dynamic shapes and default settings."""
     return open_with(path, Settings({}))
 
 
 def open_with(path: Path, settings: Settings) -> Opened:
-    """Compile the graph for any shape, with the weights that a server would have."""
+    """Compile the graph with dynamic shapes, and with the same weights as in a server."""
     import openvino  # noqa: PLC0415 - only in its own process
 
     core, device = openvino.Core(), settings.device or "CPU"
@@ -23,7 +23,7 @@ def open_with(path: Path, settings: Settings) -> Opened:
     if settings.properties.get("INFERENCE_PRECISION_HINT") == "bf16":
         store_weights_in_bf16(model)
     compiled = core.compile_model(model, device, dict(settings.properties))
-    # What it took of the hint, or chose without one.
+    # The precision that OpenVINO uses may differ from the hint.
     precision = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
     processor = core.get_property(device, "FULL_DEVICE_NAME")
     return Opened(

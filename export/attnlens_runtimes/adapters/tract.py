@@ -1,4 +1,4 @@
-"""tract, an engine in Rust, by its Python package."""
+"""The Python package of tract, an engine in Rust."""
 
 from pathlib import Path
 

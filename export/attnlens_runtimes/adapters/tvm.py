@@ -1,4 +1,4 @@
-"""Apache TVM: the graph imported into Relax and compiled with LLVM, for any shape, without tuning."""
+"""Apache TVM: imports the graph into Relax and compiles it with LLVM, with dynamic shapes, without tuning."""
 
 from pathlib import Path
 from typing import Any
