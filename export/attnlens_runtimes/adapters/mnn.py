@@ -11,7 +11,7 @@ from attnlens_runtimes.runtime import Feed, Opened, PythonRuntime
 
 def open_graph(path: Path) -> Opened:
     """Convert the graph and load it."""
-    # `_tools` is the converter. Do not import its wrapper MNN.tools, which runs pip and reports each conversion
+    # `_tools` is the converter. Do not import its wrapper MNN.tools, which runs pip and reports conversions
     # to a server of the vendor.
     import _tools  # noqa: PLC0415 - only in its own process
     import MNN  # noqa: PLC0415

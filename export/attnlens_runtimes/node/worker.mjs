@@ -1,8 +1,8 @@
-// The process that runs one graph in onnxruntime-node or onnxruntime-web (WebAssembly on the CPU):
+// Process of a graph in onnxruntime-node or onnxruntime-web (WebAssembly on the CPU):
 //
 //     node worker.mjs PACKAGE GRAPH DIRECTORY
 //
-// PACKAGE is the package's directory. What it reads and answers stands in ../worker.py.
+// PACKAGE is the directory of the npm package. ../worker.py documents the protocol.
 
 import { readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -11,7 +11,7 @@ import { createInterface } from "node:readline";
 
 const [packageDirectory, graph, directory] = process.argv.slice(2);
 
-// The runtime's own remarks must not come between the answers.
+// stdout is reserved for responses.
 console.log = console.info = console.debug = console.error;
 
 function reply(content) {
@@ -22,7 +22,7 @@ async function openSession(ort) {
   if (basename(packageDirectory) === "onnxruntime-node") {
     return ort.InferenceSession.create(graph);
   }
-  // It has no file system: the graph and the files that it refers to are handed over as bytes.
+  // WebAssembly has no file system: pass the graph and its external files as bytes.
   ort.env.wasm.numThreads = 1;
   const bytes = readFileSync(graph);
   const externalData = readdirSync(dirname(graph))
