@@ -69,7 +69,7 @@ class InProcess:
         while waiting:
             yield waiting.popleft().future.result()
 
-    def _wanted(self, what: str) -> tuple[RequestedOutput, ...]:
+    def _requested(self, what: str) -> tuple[RequestedOutput, ...]:
         model = self._bundle.model
         if not what.startswith("attention"):
             pooling = TokenPooling(model.pooling) if what == "embed" else None

@@ -1,4 +1,4 @@
-"""What tests of several mechanisms share: attention in numpy, float64, with loops and -inf, and inputs."""
+"""Shared by tests of several mechanisms: attention in float64 numpy with loops and -inf, and inputs."""
 
 import math
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def numbers(tensor: Tensor) -> Array:
 
 
 def linear(layer: nn.Linear, rows: Array) -> Array:
-    """What the layer makes of the last axis."""
+    """Output size of the layer."""
     product = rows @ numbers(layer.weight).T
     return product if layer.bias is None else product + numbers(layer.bias)
 
@@ -94,7 +94,7 @@ def largest_difference(found: Tensor, expected: Array, keep: BoolArray | None = 
 
 
 def check_row_alone(config: EncoderConfig) -> None:
-    """A padded text gives what it gives alone, in every output of every layer."""
+    """All outputs of all layers are the same for a padded text and the text alone."""
     encoder = new_encoder(config, seed=2).double()
     ids = torch.randint(0, 101, (3, 9), generator=torch.Generator().manual_seed(4))
     mask = torch.ones_like(ids)
@@ -118,7 +118,7 @@ def check_row_alone(config: EncoderConfig) -> None:
 
 
 def check_dropout(make: Callable[[float], nn.Module], width: int) -> None:
-    """It acts in training, and never on what is handed out."""
+    """It is active in training, but does not affect returned weights."""
     torch.manual_seed(0)
     module, rows, mask = make(0.5), hidden(2, 7, width), mask_of(padded(2, 7)["right"])
     module = randomised(module)

@@ -1,4 +1,4 @@
-"""Commands that run in the process of the tests: what they set for it is taken back."""
+"""Commands that run in the test process. Their changes to the process are undone."""
 
 import logging
 import signal

@@ -1,4 +1,4 @@
-"""Configurations of small encoders, by the paths of what matters."""
+"""Configurations of small encoders, from paths and values."""
 
 from collections.abc import Mapping
 from typing import Any

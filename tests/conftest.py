@@ -34,7 +34,7 @@ NEEDS_TORCH = re.compile(
 )
 EXTENDED_FIXTURES = {"browser", "node_modules", "site", "wheel"}
 
-# Installed here, before a test module imports what it watches.
+# Installed here, before a test module imports the watched package.
 TRACE_CACHE = install()
 
 
@@ -111,7 +111,7 @@ def minilm_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def minilm_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MiniLM exported for real, with the whole parity check, or a copy of what MINILM_BUNDLE names."""
+    """MiniLM exported with the complete parity check, or a copy of the bundle in MINILM_BUNDLE."""
     bundle = tmp_path_factory.mktemp("bundles") / "minilm"
     if made := os.environ.get("MINILM_BUNDLE"):  # a copy, since `attnlens layout` makes hard links to it
         return Path(shutil.copytree(made, bundle))
@@ -123,7 +123,7 @@ def minilm_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="session")
 def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A small encoder with a tokenizer of the kind that is asked for, exported once."""
+    """A small encoder with a tokenizer of the requested kind, exported once."""
     from small_bundles import export_small  # noqa: PLC0415 - imports torch
 
     return functools.cache(lambda kind: export_small(kind, tmp_path_factory.mktemp(kind)))
@@ -131,7 +131,7 @@ def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
 @pytest.fixture(scope="session")
 def reference(minilm_bundle: Path) -> Reference:
-    """A text alone through the bundle's own files: what a server's answers are compared with."""
+    """Reference for server results: a single text through the files of the bundle."""
     return open_reference(minilm_bundle)
 
 

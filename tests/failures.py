@@ -24,7 +24,7 @@ class Failure:
 
 
 def read_failure(error: grpc.RpcError) -> Failure:
-    """Unpack what `grpc-status-details-bin` holds, and check that it agrees with the status itself."""
+    """Unpack `grpc-status-details-bin` and check that it matches the status."""
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     trailers: dict[str, Any] = dict(error.trailing_metadata() or ())
     failure = Failure(error.code(), error.details() or "", trailers)

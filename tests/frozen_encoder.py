@@ -93,7 +93,7 @@ def contributions(
     feed: dict[str, np.ndarray],
     finish: Callable[[Tensor], Tensor] = lambda pooled: pooled,
 ) -> Contributions:
-    """What the graph of contributions must return for its inputs `feed`; `finish` is behind the pooling."""
+    """Expected outputs of the contributions graph for the inputs `feed`. Apply `finish` after pooling."""
     encoder = copy.deepcopy(encoder).double()
     leaf: list[Tensor] = []
     gates = torch.ones(feed["head_gates"].shape, dtype=torch.float64, requires_grad=True)

@@ -356,7 +356,7 @@ def _plain(value: Any) -> Any:
 
 
 def _at_tokens(array: npt.NDArray[Any], inputs: Mapping[str, npt.NDArray[np.int64]]) -> npt.NDArray[Any]:
-    """Select what belongs to tokens: (B, T, X) -> (N, X), (B, H, T, X) -> (N, H, X)."""
+    """Select values of non-padding tokens: (B, T, X) -> (N, X), (B, H, T, X) -> (N, H, X)."""
     is_token = inputs["attention_mask"] == 1
     rows: npt.NDArray[Any] = array if array.ndim == 3 else array.transpose(0, 2, 1, 3)
     return np.asarray(rows[is_token])
@@ -367,7 +367,7 @@ def _prefixed(prefix: str, arrays: Arrays) -> Arrays:
 
 
 def main() -> int:
-    """Record or compare, as the command line says."""
+    """Record or compare, depending on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("command", choices=["record", "compare"])
     parser.add_argument("directory", nargs="?", type=Path, default=DEFAULT_DIRECTORY)

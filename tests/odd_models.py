@@ -61,7 +61,7 @@ class OddModel:
         model: Any = getattr(self.source, self.name + (kind or self.kind))(config)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            # What is not trained is a table that the model has computed.
+            # Tensors without gradients are computed tables.
             for name, parameter in ((n, p) for n, p in model.named_parameters() if p.requires_grad):
                 noise = torch.randn(parameter.shape, generator=generator)
                 if re.search(r"(norm[^.]*|\.ln)\.(weight|gamma)$", name.lower()):

@@ -1,4 +1,4 @@
-"""What the server's answers are compared with: a text alone, through plain ONNX Runtime."""
+"""Reference for server results: a single text in plain ONNX Runtime."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ Reference = Callable[[str], dict[str, npt.NDArray[np.float32]]]
 
 
 def open_reference(bundle: Path) -> Reference:
-    """Return what runs a text alone, through plain tokenizers and ONNX Runtime: every output by name."""
+    """Return a function that runs a single text in tokenizers and ONNX Runtime: outputs by name."""
     tokenizer = tokenizers.Tokenizer.from_file(str(bundle / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()

@@ -17,7 +17,7 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def conforms(name: str, output: str | bytes, others: Collection[str] = ()) -> dict[str, Any]:
-    """Return one JSON object that is as the schema `name` says; `others` are keys of the user's own line."""
+    """Return a JSON object that conforms to the schema `name`. `others` are keys of the user's input line."""
     value = json.loads(output, parse_constant=_refuse)
     described = schema(name)
     errors = [

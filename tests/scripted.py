@@ -1,4 +1,4 @@
-"""An EncoderService of the tests' own: it answers, fails or waits as a test tells it. Without a model."""
+"""Scripted EncoderService without a model: it replies, fails or waits as specified by a test."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -171,7 +171,7 @@ class ScriptedServer(EncoderServiceServicer):
 
     def __init__(self, **limits: int) -> None:
         self.limits = limits
-        self.model = Model()  # what else GetModel tells
+        self.model = Model()  # other fields of GetModel
         self.port = 0
         self.requests: list[Any] = []
         self.metadata: list[dict[str, str | bytes]] = []
@@ -287,14 +287,14 @@ class ScriptedServer(EncoderServiceServicer):
 
 
 def violation(field: str, description: str, input_index: int | None = None) -> FieldViolation:
-    """A field and what is wrong with it."""
+    """A field and its violation."""
     return FieldViolation(field=field, description=description, input_index=input_index)
 
 
 def error_details(
     reason: str, *violations: FieldViolation, retry_delay_s: float | None = None, **metadata: str
 ) -> ErrorDetails:
-    """What a server tells of a failure; a reason that the protocol has not yet is not among it."""
+    """Details of a server error. Reasons that the protocol does not define are omitted."""
     known = dict(ErrorReason.items()).get(f"ERROR_REASON_{reason}", ErrorReason.ERROR_REASON_UNSPECIFIED)
     details = ErrorDetails(reason=known, violations=violations, metadata=metadata)
     if retry_delay_s is not None:
@@ -325,7 +325,7 @@ def fails(
     times: int = 1,
     **details: Any,
 ) -> Embed:
-    """Return an Embed that fails so many times first."""
+    """Return an Embed handler that fails a number of times first."""
     left = [times]
 
     def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:

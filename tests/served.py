@@ -48,7 +48,7 @@ class ServerProcess:
         self._close()
 
     def viewer_url(self) -> str:
-        """Return where the viewer is, which the line behind the ready line says. Call once."""
+        """Return the URL of the viewer from the line after the ready line. Call once."""
         assert self.process.stdout is not None
         match = re.fullmatch(r"The viewer is at (\S+)\n", self.process.stdout.readline())
         assert match is not None
@@ -70,6 +70,6 @@ class ServerProcess:
         self._stderr.close()
 
     def log(self) -> str:
-        """Return what it wrote to stderr. It may be writing: the two share a place in the file."""
+        """Return stderr. The server may still be writing, because both share the file offset."""
         number = self._stderr.fileno()
         return os.pread(number, os.fstat(number).st_size, 0).decode()

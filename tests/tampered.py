@@ -1,4 +1,4 @@
-"""Bundles that were tampered with, every hash put right again: what only a look at the contents shows."""
+"""Manipulated bundles with correct hashes, which only a check of the contents detects."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What `goldens.py compare` reports. Recording takes minutes and is not part of the suite."""
+"""Reports of `goldens.py compare`. Recording takes minutes and is not part of the suite."""
 
 import numpy as np
 

@@ -22,7 +22,7 @@ from served import ServerProcess
 TOKEN_IDS = [2, 17, 5, 40, 3]
 GRID = small_grid(16)
 KINDS = ["overlapping", "mixture", "composed", "softmax"]
-# Role of the contract, layer, layout and what a row sums to.
+# Role, layer, layout and row sum.
 OUTPUTS = [
     ("attentions.0", OutputRole.OUTPUT_ROLE_ATTENTION_WEIGHTS, "DENSE", "ONE"),
     ("attentions.1", OutputRole.OUTPUT_ROLE_ATTENTION_WEIGHTS, "DENSE", "ONE"),

@@ -1,4 +1,4 @@
-"""Which room may know what: each package is imported in a fresh interpreter."""
+"""Import rules: each package is imported in a new interpreter."""
 
 import subprocess
 import sys
@@ -81,6 +81,6 @@ def test_the_client_loads_three_libraries() -> None:
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     packages = {name.partition(".")[0] for name in loaded.stdout.split()}
     others = {name for name in packages - sys.stdlib_module_names if not name.startswith(("_", "cython"))}
-    # gRPC imports what else there is of it: grpc_health, grpc_reflection, grpc_tools.
+    # gRPC imports its optional packages: grpc_health, grpc_reflection, grpc_tools.
     libraries = {"grpc" if name.startswith("grpc_") else name for name in others}
     assert libraries == {"attnlens", "attnlens_client", "google", "grpc", "numpy", "typing_extensions"}

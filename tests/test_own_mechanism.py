@@ -45,7 +45,7 @@ def encoder(monkeypatch: pytest.MonkeyPatch) -> Encoder:
 
 @pytest.fixture
 def checkpoint(encoder: Encoder, tmp_path: Path) -> Path:
-    """What somebody who has trained it would save."""
+    """Checkpoint as saved after training."""
     directory = tmp_path / "trained"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(encoder.config.to_hugging_face()), encoding="utf-8")

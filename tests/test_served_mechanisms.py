@@ -30,7 +30,7 @@ class Served(NamedTuple):
     client: Client
 
     def expected(self, ids: list[int]) -> list[np.ndarray]:
-        """What each layer gives for a text alone, in PyTorch: of patterns the rows."""
+        """Output of each layer for a single text in PyTorch; for patterns, the rows."""
         with torch.inference_mode():
             mask = torch.ones(1, len(ids), dtype=torch.int64)
             output = self.encoder(torch.tensor([ids]), mask, output_attentions=True)

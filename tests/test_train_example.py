@@ -1,4 +1,4 @@
-"""examples/train_masked.py, from its command line to what it prints."""
+"""examples/train_masked.py, from its command line to its output."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Where tokens stand in texts, counted by hand, for each tokenizer of tests/data/tokenizers."""
+"""Token spans, counted by hand, for each tokenizer in tests/data/tokenizers."""
 
 from typing import NamedTuple
 
@@ -50,7 +50,7 @@ WORDPIECE_CASED: Expected = {
 }  # fmt: skip
 
 BYTE_LEVEL: Expected = {
-    # Two tokens for the two bytes of é: each stands for the whole character.
+    # Two tokens for the two bytes of é, each with the span of the whole character.
     "the é": [
         ("t", (0, 1), (0, 1)), ("he", (1, 3), (1, 3)),
         ("Ġ", (3, 4), (3, 4)), ("Ã", (4, 5), (4, 6)), ("©", (4, 5), (4, 6)),
@@ -68,7 +68,7 @@ BYTE_LEVEL: Expected = {
     "東 a": [
         ("æ", (0, 1), (0, 3)), ("Ŀ", (0, 1), (0, 3)), ("±", (0, 1), (0, 3)), ("Ġa", (2, 3), (4, 5)),
     ],
-    # A token of white space alone stands for that white space.
+    # A whitespace token has the span of the whitespace.
     "  the  man ": [
         ("Ġ", (0, 1), (0, 1)), ("Ġthe", (2, 5), (2, 5)), ("Ġ", (5, 6), (5, 6)),
         ("Ġm", (7, 8), (7, 8)), ("an", (8, 10), (8, 10)), ("Ġ", (10, 11), (10, 11)),
@@ -81,7 +81,7 @@ UNIGRAM: Expected = {
     "the café": [
         ("▁the", (0, 3), (0, 3)), ("▁ca", (4, 6), (4, 6)), ("f", (6, 7), (6, 7)), ("é", (7, 8), (7, 9)),
     ],
-    # The mark before the first word stands for nothing; e and accent are composed to one é.
+    # The mark before the first word has no span; e and accent are composed to é.
     "e\u0301te\u0301 a": [
         ("▁", (0, 0), (0, 0)), ("é", (0, 2), (0, 3)), ("t", (2, 3), (3, 4)), ("é", (3, 5), (4, 7)),
         ("▁a", (6, 7), (8, 9)),
@@ -95,7 +95,7 @@ UNIGRAM: Expected = {
         ("!", (3, 4), (11, 12)),
     ],
     "a🇳🇴": [("▁a", (0, 1), (0, 1)), ("🇳", (1, 2), (1, 5)), ("🇴", (2, 3), (5, 9))],
-    # The ligature ﬁ becomes f and i, which go to two tokens: both stand for all of it.
+    # The ligature ﬁ becomes f and i in two tokens, both with the span of the ligature.
     "ﬁne": [("▁", (0, 0), (0, 0)), ("f", (0, 1), (0, 3)), ("in", (0, 2), (0, 4)), ("e", (2, 3), (4, 5))],
     # Ideographic space is white space; a soft hyphen disappears.
     "\u3000the\u00ad a": [("▁the", (1, 4), (3, 6)), ("▁a", (6, 7), (9, 10))],

@@ -1,4 +1,4 @@
-"""Models that are nothing but what the server knows of them."""
+"""Fake models that consist only of their description."""
 
 from typing import Any
 

@@ -52,7 +52,7 @@ WATCHED = (
 SOURCES = ("protos/attnlens/*.py", "export/attnlens_export/errors.py", "export/attnlens_export/graph/*.py")
 PACKAGES = ("numpy", "onnx", "onnx-ir", "onnxscript", "torch")
 CONTAINERS = (dict, list, set)
-# copy.deepcopy notes it in the classes of what it copies.
+# copy.deepcopy adds it to the classes of copied objects.
 NOT_PATCHED = "__slotnames__"
 
 _State = dict[str, dict[str, object]]
@@ -101,7 +101,7 @@ class TraceCache:
         return cached
 
     def key(self, encoder: "Encoder", config: "EncoderConfig") -> str | None:
-        """Return the digest of what a trace reads of an encoder, or None if the trace must not be cached."""
+        """Return the digest of everything that a trace reads, or None if it must not be cached."""
         if not self.is_enabled or self.is_patched():
             return None
         try:
@@ -227,7 +227,7 @@ def _digest(*values: object) -> str:
 
 
 def _key(encoder: "Encoder", config: "EncoderConfig") -> str:
-    """Return the digest of what a trace reads of an encoder."""
+    """Return the digest of everything that a trace reads from an encoder."""
     import torch  # noqa: PLC0415
 
     modules = [

@@ -10,10 +10,10 @@ from unittest import mock
 
 @dataclass(frozen=True)
 class Mistake:
-    """A function of a mechanism, and what stands in for it.
+    """A function of a mechanism, and its incorrect replacement.
 
     Attributes:
-        name: what is wrong, in words.
+        name: Description of the mistake.
         owner: the module or class that has the function.
         function: its name.
         wrong: called in its place, with the right function and then the arguments.

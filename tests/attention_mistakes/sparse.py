@@ -118,7 +118,7 @@ def _once(right: Any, self: Any, keep: Tensor) -> Any:
 BIG_BIRD = (
     Mistake("the table of another layer", Encoder, "forward", _table_of_layer_0),
     Mistake("the last block of the batch", BlockMasks, "_select", _last_of_batch),
-    Mistake("short texts in blocks beside long ones", BlockMasks, "_select", _long_by_batch),
+    Mistake("short texts in block-sparse batches with long texts", BlockMasks, "_select", _long_by_batch),
     Mistake("texts in blocks that are one block too short", BlockMasks, "forward", _long_too_soon),
     Mistake("a last block that counts as the next, too", BlockMasks, "forward", _last_block_twice),
     Mistake("repeated blocks counted once", BlockMasks, "forward", _once),

@@ -1,4 +1,4 @@
-"""What the command line's tests share."""
+"""Fixtures of the command line tests."""
 
 import contextlib
 import os
@@ -41,7 +41,7 @@ def run_process() -> Run:
 
 @pytest.fixture(scope="session")
 def run(run_process: Run) -> Run:
-    """Run `attnlens ARGS` in this process, or as one of its own if the call says how that is started.
+    """Run `attnlens ARGS` in this process, or as a separate process if options for its start are given.
 
     Each process takes a second to import gRPC and numpy.
     """

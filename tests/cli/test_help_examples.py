@@ -1,4 +1,4 @@
-"""Every example in every help runs as it stands, in a folder with the files that examples name.
+"""All examples in help texts run unchanged, in a directory with the files that they mention.
 
 Only addresses, ports and names on the hub are replaced. The bundle is small, made by the example of `export`
 from a checkpoint with random weights; questions go to a server of MiniLM.
@@ -74,7 +74,7 @@ def _examples(name: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that examples name, and a small checkpoint that stands for one on the hub."""
+    """The files in examples, and a small checkpoint instead of one on the hub."""
     folder = tmp_path_factory.mktemp("examples")
     OddModel("Bert", SMALL).make().save_pretrained(folder / "checkpoint")
     shutil.copytree(TOKENIZERS / "wordpiece", folder / "checkpoint", dirs_exist_ok=True)
@@ -98,7 +98,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """Take back what a command sets for its process."""
+    """Undo changes that a command makes to the process."""
     with process_as_before():
         yield
 

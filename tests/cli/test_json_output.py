@@ -1,4 +1,4 @@
-"""What commands print as JSON is as docs/schemas/ says; tests of bench, check, heads, profile look, too."""
+"""JSON output conforms to docs/schemas/. Tests of bench, check, heads and profile check this, too."""
 
 import copy
 import json

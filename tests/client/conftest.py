@@ -1,4 +1,4 @@
-"""What the client's tests share."""
+"""Fixtures of the client tests."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ def outputs(reference: Reference) -> Outputs:
 def connect(request: pytest.FixtureRequest) -> Call:
     """Return a function that opens a client of either kind; calls through it return when they are done.
 
-    The clients wait no longer than a server says before they try again.
+    Clients retry after the delay in the error, not later.
     """
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What the methods of both clients take, and what they refuse before anything is sent."""
+"""Arguments of both clients, and those rejected before sending."""
 
 import inspect
 import pydoc
@@ -27,7 +27,7 @@ Call = Callable[..., Any]
 
 
 class DataFrame:
-    """What counts of those of pandas and polars: it has columns, and iterating gives them or their names."""
+    """Fake data frame of pandas or polars: iterating yields columns or their names."""
 
     columns = ("id", "text")
 
@@ -36,7 +36,7 @@ class DataFrame:
 
 
 class NAType:
-    """What counts of pandas.NA: it is equal to nothing, and cannot be asked whether it is true."""
+    """Fake pandas.NA: not equal to anything, and without a truth value."""
 
     def __eq__(self, other: object) -> Any:
         return self

@@ -1,4 +1,4 @@
-"""Attention that is not what was requested: each reply is refused, in both clients, whatever is wrong."""
+"""Both clients reject replies whose attention does not match the request."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ Call = Callable[..., Any]
 Change = Callable[[Any], object]
 
 
-# What is wrong with the second result: of the second query.
+# Changes to the second query of the second result.
 ATTENTION: dict[str, tuple[dict[str, Any], Change, str]] = {
     "not finite": ({}, lambda it: put(it.dense, 3, np.inf), r"has attention\[1\] with .* not finite"),
     "other sizes": ({}, lambda it: it.dense.shape.append(1), ", expected"),

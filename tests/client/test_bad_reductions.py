@@ -1,4 +1,4 @@
-"""Reductions that are not what was requested: each reply is refused, whatever is wrong."""
+"""Clients reject replies whose reductions do not match the request."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +39,7 @@ Change = Callable[[pb.AttentionResult], object]
 
 
 def reply(reduction: AttentionReduction) -> pb.AttentionResult:
-    """What a server answers, of two layers with two heads."""
+    """Reply of a server with two layers and two heads."""
     message = pb.AttentionResult(
         role=OutputRole.OUTPUT_ROLE_ATTENTION_WEIGHTS,
         view=pb.ATTENTION_VIEW_FULL,

@@ -1,4 +1,4 @@
-"""Replies that are not what was requested: each is refused, in both clients, whatever is wrong."""
+"""Both clients reject replies that do not match the request."""
 
 from collections.abc import Callable
 from typing import Any

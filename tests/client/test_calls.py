@@ -1,4 +1,4 @@
-"""What travels, what ends, and what is tried again: both clients against a scripted server."""
+"""Messages, cancellation and retries of both clients, with a scripted server."""
 
 import asyncio
 import threading

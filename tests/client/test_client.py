@@ -1,4 +1,4 @@
-"""What the client returns, against plain ONNX Runtime on the same bundle. The server is a real process."""
+"""Results of the client with a real server, compared with plain ONNX Runtime on the same bundle."""
 
 import asyncio
 import doctest

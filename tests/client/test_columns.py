@@ -1,4 +1,4 @@
-"""Columns of tables as texts, by what counts of those libraries: none of them is needed."""
+"""Table columns as texts, with fakes of the relevant interfaces of those libraries."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -60,7 +60,7 @@ def test_several_calls_run_at_a_time(server: ScriptedServer, connect: Call) -> N
 
     def wait_for_the_second(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
         server.waiting.release()
-        if request.inputs[0].text == "a":  # the first is answered when the last one has come
+        if request.inputs[0].text == "a":  # the first reply is sent after the last request arrives
             assert all(server.waiting.acquire(timeout=30) for _ in range(3))
         return answer(request, context)
 

@@ -327,7 +327,7 @@ PAIR_CHANGES: dict[str, tuple[Change, str]] = {
 
 
 def off_by(field: str) -> Change:
-    """Move an element of a baseline by a little more than what rounding explains."""
+    """Change an element of a baseline by slightly more than rounding errors."""
 
     def change(pair: pb.Comparison) -> None:
         numbers = np.frombuffer(getattr(pair, field).data, "<f4").copy()

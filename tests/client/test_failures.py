@@ -112,7 +112,7 @@ def test_a_full_queue_is_an_overload_until_there_is_room(minilm_bundle: Path) ->
         Client(server.address, timeout_s=1) as patient,
     ):
         parts = holder.encode_stream_parts(["word " * 200], attention=AttentionQuery())
-        next(parts)  # the rest waits to be fetched, and the text keeps its place in the queue
+        next(parts)  # the rest waits to be read, and the text keeps its queue slot
         with pytest.raises(OverloadedError, match="try again") as caught:
             impatient.encode(["a"], attention=AttentionQuery())
         assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED

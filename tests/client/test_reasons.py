@@ -1,4 +1,4 @@
-"""How the failures of a server become exceptions: against a scripted server, and from what gRPC tells."""
+"""Exceptions for server errors, with a scripted server and from gRPC errors."""
 
 import pickle
 from collections.abc import Callable

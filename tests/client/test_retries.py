@@ -32,7 +32,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 @contextmanager
 def forwarded(listener: socket.socket, address: str) -> Iterator[None]:
-    """Pass what arrives at `listener` on to `address`."""
+    """Forward bytes from `listener` to `address`."""
     host, port = address.split(":")
     sockets: list[socket.socket] = []
 

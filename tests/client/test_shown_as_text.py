@@ -1,4 +1,4 @@
-"""What results and clients look like where somebody prints them: short, sizes instead of numbers."""
+"""The repr of results and clients is short, with shapes instead of values."""
 
 from dataclasses import replace
 from typing import Any

@@ -18,7 +18,7 @@ ALLOWED = {"div", "span"}
 
 
 class Read(html.parser.HTMLParser):
-    """What a browser makes of HTML: the elements, their attributes and the text."""
+    """Parser of HTML elements, attributes and text."""
 
     def __init__(self, source: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""docs/settings.md and docs/options.md: what they say of options, variables, the file and exit codes."""
+"""docs/settings.md and docs/options.md: options, variables, the configuration file and exit codes."""
 
 import importlib.util
 import re

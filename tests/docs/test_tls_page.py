@@ -18,7 +18,7 @@ EXAMPLE_ADDRESS = "127.0.0.1:50051"
 
 
 class Follower:
-    """Somebody who types what the page says, in a folder."""
+    """Runs the commands of the page in a directory."""
 
     def __init__(self, folder: Path, bundle: Path, stack: ExitStack) -> None:
         self.folder, self.bundle, self._stack = folder, bundle, stack

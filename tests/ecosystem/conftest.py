@@ -1,4 +1,4 @@
-"""Each tool runs once over all samples, when the first test asks; the tests look at what it returned."""
+"""Each tool runs once over all samples, on first use, and the tests check its results."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ def samples(
 
 @pytest.fixture(scope="session")
 def ask(samples: "dict[str, Sample]", tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Answers]:
-    """Return what gives a tool's answers."""
+    """Return a function that returns the results of a tool."""
     answers: dict[str, Answers] = {}
 
     def answer(tool: str) -> Answers:

@@ -45,7 +45,7 @@ KINDS = {
         normalize=True,
     ),
 }
-MAX_TOKENS = 60  # below what each of them could take, as publishers choose it
+MAX_TOKENS = 60  # below the maximum of each model, as chosen by publishers
 
 
 @dataclass(frozen=True)

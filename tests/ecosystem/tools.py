@@ -1,4 +1,4 @@
-"""The tools that open bundles: what each is asked, in a process of its own with its own environment."""
+"""Calls of tools that open bundles, each in a separate process and environment."""
 
 import json
 import os
@@ -35,12 +35,12 @@ Calls = dict[str, tuple[str, dict[str, Any]]]
 """Under a name: the function and its arguments."""
 
 Answers = dict[str, dict[str, Any]]
-"""What a tool returned: by sample, then by the name of the call."""
+"""Results of a tool by sample, then by call."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A module `with_*`, how to run it, and what to ask it about a sample."""
+    """A module `with_*`, its command, and its calls per sample."""
 
     command: list[str]
     calls: Callable[["Sample"], Calls]
@@ -99,7 +99,7 @@ def python(module: str) -> list[str]:
 
 TOOLS = {
     "sentence-transformers": Tool(python("with_sentence_transformers"), sentence_transformers_calls),
-    # What sentence-transformers needs for OpenVINO.
+    # Requirements of sentence-transformers for OpenVINO.
     "optimum-intel": Tool(python("with_sentence_transformers_openvino"), openvino_calls),
     "optimum-onnx": Tool(python("with_optimum"), optimum_calls),
     "fastembed": Tool(python("with_fastembed"), fastembed_calls),
@@ -126,7 +126,7 @@ def run_tool(tool: Tool, samples: dict[str, "Sample"], directory: Path) -> Answe
 
 
 def _needed(name: str, calls: Calls) -> Calls:
-    """Leave out the calls that ask of one sample what they ask of another."""
+    """Omit calls that would be repeated for another sample."""
     return {label: call for label, call in calls.items() if name in SAMPLES_OF.get(label, [name])}
 
 

@@ -7,4 +7,4 @@ from sentence_transformers import SentenceTransformer
 
 def embed(bundle: str, texts: list[str], file_name: str = "onnx/model.onnx") -> Any:
     model = SentenceTransformer(bundle, backend="onnx", model_kwargs={"file_name": file_name})
-    return model.encode(texts, batch_size=8)  # (texts, hidden_size), pooled as the bundle says
+    return model.encode(texts, batch_size=8)  # (texts, hidden_size), pooled according to the bundle

@@ -12,4 +12,4 @@ def embed(
     if precision:
         options["ov_config"] = {"INFERENCE_PRECISION_HINT": precision}
     model = SentenceTransformer(bundle, device="cpu", backend="openvino", model_kwargs=options)
-    return model.encode(texts, batch_size=8)  # (texts, hidden_size), pooled as the bundle says
+    return model.encode(texts, batch_size=8)  # (texts, hidden_size), pooled according to the bundle

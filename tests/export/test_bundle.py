@@ -1,4 +1,4 @@
-"""Whole bundles: what is in them, and what ends an export."""
+"""Complete bundles: contents, and errors of the export."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""What a manifest states against what its files say, for bundles of older versions too."""
+"""Consistency of manifests and files, including bundles of older versions."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def test_a_manifest_states_every_field_also_an_empty_one(copied: Path) -> None:
 
 
 def without(manifest: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Return it as a version that did not know these fields wrote it."""
+    """Return the manifest as written by a version without these fields."""
     for name in names:
         *parents, last = name.split(".")
         parent: Any = manifest

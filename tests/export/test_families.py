@@ -1,4 +1,4 @@
-"""One bundle of each family: its graphs against `transformers`, and what its files say."""
+"""One bundle per family: graphs compared with `transformers`, and file contents."""
 
 import copy
 import functools
@@ -26,7 +26,7 @@ from family_cases import EXPORTED, GROUPS
 from odd_models import padded_masks, random_inputs
 from runtimes.measured import extended_except, found, measure
 
-# The BERT graph's operators (docs/bundle.md), and what a family adds.
+# Operators of the BERT graph (docs/bundle.md), and those added by a family.
 EXTRA_OPERATORS = {name: extra for group in GROUPS for name, extra in group.operators.items()}
 # Their graphs have all operators between them.
 RUN_ELSEWHERE = ("roberta", "deberta_v2", "t5", "mistral", "gemma3_text", "nomic_bert with experts")
@@ -142,7 +142,7 @@ def test_a_graph_has_the_operators_of_bert_and_few_more(exported: Exported) -> N
 def test_a_bundle_states_the_usable_length_and_passes_a_check(exported: Exported) -> None:
     manifest = read_manifest(exported.bundle)
     assert manifest.parity.passed
-    # A family with several is named with what is special.
+    # Families with several layouts are named with their distinguishing feature.
     assert manifest.architecture.family == exported.family.partition(" ")[0]
     assert manifest.architecture.max_position_embeddings == exported.config.max_tokens
     assert manifest.max_tokens == exported.config.max_tokens

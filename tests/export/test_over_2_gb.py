@@ -1,4 +1,4 @@
-"""An encoder too large for one protobuf message, for real: files, memory, and what they compute.
+"""A real encoder that is too large for one protobuf message: files, memory and results.
 
 Disk: 1.2 GB for the checkpoint in half precision, 2.4 GB for the bundle; both are deleted at the end.
 """
@@ -90,7 +90,7 @@ def export(checkpoint: Path, bundle: Path) -> Exported:
 def anonymous_bytes(pid: int) -> int:
     """Return the resident memory of a process without file pages, which vary with the page cache."""
     status = Path(f"/proc/{pid}/status").read_text()
-    # A process that has ended, and is not yet reaped, has no such line.
+    # Zombie processes have no such line.
     return sum(
         1024 * int(kibibytes) for kibibytes in re.findall(r"^RssAnon:\s*(\d+) kB$", status, re.MULTILINE)
     )
@@ -131,7 +131,7 @@ def test_it_passes_parity_with_the_weights_in_a_file_of_their_own(exported: Expo
         tensors = onnx.load(onnx_dir / name, load_external_data=False).graph.initializer
         entries = [entry for tensor in tensors for entry in tensor.external_data]
         assert {entry.value for entry in entries if entry.key == "location"} == {"model.onnx_data"}
-        # Beyond what 31 bits hold.
+        # Beyond the range of 31 bits.
         assert max(int(entry.value) for entry in entries if entry.key == "offset") > 2**31
     config = json.loads((exported.bundle / "config.json").read_text())
     assert config["transformers.js_config"] == {"use_external_data_format": True}

@@ -1,4 +1,4 @@
-"""Where a bundle appears: whole or not at all, and what it may replace."""
+"""Output directory: complete or missing, and what it may replace."""
 
 import dataclasses
 import errno

@@ -1,4 +1,4 @@
-"""BERT and what is built like it; BERT itself is compared in test_oracle.py."""
+"""BERT-like families. BERT itself is compared in test_oracle.py."""
 
 from family_cases.cases import FamilyCases
 from odd_models import OddModel

@@ -1,4 +1,4 @@
-"""What a group of families is tested with."""
+"""Test cases of a group of families."""
 
 from dataclasses import dataclass, field
 
@@ -13,8 +13,8 @@ class FamilyCases:
         models: all; whatever a configuration can say that matters is in one of them.
         one_of_each: one for each layout of tensors.
         heads: a model, the task head to put on it, and tensors that must be reported as unused.
-        exported: by our name of the family, the model that a bundle is made of.
-        operators: by family, what its graph has beside the operators of BERT's.
+        exported: Model to export, by family name.
+        operators: Operators in addition to those of BERT, by family name.
     """
 
     models: list[OddModel]

@@ -1,4 +1,4 @@
-"""Families that know positions by the distance of two tokens."""
+"""Families with relative positions."""
 
 from typing import Any
 

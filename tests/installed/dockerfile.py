@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass
 class Stage:
-    """What the instructions of one stage say."""
+    """Instructions of one stage."""
 
     base: str
     args: dict[str, str] = field(default_factory=dict)

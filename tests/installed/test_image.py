@@ -1,4 +1,4 @@
-"""What the image does, without Docker: the same programs, user and read-only files.
+"""The steps of the image without Docker: the same programs, user and read-only files.
 
 A daemon may be absent, so the steps of the Dockerfile run in an environment of their own instead.
 """

@@ -1,4 +1,4 @@
-"""What a user installs: the built wheel in a fresh environment, extra by extra."""
+"""The built wheel in a new environment, with each extra."""
 
 import re
 import zipfile

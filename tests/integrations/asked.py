@@ -106,7 +106,7 @@ def chroma(address: str) -> dict[str, Any]:
         database = chromadb.PersistentClient(directory, settings)
         function = recipe.AttnlensEmbeddingFunction(address)
         database.create_collection("texts", embedding_function=function).add(["a", "b", "c"], documents=TEXTS)
-        # Not told again which function: the collection remembers it.
+        # The collection stores its embedding function.
         found = database.get_collection("texts").query(query_texts=["It was raining."], n_results=1)
     return {
         "printed": printed("with_chroma", address, QUERY),

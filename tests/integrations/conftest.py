@@ -1,4 +1,4 @@
-"""The recipes run once, in a process of their own environment; the tests look at what it returned."""
+"""The recipes run once, in a separate environment, and the tests check their results."""
 
 import json
 import os
@@ -26,14 +26,14 @@ def client(minilm_server: ServerProcess) -> Iterator[Client]:
 
 @pytest.fixture(scope="session")
 def answers(client: Client, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """By recipe: what it printed, and what `asked.py` asked of it."""
+    """Output and results of `asked.py` by recipe."""
     directory = tmp_path_factory.mktemp("recipes")
     lines = (RECIPES / "corpus.jsonl").read_text("utf-8").splitlines()
-    # What `attnlens embed corpus.jsonl --output vectors.npy` writes.
+    # Output of `attnlens embed corpus.jsonl --output vectors.npy`.
     np.save(directory / "vectors.npy", client.embed([json.loads(line)["text"] for line in lines]))
     if not PYTHON.exists():
         pytest.fail("the environment of the recipes is missing: make test-integrations")
-    # Chroma and Haystack report their use unless told otherwise.
+    # Disable telemetry of Chroma and Haystack.
     quiet = {"ANONYMIZED_TELEMETRY": "False", "HAYSTACK_TELEMETRY_ENABLED": "False"}
     arguments: list[str | Path] = [client.address, directory / "vectors.npy", directory / "answers.json"]
     result = subprocess.run(

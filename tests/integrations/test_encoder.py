@@ -1,4 +1,4 @@
-"""The recipe with the methods of a SentenceTransformer, beside sentence-transformers itself."""
+"""The recipe with the methods of a SentenceTransformer, compared with sentence-transformers."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Recipes give frameworks and databases the vectors of the server, and find with them what numpy finds."""
+"""Recipes pass vectors of the server to frameworks and databases, whose search results match numpy."""
 
 import json
 import textwrap

@@ -1,4 +1,4 @@
-"""What every test of the encoder starts from."""
+"""Fixtures of the encoder tests."""
 
 from collections.abc import Iterator
 

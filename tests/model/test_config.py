@@ -1,4 +1,4 @@
-"""The configuration: what it refuses, and the two kinds of file it comes from."""
+"""The configuration: rejected values, and its two file formats."""
 
 import dataclasses
 import json
@@ -327,7 +327,7 @@ def test_json_that_no_parser_takes_is_refused(text: str) -> None:
 def test_sizes_beyond_any_encoder_are_refused_before_anything_is_built(
     content: dict[str, object], message: str | None
 ) -> None:
-    """The file has 500 bytes; what it describes would take gigabytes and hours."""
+    """The file has 500 bytes, but its encoder would take gigabytes and hours."""
     sizes = {"vocab_size": 60, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
     sizes |= {"intermediate_size": 40, "max_position_embeddings": 16}
     text = json.dumps({"model_type": "bert", **sizes, **content})

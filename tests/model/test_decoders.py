@@ -1,4 +1,4 @@
-"""Decoders as encoders: what their published files say, what of it is refused, and Llama 3's frequencies."""
+"""Decoders as encoders: supported and rejected settings, and the frequencies of Llama 3."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What holds for any encoder, whatever its weights."""
+"""Invariants of all encoders."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Experts: which a token goes to, patterns of feed-forward parts, and what a configuration allows."""
+"""Mixture of experts: routing, patterns of feed-forward layers, and validation of configurations."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every family against the model of `transformers` that publishes it: hidden states and attention maps.
+"""Every family compared with `transformers`: hidden states and attention maps.
 
 Where there is none, against a writing of it that shares nothing with the encoder: see `oracles`.
 """
@@ -33,7 +33,7 @@ def case_id(parameter: object) -> str:
 
 
 def stored_buffers(model: Any, family: Family) -> dict[str, Tensor]:
-    """The buffers that older files hold beside the weights of a model."""
+    """Buffers that older files contain in addition to weights."""
     positions = torch.arange(64)[None]
     values = {"position_ids": positions, "token_type_ids": torch.zeros_like(positions)}
     if hasattr(getattr(model, "rotary_emb", None), "inv_freq"):
@@ -145,7 +145,7 @@ def test_the_table_of_a_family_names_every_parameter_once_and_every_prefix_is_fo
 
 @pytest.mark.parametrize("odd", KNOWN_TO_TRANSFORMERS, ids=str)
 def test_what_a_config_file_leaves_out_is_what_transformers_takes(odd: OddModel, tmp_path: Path) -> None:
-    """`save_pretrained` writes everything; files of older versions only what is not the default."""
+    """`save_pretrained` writes everything; older versions only wrote values that differ from the default."""
     full = json.loads(odd.config().to_json_string(use_diff=False))
     required = [key for key in full if key == "model_type" or key in SIZE_KEYS]
     required += ["num_key_value_heads"] if full["model_type"] in FIXED_SHARED_HEADS else []

@@ -45,7 +45,7 @@ def table(section: str, first_column: str) -> list[tuple[str, ...]]:
 
 
 def named_shapes(section: str) -> dict[str, tuple[int, ...]]:
-    """What the page says of the tensors of an encoder."""
+    """Documented tensors of an encoder."""
     config, attention = configuration(section), example(section)
     letters = {
         "D": config.hidden_size,

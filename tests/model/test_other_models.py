@@ -1,4 +1,4 @@
-"""Models that are refused: the message says what they are and what to do."""
+"""Rejected models: the message describes the model and the remedy."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Families that share a `model_type` with another are told apart by what else `config.json` says."""
+"""Families with the same `model_type` are distinguished by other keys of `config.json`."""
 
 from typing import Any
 

@@ -83,7 +83,7 @@ def test_weights_are_dropped_in_training_alone(kind: str) -> None:
     assert run(encoder).equal(used)
     encoder.train()
     assert not run(encoder).equal(run(encoder))
-    # Nothing but dropout tells training from use.
+    # Training and inference differ only by dropout.
     without = fresh_encoder(kind, dropout=0.0)
     assert run(without.train()).equal(run(without.eval()))
     assert run(without).equal(used)
@@ -101,7 +101,7 @@ def test_gradients_reach_every_parameter_that_has_an_effect(kind: str) -> None:
     (hidden_states * torch.randn_like(hidden_states)).sum().backward()  # type: ignore[no-untyped-call]
     gradients = {name: parameter.grad for name, parameter in encoder.named_parameters()}
     largest = {name: 0.0 if grad is None else grad.abs().max().item() for name, grad in gradients.items()}
-    # What is 0 comes out at the rounding of float64.
+    # Values of 0 are within rounding errors of float64.
     assert {name for name, value in largest.items() if value < 1e-12} == {
         f"layers.{layer}.attention.{name}"
         for layer in range(TINY.num_layers)

@@ -1,4 +1,4 @@
-"""The notebooks of examples/ run from top to bottom beside a real server, and are stored without outputs."""
+"""The notebooks in examples/ run completely with a real server, and are stored without outputs."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 from served import ServerProcess
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples" / "notebooks").glob("*.ipynb"))
-# Of each: what one of its results says.
+# Expected text in a result of each notebook.
 RESULTS = {
     "attention_and_explanations": "('guitar', 'instrument'",
     "first_steps": "num_tokens=256, num_tokens_total=1002, truncated=True",
@@ -19,7 +19,7 @@ RESULTS = {
 
 
 @pytest.mark.extended
-# The kernel is a process of its own; what its libraries warn of is not ours.
+# The kernel is a separate process. Ignore warnings of its libraries.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_from_top_to_bottom(

@@ -43,7 +43,7 @@ def test_a_view_has_what_the_server_says(client: Client) -> None:
 
 
 @pytest.mark.extended
-# The kernel is a process of its own; what its libraries warn of is not ours.
+# The kernel is a separate process. Ignore warnings of its libraries.
 @pytest.mark.filterwarnings("ignore")
 def test_a_kernel_shows_results_and_the_widget(minilm_server: ServerProcess) -> None:
     import nbclient  # noqa: PLC0415 - takes a moment

@@ -1,4 +1,4 @@
-"""Published models of which `transformers` has no class: our own writing of what their publishers describe.
+"""Reference implementations of published models that `transformers` does not support.
 
 Each is written from the formulas and with the publisher's tensor names, and shares nothing with the encoder.
 """

@@ -1,4 +1,4 @@
-"""A checkpoint of Jina embeddings v3 as its publisher lays it out: adapters of five tasks beside each weight.
+"""A checkpoint of Jina embeddings v3 in its published layout: adapters of five tasks for each weight.
 
 Sturua et al. 2024, https://arxiv.org/abs/2409.10173; the names and shapes are those of the publisher's
 `modeling_lora.py`, which was read and is not run here. The encoder for a task is `transformers`' own, with

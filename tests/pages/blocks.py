@@ -42,7 +42,7 @@ class Block:
 
     @property
     def place(self) -> str:
-        """Where it stands, for a message."""
+        """Location, for messages."""
         return f"{self.page}:{self.line}: {self.first}"
 
 

@@ -3,7 +3,7 @@
 An entry takes in every block of its page whose first line has the words; empty words take in the whole page.
 """
 
-# (page, words) -> the test that runs them, or holds them to be what runs, below tests/.
+# (page, words) -> the test that runs them or compares them with executed code, relative to tests/.
 ELSEWHERE = {
     ("docs/bundle.md", "--faithfulness"): "export/faithfulness/test_faithfulness.py",
     ("docs/configuration.md", "{"): "export/test_configuration_page.py",
@@ -34,7 +34,7 @@ IN_HELP = {
 
 GPU = "needs an NVIDIA GPU"
 INSTALLS = "installs or starts what a machine has once; tests/installed/test_unit.py verifies the unit"
-MAKE = "CI runs what is behind it, or it writes into the checkout"
+MAKE = "CI runs the commands of this target, or it writes into the checkout"
 MINUTES = "exports MiniLM in another precision, which takes minutes; tests/export has tests of each"
 PLACEHOLDER = "has a placeholder"
 PROCESSOR = "its figures depend on the processor; tests/export/engines has the command's tests"
@@ -78,7 +78,7 @@ NOT_RUN = {
     ): "takes 40 s; tests/export/test_check.py checks this bundle",
 }
 
-# (page, words) -> what a block is that has neither code nor what code prints.
+# (page, words) -> description of a block that contains neither code nor output.
 NO_CODE = {
     ("docs/architecture.md", "─▶"): "a picture",
     ("docs/bundle.md", "config.json "): "a list of files",

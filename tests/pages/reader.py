@@ -1,4 +1,4 @@
-"""Somebody who types what the pages say, in a folder with the files that they name."""
+"""Runs the commands and code of a page in a directory with the files that it mentions."""
 
 import contextlib
 import io
@@ -30,7 +30,7 @@ PRINTED_BESIDE = re.compile(r"^print\(.*\)  # (.*)$", re.MULTILINE)
 
 
 class Reader:
-    """Runs blocks, and holds that each prints what its page shows. Servers run until `stack` is left."""
+    """Runs blocks and compares their output with the page. Servers run until `stack` is closed."""
 
     def __init__(self, folder: Path, server: ServerProcess, stack: ExitStack) -> None:
         self._folder, self._server, self._stack = folder, server, stack

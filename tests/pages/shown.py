@@ -1,9 +1,9 @@
-"""Compares what a page shows with what was printed."""
+"""Comparison of printed output with a page."""
 
 import re
 
 NUMBER = re.compile(r"[+-]?(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])")
-# What is otherwise on each machine, at each start, or rounding error alone.
+# Output that depends on the machine, on the start, or on rounding.
 VARIES = [
     (re.compile(r"(127\.0\.0\.1|0\.0\.0\.0|localhost):\d+"), "HOST:PORT"),
     (re.compile(r"unix:\S+?(?=:? |:?$)"), "unix:PATH"),
@@ -20,7 +20,7 @@ ANYTHING = "..."
 
 
 def difference(shown: str, printed: str) -> str:
-    """Say what differs first; empty if nothing does.
+    """Describe the first difference, or return "" if there is none.
 
     The words are equal, numbers differ by no more than the last digit that is shown. A line `...` stands for
     any number of lines. Spaces at the end of a line, and how many there are in a row, do not count.

@@ -1,4 +1,4 @@
-"""What finds blocks and compares what they print, on small pages with mistakes."""
+"""Detection of blocks and comparison of their output, on small pages with mistakes."""
 
 from pathlib import Path
 

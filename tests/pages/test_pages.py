@@ -1,4 +1,4 @@
-"""Every block of code on every page runs and prints what the page shows, or `exceptions.py` says why not."""
+"""All code blocks of all pages run and print the documented output, except those in `exceptions.py`."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The Python of the pages is what a strict type checker accepts."""
+"""A strict type checker accepts the Python code on the pages."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What the tests of runtimes share: a measurement of a bundle in one of them, and a bundle that is wrong."""
+"""Helpers of the runtime tests: measurement of a bundle in a runtime, and a bundle with errors."""
 
 import dataclasses
 import shutil
@@ -17,7 +17,7 @@ from attnlens_export.runtimes import RuntimeOptions, RuntimeResult, find_runtime
 from attnlens_model import read_config
 from attnlens_runtimes import Installed
 
-# What the extra `dev` brings. The packages of npm have tests of their own.
+# Runtimes in the extra `dev`. npm packages have separate tests.
 PYTHON_RUNTIMES = ["onnx.reference", "onnxruntime", "onnxruntime-bert", "opencv", "openvino", "tract"]
 TOLERANCE = 1e-5
 

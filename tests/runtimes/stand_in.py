@@ -1,4 +1,4 @@
-"""A runtime's process that does what a test tells it: `stand_in.py BEHAVIOUR PRECISION GRAPH DIRECTORY`.
+"""Fake runtime process with a selectable behavior: `stand_in.py BEHAVIOUR PRECISION GRAPH DIRECTORY`.
 
 It runs the graph in ONNX Runtime, claims to compute in PRECISION, misbehaves on inputs of `LENGTH` tokens.
 """

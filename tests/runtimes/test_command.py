@@ -19,7 +19,7 @@ pytestmark = pytest.mark.extended  # other runtimes
 
 
 class StandIn:
-    """A stand-in that is registered like a runtime."""
+    """Register a fake runtime."""
 
     name = "stand-in"
 

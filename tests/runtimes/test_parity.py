@@ -1,4 +1,4 @@
-"""The parity check in every runtime of Python that the tests have, and in stand-ins that fail."""
+"""The parity check in all installed Python runtimes, and in fake runtimes that fail."""
 
 import shutil
 from pathlib import Path

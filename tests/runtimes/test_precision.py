@@ -25,7 +25,7 @@ from attnlens_runtimes.runtime import Feed
 from runtimes.measured import found, measure_all
 from runtimes.stand_in import stand_in
 
-pytestmark = pytest.mark.extended  # other runtimes, and what other tools make of MiniLM
+pytestmark = pytest.mark.extended  # other runtimes, and MiniLM converted by other tools
 
 PASSAGES = Path(__file__).parents[1] / "data" / "passages.jsonl"
 # Half of fp32's lowest number, which was the mask's until OpenVINO was run with its defaults.
@@ -57,7 +57,7 @@ def former_bundle(minilm_bundle: Path, tmp_path_factory: pytest.TempPathFactory)
             for each in read_structure(bundle / path).graph.initializer
             if each.name.startswith("constant_") and (numpy_helper.to_array(each) == MASKED_SCORE).all()
         ]
-        # The number stands close behind the name. Its length stays: the graphs share weights by their places.
+        # The value follows the name. Its length must not change, because graphs share weights by offset.
         content = (bundle / path).read_bytes()
         name = content.index(b"B" + bytes([len(mask.name)]) + mask.name.encode())
         place = content.index(mask.raw_data, name)
@@ -98,7 +98,7 @@ def test_openvino_with_its_defaults_gives_the_vectors_of_minilm(path: str, minil
 
 
 def test_the_check_tells_the_default_precision_from_fp32(minilm_bundle: Path, former_bundle: Path) -> None:
-    """OpenVINO in bf16 with the former mask: wrong at the default, right in fp32, and said."""
+    """OpenVINO with the former mask fails in bf16, the default, and passes in fp32."""
     cases = [Case(1, 7, Padding.NONE), Case(3, 33, Padding.RIGHT)]
     now = measure_all(minilm_bundle, found("openvino"), cases)
     assert [result.failures() for result in now] == [[]] * len(now)

@@ -1,4 +1,4 @@
-"""What a runtime's process does wrong becomes one line."""
+"""Errors of a runtime process are reported in one line."""
 
 import os
 import signal

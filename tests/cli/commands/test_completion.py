@@ -22,7 +22,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.fixture(scope="module")
 def offered(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
-    """Return what bash offers for the words of a line, with the script that the command prints."""
+    """Return the completions of bash for a line, using the script printed by the command."""
     script = tmp_path_factory.mktemp("completion") / "attnlens.bash"
     printed = run("completion", "bash")
     assert (printed.returncode, printed.stderr) == (0, "")

@@ -31,7 +31,7 @@ TREEBANK = """\
 
 
 class Links(HTMLParser):
-    """What a page would load."""
+    """URLs that a page would load."""
 
     def __init__(self) -> None:
         super().__init__()

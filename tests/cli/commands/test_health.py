@@ -1,4 +1,4 @@
-"""`attnlens health`, against a real server and against programs that answer as a test says."""
+"""`attnlens health` with a real server and with scripted servers."""
 
 import json
 import socket
@@ -20,7 +20,7 @@ SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 @contextmanager
 def answering(*replies: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """Yield the address of a server with these replies, the last one for ever, and what it was asked."""
+    """Yield the address of a server with these replies, the last one repeated, and its requests."""
     asked: list[bytes] = []
 
     class Handler(grpc.GenericRpcHandler):

@@ -18,7 +18,7 @@ def run_list(*arguments: object, columns: int = 100) -> Result:
 
 @pytest.fixture
 def bundles(tmp_path: Path) -> Path:
-    """A directory with a sound bundle, a broken one of each kind, and what is not a bundle."""
+    """A directory with a valid bundle, a bundle with each kind of defect, and files that are not bundles."""
     directory = tmp_path / "bundles"
     for name in ("sound", "short", "altered", "failed"):
         shutil.copytree(STORED_BUNDLE, directory / name)

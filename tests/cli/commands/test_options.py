@@ -1,4 +1,4 @@
-"""Options and what they stand for: the names and defaults that other packages define."""
+"""Names and defaults of options match the packages that define them."""
 
 import dataclasses
 

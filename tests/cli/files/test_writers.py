@@ -1,4 +1,4 @@
-"""Vectors as files: what was written reads back."""
+"""Written vectors can be read back."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What a command says of a usual mistake: the line names the remedy."""
+"""Errors for common mistakes contain the remedy."""
 
 import os
 import pty

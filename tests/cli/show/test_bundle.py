@@ -1,4 +1,4 @@
-"""What an export says of the tensors that it leaves out, for checkpoints as transformers saves them."""
+"""Reported omitted tensors, for checkpoints saved by transformers."""
 
 from pathlib import Path
 

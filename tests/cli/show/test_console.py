@@ -1,4 +1,4 @@
-"""What commands print where stdout is not a terminal."""
+"""Output of commands when stdout is not a terminal."""
 
 import io
 

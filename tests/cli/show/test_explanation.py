@@ -1,4 +1,4 @@
-"""What `attnlens explain` prints around the scores, for explanations made by hand."""
+"""Output of `attnlens explain` in addition to scores, for explanations built by hand."""
 
 import io
 

@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 class Refusal(grpc.RpcError):
-    """A failed call, as gRPC tells it."""
+    """A failed call, as reported by gRPC."""
 
     def __init__(
         self, code: grpc.StatusCode, message: str = "", reason: str = "", *told: Any, **details: Any
@@ -57,7 +57,7 @@ class Simulation:
     Attributes:
         now: the clock, which goes on only while the core waits.
         pick: which of the events that are there comes next.
-        log: what the core has asked for.
+        log: Requests of the core.
     """
 
     answer: Callable[[Start], list[Event]]
@@ -238,7 +238,7 @@ def test_a_server_that_goes_away_is_awaited_once_it_has_answered() -> None:
 
 
 def test_a_refused_call_is_made_again_while_others_still_run() -> None:
-    """The oldest call never ends before the one that was refused has been made again."""
+    """The oldest call never completes before the rejected call is retried."""
     held: list[Event] = []
     starts: list[int] = []
 
@@ -292,7 +292,7 @@ def test_a_refusal_asks_for_limits_that_may_have_changed() -> None:
     assert simulation.methods == ["Embed", "GetModel", "Embed", "Embed"]
     simulation.log.clear()
     simulation.answer = failing(*[Refusal(grpc.StatusCode.INVALID_ARGUMENT, "bad")] * 9)
-    with pytest.raises(InvalidRequestError, match="bad"):  # with limits that are asked for first: once
+    with pytest.raises(InvalidRequestError, match="bad"):  # with limits that are requested once first
         list(simulation.items(calls.run(simulation.session(), plans.embed(["a"] * 4))))
     assert simulation.methods == ["GetModel", "Embed"]
 

@@ -1,4 +1,4 @@
-"""What is told of an address where no attnlens server answers, by what gRPC says of it."""
+"""Errors for addresses without an attnlens server, derived from gRPC errors."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ AWAY, UNKNOWN_METHOD = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTE
 
 
 class Failure(grpc.RpcError):
-    """A failed call, as gRPC tells it."""
+    """A failed call, as reported by gRPC."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
@@ -104,6 +104,6 @@ def test_the_address_and_the_remedy_are_named(
     error = Failure(code, details)
     failure = session.failure(error, 0)
     assert (failure.message, failure.code, failure.__cause__) == (message, code, error)
-    session.has_answered = True  # an older server, which knows not all methods
+    session.has_answered = True  # an older server without some methods
     is_older = code is UNKNOWN_METHOD
     assert session.failure(error, 0).message == (details if is_older else message)

@@ -1,4 +1,4 @@
-"""Mistakes in the sweep that its gates must notice, and what it refuses."""
+"""Planted mistakes in the sweep that the gate must detect, and encoders that it rejects."""
 
 import copy
 from collections.abc import Callable

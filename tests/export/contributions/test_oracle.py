@@ -126,7 +126,7 @@ class Layer:
         return DenseWeights(self.weight, self.bias, self.kind, normalize_input)
 
     def apply(self, x: Tensor, *, normalize_input: bool) -> Tensor:
-        """With the ratio of the activation to its input frozen, and what it is at 0 apart."""
+        """Hold the ratio of the activation to its input constant. Its value at 0 is separate."""
         if normalize_input:
             x = x / x.detach().norm(dim=1, keepdim=True)
         u = x @ torch.from_numpy(self.weight).double().T + torch.from_numpy(self.bias).double()

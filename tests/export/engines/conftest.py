@@ -1,4 +1,4 @@
-"""Fewer texts: what they show of a small encoder, a few show."""
+"""Fewer texts, which are sufficient for small encoders."""
 
 import pytest
 

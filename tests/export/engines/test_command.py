@@ -1,4 +1,4 @@
-"""`attnlens check --engine`: what it prints, what it writes into a bundle, its exit codes."""
+"""`attnlens check --engine`: output, changes to the bundle, exit codes."""
 
 import json
 import shutil

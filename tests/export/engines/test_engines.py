@@ -1,4 +1,4 @@
-"""What `check --engine openvino` measures: in OpenVINO itself, and in stand-ins that are wrong on purpose."""
+"""Measurements of `check --engine openvino`, in OpenVINO and in engines with planted errors."""
 
 import dataclasses
 from collections.abc import Callable

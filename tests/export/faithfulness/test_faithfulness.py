@@ -1,4 +1,4 @@
-"""What `check --faithfulness` measures, on MiniLM and by hand, and what it writes into a bundle."""
+"""Measurements of `check --faithfulness`, with MiniLM and computed by hand, and their storage in bundles."""
 
 import json
 import shutil
@@ -94,7 +94,7 @@ def test_methods_of_minilm_are_ordered_as_they_were_measured(of_minilm: Faithful
 
 
 class Weights:
-    """A model whose embedding moves by the sum of what each left-out token weighs."""
+    """Model whose embedding changes by the sum of the weights of masked tokens."""
 
     def __init__(self, weights: list[float]) -> None:
         self.weights = np.array(weights)

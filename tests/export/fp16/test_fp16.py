@@ -1,4 +1,4 @@
-"""The graph in fp16: what is fp16 in it, what it computes, what is refused, and what `check` notices."""
+"""The fp16 graph: data types, results, rejected encoders, and errors that `check` detects."""
 
 import json
 import shutil
@@ -159,7 +159,7 @@ def test_the_rounded_copy_computes_what_onnx_defines(fp16_bundle: Path, tiny_con
 
 
 def test_the_rounded_copy_rounds_between_nodes(fp16_bundle: Path, tiny_config: EncoderConfig) -> None:
-    """A bias is added to what was rounded, bit for bit; ONNX Runtime left alone adds it in fp32."""
+    """A bias is added to the rounded value, bit for bit. By default, ONNX Runtime adds it in fp32."""
     model = onnx.load(fp16_bundle / "onnx" / "model_fp16.onnx")
     in_fp16 = set(fp16_values(model))
     biases = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
@@ -214,7 +214,7 @@ def test_a_weight_beyond_the_range_is_refused_by_name(tiny_trace: TracedGraph) -
 def test_values_beyond_the_range_fail_by_place(
     tiny_config: EncoderConfig, tiny_trace: TracedGraph, tmp_path: Path
 ) -> None:
-    """Each weight fits into fp16, what they make of a vector does not; in fp32 nothing is wrong."""
+    """All weights fit into fp16, but their product with a vector does not."""
     encoder = new_encoder(tiny_config, seed=0)
     up = encoder.get_parameter("layers.0.feed_forward.up.weight").data
     up.mul_(60_000 / up.abs().max())

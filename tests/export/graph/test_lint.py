@@ -81,7 +81,7 @@ def half_weight(model: onnx.ModelProto) -> None:
 
 
 def masked_with(value: float, dtype: type[np.floating] = np.float32) -> Callable[[onnx.ModelProto], None]:
-    """Put another number in the place of what is added to masked scores, and as a table."""
+    """Replace the value that is added to masked scores, and store it as a table."""
 
     def change(model: onnx.ModelProto) -> None:
         masks = [each for each in model.graph.initializer if each.name.startswith("constant_")]

@@ -88,7 +88,7 @@ def test_a_graph_has_the_operators_that_its_configuration_names(form: str) -> No
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_graph_of_embeddings_computes_nothing_that_is_not_read(form: str) -> None:
-    """ONNX Runtime does not drop such nodes: the weights would be brought into rows of a band for nobody."""
+    """ONNX Runtime does not remove such nodes, so it would convert weights to rows of a band in vain."""
     _, _, graph = traced(form)
     smaller = embeddings_graph(graph)
     nodes = smaller.proto.graph.node

@@ -1,4 +1,4 @@
-"""Traced graphs: what they compute, what they hold, and how they are written."""
+"""Traced graphs: results, contents and files."""
 
 from collections import Counter
 from pathlib import Path

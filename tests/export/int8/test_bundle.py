@@ -1,4 +1,4 @@
-"""A bundle with a graph in int8: what it states, what is refused, and what `check` notices."""
+"""Bundles with an int8 graph: manifest, rejected inputs, and errors that `check` detects."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""From fp32 to int8: what is in the graph, and how close it comes."""
+"""Conversion from fp32 to int8: contents and accuracy of the graph."""
 
 import csv
 import itertools
@@ -53,7 +53,7 @@ FAMILIES = ("deberta_v2", "albert", "eurobert")
 
 @dataclass(frozen=True)
 class Written:
-    """A graph, and what goes into its products."""
+    """A graph and the inputs of its matrix products."""
 
     graph: TracedGraph
     path: Path
@@ -63,7 +63,7 @@ class Written:
         return make_recipe(group, method, self.graph, self.activations[group.source])
 
     def convert(self, recipes: list[Recipe]) -> tuple[onnxruntime.InferenceSession, onnx.ModelProto]:
-        """Return the graph in int8, and what ONNX Runtime makes of it."""
+        """Return the int8 graph, and the graph optimized by ONNX Runtime."""
         graph = to_int8(self.graph, {recipe.group.source: recipe for recipe in recipes})
         path, optimized = self.path.with_name("int8.onnx"), self.path.with_name("optimized.onnx")
         write_embedded(path, graph.proto, graph.weights)
@@ -129,7 +129,7 @@ def minilm(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> MiniLM
 
 @pytest.mark.extended
 def test_minilm_keeps_the_embeddings_of_every_kind_of_text(minilm: MiniLM) -> None:
-    """All but what loses most, the values and what follows them, in int8."""
+    """Everything in int8 except the values and the operations after them, which lose most accuracy."""
     methods = {"query": Method.EXACT_VALUES, "up": Method.EXACT_COLUMNS, "down": Method.EXACT_COLUMNS}
     recipes = [
         minilm.written.recipe(group, method)
@@ -145,7 +145,7 @@ def test_minilm_keeps_the_embeddings_of_every_kind_of_text(minilm: MiniLM) -> No
             assert kind.mean_cosine >= 0.999
             assert kind.min_cosine >= 0.99
         assert found.neighbor_agreement >= 0.9
-    # They run on integers, and what a text is batched with makes no difference at all.
+    # Products are computed on integers, and results do not depend on the batch.
     assert integer_products(optimized) == 24
     assert max_batch_difference(session, minilm.others["sentences"].batches[::4]) == 0
 
@@ -242,7 +242,7 @@ def test_rounded_inputs_are_those_of_onnx_runtime() -> None:
 
 
 def test_a_weight_is_rounded_for_the_inputs_that_it_gets() -> None:
-    """Where inputs go together, what one row of a weight loses is made good in others."""
+    """If inputs are correlated, the error of one row of a weight is compensated in others."""
     generator = np.random.default_rng(0)
     rows = (generator.normal(size=(800, 8)) @ generator.normal(size=(8, 64))).astype(np.float32)
     rows += 0.1 * generator.normal(size=rows.shape).astype(np.float32)

@@ -93,5 +93,5 @@ def test_the_nearest_text_is_another_text() -> None:
 
 
 def agreement(**kinds: tuple[float, float]) -> Agreement:
-    """Return one of kinds of 7 texts with these means and smallest cosines, and whatever for the rest."""
+    """Return a result for kinds of 7 texts with these mean and minimum cosines."""
     return Agreement({name: KindAgreement(7, *each) for name, each in kinds.items()}, 1, 1, 1, 1, 1)

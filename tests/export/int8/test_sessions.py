@@ -1,4 +1,4 @@
-"""Timings of graphs beside other programs."""
+"""Timings of graphs while other programs are running."""
 
 import pytest
 

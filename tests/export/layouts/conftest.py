@@ -1,4 +1,4 @@
-"""What the tests of layouts share."""
+"""Fixtures of the layout tests."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from attnlens_model import EncoderConfig
 
 @pytest.fixture(scope="module")
 def triton(minilm_bundle: Path) -> Path:
-    # Beside the bundle: hard links need one file system.
+    # Next to the bundle, because hard links require one file system.
     return write_layout(
         minilm_bundle, "triton", minilm_bundle.with_name("minilm-triton"), link=True
     ).directory

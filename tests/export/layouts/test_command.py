@@ -1,4 +1,4 @@
-"""`attnlens layout` and `attnlens export --layout`: what they make, say and refuse."""
+"""`attnlens layout` and `attnlens export --layout`: files, output and errors."""
 
 import json
 from pathlib import Path

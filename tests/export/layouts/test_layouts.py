@@ -1,4 +1,4 @@
-"""Model repositories: the files that a server would open, found by its own rules, and what they compute."""
+"""Model repositories: files located by the rules of each server, and their results."""
 
 import json
 import shutil
@@ -123,7 +123,7 @@ def test_tritons_own_proto_reads_the_graph_out_of_the_config(
 ) -> None:
     graph = onnx.load(minilm_bundle / MINILM_GRAPHS[name], load_external_data=False).graph
     check_config(triton / name, graph)
-    # The names of the axes stand behind the dims, in the order of the inputs, then the outputs.
+    # Comments after the dims name the axes, in the order of the inputs, then the outputs.
     lines = (triton / name / "config.pbtxt").read_text(encoding="utf-8").splitlines()
     named = [line.partition("# ")[2] for line in lines if line.startswith("  dims")]
     assert named == [
@@ -188,7 +188,7 @@ def test_openvino_finds_each_graph_and_gets_the_bundles_numbers(
         assert set(shapes) == {"[?,?]"}
         for output, array in expected.items():
             difference = np.abs(outputs[output] - array)
-            # What the hidden states of padding are has no meaning.
+            # Hidden states of padding are undefined.
             assert difference[live if output == "last_hidden_state" else ...].max() <= 1e-5
 
 

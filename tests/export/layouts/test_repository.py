@@ -142,7 +142,7 @@ def test_a_bundle_that_failed_parity_is_refused(damaged: Path, tmp_path: Path) -
 
 
 def test_a_bundle_whose_pooling_is_unknown_is_refused(damaged: Path, tmp_path: Path) -> None:
-    """As one of a later version is, whose README would tell clients nothing of use."""
+    """As in a later version, whose README would be useless for clients."""
     path = damaged / "manifest.json"
     text = path.read_text("utf-8")
     assert "POOLING_MEAN" in text

@@ -19,7 +19,7 @@ CASE = Case(2, 7, Padding.RIGHT)
 def test_no_more_than_one_matrix_is_cast_at_a_time(
     tiny_encoder: Encoder, tiny_config: EncoderConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And of a table only what was looked up: tables can be most of an encoder."""
+    """Of an embedding table, only the rows that were used: tables can be most of an encoder."""
     cast: list[weakref.ref[torch.Tensor]] = []
     exact = reference._to_float64
 

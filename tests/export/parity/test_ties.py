@@ -44,7 +44,7 @@ def test_margins_are_those_of_live_tokens_in_all_layers(encoder: Encoder) -> Non
     margins = smallest_margins(encoder, inputs)
     assert np.isinf(margins[1])
     assert (margins[[0, 2]] < 1).all()
-    # What stands at padding decides nothing.
+    # Values at padding are ignored.
     inputs.input_ids[inputs.attention_mask == 0] = 7
     np.testing.assert_allclose(smallest_margins(encoder, inputs), margins, rtol=1e-3)
 

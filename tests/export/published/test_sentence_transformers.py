@@ -1,4 +1,4 @@
-"""What an export makes of a checkpoint's files against sentence-transformers, which wrote them."""
+"""Exported files of a checkpoint, compared with sentence-transformers, which wrote the checkpoint."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the tests of tokenizers share."""
+"""Fixtures of the tokenizer tests."""
 
 import importlib.util
 from functools import cache

@@ -25,7 +25,7 @@ PASSAGES = [
     json.loads(line)["text"]
     for line in (TOKENIZERS.parent / "passages.jsonl").read_text(encoding="utf-8").splitlines()
 ]
-# Also what composes: kana and Hangul in pieces, and words that are special tokens.
+# Includes decomposed kana and Hangul, and words that are special tokens.
 TEXTS = [*PASSAGES[::5], *PROBES, "か\u3099 \u1112\u1161\u11ab e\u0323\u0302", "In 1995, a mask"]
 EXTRA, ADDITIONAL = "extra_special_tokens", "additional_special_tokens"
 SPACED = {"__type": "AddedToken", "content": "[Q]", "lstrip": True, "rstrip": True, "normalized": False}
@@ -266,6 +266,6 @@ def test_a_bundle_gets_the_built_tokenizer_with_its_limits_and_special_tokens(tm
     }  # fmt: skip
     with pytest.raises(SourceError, match=r"has the id 299 .*vocab_size=299"):
         write_tokenizer(bundle, source, None, small_config({"embeddings.vocab_size": 299}), 24)
-    # A tokenizer.json that is there is taken, whatever lies beside it.
+    # An existing tokenizer.json is used, regardless of other files.
     shutil.copyfile(TOKENIZERS / "byte-level" / "tokenizer.json", source / "tokenizer.json")
     assert not write_tokenizer(bundle, source, None, config, 24)

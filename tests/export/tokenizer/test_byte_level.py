@@ -47,7 +47,7 @@ def test_every_token_says_which_characters_and_bytes_of_the_text_it_stands_for(
         assert whole[start:end] == spelled
         # Blanks around a word are not part of its place, unless there is nothing else.
         blanks = len(spelled) - len(spelled.lstrip(b" ")) if spelled.strip(b" ") else 0
-        # A part of a character stands for the whole character.
+        # A token that is part of a character has the span of the whole character.
         assert token.chars[0] == np.searchsorted(ends_of_characters, start + blanks, side="right") - 1
         assert token.chars[1] == np.searchsorted(ends_of_characters, end)
         assert whole[slice(*token.bytes)].decode() == text[slice(*token.chars)]

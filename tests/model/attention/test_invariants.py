@@ -17,7 +17,7 @@ from attnlens_model import AttentionOutput, Encoder, EncoderOutput, new_encoder
 from attnlens_model.attention.kinds import ATTENTION_KINDS
 from configs import small_config
 
-# For each mechanism, the variant that depends most on the rest of the batch. 40 tokens exceed every window.
+# For each mechanism, the variant that depends most on the batch. 40 tokens exceed all windows.
 CASES: dict[str, Any] = {
     "softmax": {"kind": "softmax", "num_heads": 4, "window": 5},
     "disentangled": {"kind": "disentangled", "num_heads": 4, "terms": "c2p|p2c", "distance_buckets": 8},

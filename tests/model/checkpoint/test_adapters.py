@@ -1,4 +1,4 @@
-"""Adapters of several tasks beside the weights, against `transformers` with merged weights; refusals."""
+"""Adapters of several tasks, compared with merged weights in `transformers`, and rejected settings."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every file layout and naming that checkpoints come in, and every way in which they do not fit."""
+"""File layouts and tensor names of checkpoints, and all kinds of mismatches."""
 
 import json
 import shutil

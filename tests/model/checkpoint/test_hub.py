@@ -27,12 +27,12 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class RemoteProtocolError(Exception):
-    """Stands for that of httpx, which is no OSError."""
+    """Like the exception of httpx, which is not an OSError."""
 
 
 @pytest.fixture
 def published(tmp_path: Path) -> Path:
-    """What the repository org/name holds: weights in both formats, and more."""
+    """Files of the repository org/name: weights in both formats, and others."""
     sizes: dict[str, Any] = {"vocab_size": 20, "hidden_size": 8, "num_attention_heads": 2}
     sizes |= {"num_hidden_layers": 1, "intermediate_size": 8, "max_position_embeddings": 8}
     model: Any = BertModel(BertConfig(**sizes))
@@ -47,7 +47,7 @@ def published(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fetched(tmp_path: Path, published: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the played Hub puts what is asked for."""
+    """Download directory of the fake Hub."""
     destination = tmp_path / "fetched"
 
     def play(repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:

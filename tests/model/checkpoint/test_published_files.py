@@ -1,4 +1,4 @@
-"""Checkpoints as their publishers wrote them, where that is not what `transformers` 5 writes."""
+"""Checkpoints in their published format, if it differs from `transformers` 5."""
 
 import json
 from pathlib import Path
@@ -196,7 +196,7 @@ def test_the_fixed_scaling_of_gte_is_read() -> None:
     values = config.by_path()
     assert values["attention.rotary.theta"] == pytest.approx(5600.0)
     assert values["attention.rotary.divisor"] == pytest.approx(8.0 ** (2 / 32))
-    # Written in a form that transformers knows, it is the same rotation.
+    # The rotation is the same in a form supported by transformers.
     assert EncoderConfig.from_dict(config.to_hugging_face()) == config
 
 

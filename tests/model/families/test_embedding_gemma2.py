@@ -1,4 +1,4 @@
-"""EmbeddingGemma 2: the model of images, sound and text around its text half, and what its file may say."""
+"""EmbeddingGemma 2: multimodal checkpoints and their text model, and supported settings."""
 
 from pathlib import Path
 from typing import Any
