@@ -17,7 +17,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 def sizes(width: int) -> EncoderSizes:
-    """An encoder around a layer, of which only the width matters."""
+    """Return the sizes of an encoder, of which a layer uses only the width."""
     return EncoderSizes(width, max_tokens=40, is_causal=False, hidden_dropout=0.0, layer_norm_eps=1e-12)
 
 
@@ -32,7 +32,7 @@ def linear(layer: nn.Linear, rows: Array) -> Array:
 
 
 def softmax(scores: Array) -> Array:
-    """Over the last axis; 0 where all of it is -inf."""
+    """Return the softmax over the last axis, or 0 if all entries are -inf."""
     highest = scores.max(axis=-1, keepdims=True)
     exponentials = np.exp(scores - np.where(np.isinf(highest), 0.0, highest))
     total = exponentials.sum(axis=-1, keepdims=True)
@@ -52,7 +52,7 @@ def scores_of(query: Array, key: Array, keep: BoolArray, scale: float | None = N
 
 
 def randomised(module: nn.Module, seed: int = 0, std: float = 0.3) -> nn.Module:
-    """The module in float64 and eval mode, with every parameter random: no bias is zero."""
+    """Return the module in float64 and eval mode, with random parameters, including biases."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -61,7 +61,7 @@ def randomised(module: nn.Module, seed: int = 0, std: float = 0.3) -> nn.Module:
 
 
 def padded(batch: int, tokens: int) -> dict[str, BoolArray]:
-    """Masks (B, T): full, right, left, holes, and a row of nothing but padding."""
+    """Return masks (B, T): no padding, right, left, in the middle, and all padding."""
     right = np.arange(tokens)[None] < np.linspace(1, tokens, batch).astype(int)[:, None]
     holes = np.arange(batch * tokens).reshape(batch, tokens) % 3 != 1
     empty = right.copy()
@@ -88,7 +88,7 @@ def hidden(batch: int, tokens: int, width: int, seed: int = 1) -> Tensor:
 
 
 def largest_difference(found: Tensor, expected: Array, keep: BoolArray | None = None) -> float:
-    """On all tokens, or on live ones of (B, T, ...)."""
+    """Return the largest difference over all tokens, or over the non-padding tokens of (B, T, ...)."""
     error = np.abs(found.detach().numpy() - expected)
     return float((error if keep is None else error[keep]).max(initial=0.0))
 
@@ -132,9 +132,9 @@ def check_dropout(make: Callable[[float], nn.Module], width: int) -> None:
 
 
 def check_gradients(module: nn.Module, width: int) -> None:
-    """torch.autograd.gradcheck of the context and of all outputs, for inputs and every parameter.
+    """Run torch.autograd.gradcheck on the context and all outputs, for inputs and all parameters.
 
-    The fast mode compares a random projection of the Jacobian: it needs two runs a tensor, not one a number.
+    The fast mode compares a random projection of the Jacobian, which takes two runs per tensor.
     """
     module, mask = randomised(module), mask_of(padded(2, 3)["right"])
     names = [name for name, _ in module.named_parameters()]

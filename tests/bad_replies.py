@@ -1,4 +1,4 @@
-"""Changes that make a reply wrong."""
+"""Changes that make a response invalid."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,17 +12,17 @@ Change = Callable[[Any], object]
 
 
 def only(kind: type[Any], change: Change) -> Change:
-    """Return `change` for replies of one kind."""
+    """Return a function that applies `change` to responses of one type."""
     return lambda reply: change(reply) if isinstance(reply, kind) else None
 
 
 def put(tensor: Tensor, index: int, value: float) -> None:
-    """Set one number of a tensor in fp32."""
+    """Set one element of an fp32 tensor."""
     numbers = np.frombuffer(tensor.data, "<f4").copy()
     numbers[index] = value
     tensor.data = numbers.tobytes()
 
 
 def second_text(change: Change) -> Change:
-    """Return `change` for the second text of an `encode`."""
+    """Return a function that applies `change` to the second text of an Encode response."""
     return only(pb.EncodeResponse, lambda reply: change(reply.results[1]))

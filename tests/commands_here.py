@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def process_as_before() -> Iterator[None]:
-    """Take back handlers of signals, and of logs with their levels, when the block is left."""
+    """Restore signal handlers, log handlers and log levels on exit."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     signals = {number: signal.getsignal(number) for number in numbers}
     root, grpc = logging.getLogger(), logging.getLogger("grpc")

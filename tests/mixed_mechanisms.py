@@ -1,4 +1,4 @@
-"""A small encoder with another attention in each layer, of which the first three can be taken apart."""
+"""A small encoder with a different attention mechanism in each layer."""
 
 from functools import cache
 from typing import Any
@@ -29,7 +29,7 @@ LAYERS: list[dict[str, Any]] = [
 
 
 def mixed_config(placement: str = "pre") -> EncoderConfig:
-    """Its configuration; `placement` is that of the norms. Only "pre" has all layers."""
+    """Return the configuration with the given norm placement. Only "pre" has all layers."""
     layers = LAYERS if placement == "pre" else LAYERS[:1]
     return EncoderConfig.from_dict(
         {
@@ -46,7 +46,7 @@ def mixed_config(placement: str = "pre") -> EncoderConfig:
 
 
 def random_encoder(config: EncoderConfig) -> Encoder:
-    """No norm is the identity, and no bias 0."""
+    """Return a random encoder in which no norm is the identity and no bias is zero."""
     encoder = new_encoder(config, seed=3).eval()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -57,7 +57,7 @@ def random_encoder(config: EncoderConfig) -> Encoder:
 
 @cache
 def traced_mixed(placement: str) -> tuple[Encoder, TracedGraph]:
-    """The encoder of `mixed_config` with its attention graph; tracing takes seconds."""
+    """Return the encoder of `mixed_config` with its attention graph. Tracing takes seconds."""
     config = mixed_config(placement)
     encoder = random_encoder(config)
     return encoder, trace(encoder, config)

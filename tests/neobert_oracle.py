@@ -1,11 +1,11 @@
-"""NeoBERT after its paper (https://arxiv.org/abs/2502.19587) and the names of its tensors.
+"""Reference implementation of NeoBERT from its paper (https://arxiv.org/abs/2502.19587).
 
-transformers has no such one, and the publisher's code was not at hand. The order of rows and the rotation of
-neighbours are what public reimplementations that load its weights say. This is written apart from the
-encoder: rotation is a product of complex numbers, query, key and value are taken from one product, masks are
-infinite.
+transformers does not include NeoBERT, and the publisher's code was not available. The row order and the
+rotation of adjacent pairs follow public reimplementations that load its weights. The code is independent of
+the encoder: it rotates with complex numbers, splits one product into query, key and value, and masks with
+infinity.
 
-Letters in shapes: B batch, T tokens, D width, H heads, K head width.
+Shape legend: B batch, T tokens, D hidden size, H heads, K head size.
 """
 
 import json
@@ -20,7 +20,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class NeoBert:
-    """A random model with the keys and the tensors of a published checkpoint."""
+    """A random model with the configuration keys and tensor names of a published checkpoint."""
 
     content: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -67,7 +67,7 @@ class NeoBert:
         )
 
     def run(self, ids: Tensor, mask: Tensor, dtype: torch.dtype) -> list[Tensor]:
-        """The hidden states (B, T, D) and the weights (B, H, T, T) of each layer."""
+        """Return the hidden states (B, T, D) and attention weights (B, H, T, T) of each layer."""
         tensors = {name: each.to(dtype) for name, each in self.tensors.items()}
         hidden, maps = tensors["encoder.weight"][ids], []
         for layer in range(self.content["num_hidden_layers"]):
@@ -98,7 +98,7 @@ class NeoBert:
 
 
 def turned(vectors: Tensor) -> Tensor:
-    """(B, H, T, K), each pair of neighbours as a complex number times e^(i t 10000^(-2j/K))."""
+    """Rotate (B, H, T, K): adjacent pairs, as complex numbers, are multiplied by e^(i t 10000^(-2j/K))."""
     tokens, width = vectors.shape[-2:]
     frequencies = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.outer(torch.arange(tokens, dtype=torch.float64), frequencies)

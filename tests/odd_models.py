@@ -1,7 +1,7 @@
-"""Models of `transformers` with odd sizes and every parameter random: the oracle for each family.
+"""Reference models of `transformers` with unusual sizes and random parameters, one per family.
 
-A default value or a square matrix would hide a wrong mapping; here none of the sizes is usual, no LayerNorm
-is the identity and no bias is zero.
+Default values or square matrices would hide an incorrect mapping, so all sizes are unusual, no LayerNorm is
+the identity and no bias is zero.
 """
 
 import re
@@ -28,16 +28,16 @@ SIZES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class OddModel:
-    """A model to draw.
+    """A randomly initialized model.
 
     Attributes:
-        name: of its class, without `kind`.
-        changes: what differs from `SIZES`.
-        num_tokens: the longest input to compare on.
-        kind: what the class of the encoder alone ends with.
-        std: of the weights. Where scores are not scaled, or products multiplied as behind a gate, rounding
-            grows faster with the weights, in both implementations.
-        source: the module with the classes.
+        name: Class name without `kind`.
+        changes: Overrides of `SIZES`.
+        num_tokens: Maximum input length for comparisons.
+        kind: Class name suffix of the encoder without a head.
+        std: Standard deviation of the weights. Without score scaling, or with gated products, rounding errors
+            grow faster with the weights in both implementations.
+        source: Module that contains the classes.
     """
 
     name: str
@@ -55,9 +55,9 @@ class OddModel:
         return getattr(self.source, f"{self.name}Config")(**SIZES | self.changes)
 
     def make(self, kind: str | None = None, seed: int = 5) -> Any:
-        """The random model in eval mode; `kind` "ForMaskedLM" and the like have a head on top."""
+        """Return the model in eval mode. `kind` selects a class with a head, such as "ForMaskedLM"."""
         config = self.config()
-        config._attn_implementation = "eager"  # the only one that returns attention maps
+        config._attn_implementation = "eager"  # the only implementation that returns attention weights
         model: Any = getattr(self.source, self.name + (kind or self.kind))(config)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -65,7 +65,7 @@ class OddModel:
             for name, parameter in ((n, p) for n, p in model.named_parameters() if p.requires_grad):
                 noise = torch.randn(parameter.shape, generator=generator)
                 if re.search(r"(norm[^.]*|\.ln)\.(weight|gamma)$", name.lower()):
-                    # Fresh ones are 0 where a norm multiplies by 1 + weight: fp32 must hold that sum exactly.
+                    # Initialized to 0 if the norm multiplies by 1 + weight: the sum must be exact in fp32.
                     parameter.copy_(1 + 0.3 * noise if parameter.any() else (77 * noise).round() / 256)
                 else:
                     parameter.copy_(self.std * noise)
@@ -78,9 +78,9 @@ class OddModel:
 
 @contextmanager
 def float64_throughout(model: Any) -> Iterator[None]:
-    """Make `transformers` compute in float64 even where it asks for float32: rotations, norms and softmax.
+    """Make `transformers` compute in float64 even where it casts to float32: rotations, norms and softmax.
 
-    `.double()` alone would leave those as they are, and the frequencies of the rotations rounded to fp32.
+    `.double()` alone would keep these casts and the rotation frequencies rounded to fp32.
     """
     model.double()
     with (
@@ -101,7 +101,7 @@ def float64_throughout(model: Any) -> Iterator[None]:
 
 
 def padded_masks(batch: int, tokens: int) -> Iterator[Tensor]:
-    """All live; padded right; padded left; with holes."""
+    """Return masks without padding and with padding on the right, on the left and in the middle."""
     lengths = torch.linspace(1, tokens, batch).long()[:, None]
     right = (torch.arange(tokens)[None] < lengths).long()
     yield torch.ones(batch, tokens, dtype=torch.int64)
@@ -111,7 +111,7 @@ def padded_masks(batch: int, tokens: int) -> Iterator[Tensor]:
 
 
 def random_inputs(config: Any, mask: Tensor) -> dict[str, Tensor]:
-    """Draw ids for a mask, padding ids exactly where it is 0: `transformers` goes by the ids.
+    """Draw random ids, with padding ids exactly where the mask is 0, since `transformers` reads the ids.
 
     The same mask and sizes give the same ids.
     """

@@ -1,7 +1,7 @@
-"""OpenVINO in a process of its own.
+"""OpenVINO in a subprocess.
 
-It gives the thread that compiles a model a signal stack, which may be freed while the thread has it: a signal
-that comes later then ends the process.
+OpenVINO sets a signal stack for the thread that compiles a model and may free it too early. A later signal
+then crashes the process.
 """
 
 import multiprocessing
@@ -16,13 +16,13 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def run_openvino(path: Path, options: dict[str, str], feed: Arrays) -> tuple[list[str], Arrays]:
-    """Return the shapes of the inputs, and the outputs by name."""
+    """Run a model and return its input shapes and its outputs by name."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
         return executor.submit(_run, path, options, feed).result()
 
 
 def _run(path: Path, options: dict[str, str], feed: Arrays) -> tuple[list[str], Arrays]:
-    import openvino  # noqa: PLC0415 - here alone
+    import openvino  # noqa: PLC0415 - only in the subprocess
 
     compiled = openvino.compile_model(path, "CPU", options)
     outputs = compiled(feed)

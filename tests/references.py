@@ -8,7 +8,7 @@ import numpy.typing as npt
 import onnxruntime
 import tokenizers
 
-# From no word to hundreds, so that a batch of them is never of one length.
+# From zero to hundreds of words, so that batches have mixed lengths.
 TEXTS = [
     "The animal didn't cross the street because it was too tired.",
     "",

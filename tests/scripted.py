@@ -34,7 +34,7 @@ LAYOUTS = {
 
 
 def model(**limits: int) -> Model:
-    """The only model."""
+    """Return the description of the only model."""
     layers = [LayerInfo(attention="softmax", num_heads=NUM_HEADS)] * NUM_LAYERS
     sizes = Architecture(hidden_size=HIDDEN_SIZE, num_layers=NUM_LAYERS, num_heads=NUM_HEADS, layers=layers)
     told = Model(
@@ -52,12 +52,12 @@ def model(**limits: int) -> Model:
 
 
 def characters(text: pb.Input) -> str:
-    """The characters of a text or pair; a letter for each of its ids."""
+    """Return the characters of a text or pair, or one letter per token id."""
     return text.text or text.text_pair.first + text.text_pair.second or "i" * len(text.token_ids.input_ids)
 
 
 def vectors(request: pb.EmbedRequest) -> pb.EmbedResponse:
-    """The answer to a request: each text's vector has its number of characters in every place."""
+    """Return an EmbedResponse: all elements of a text's vector are its number of characters."""
     rows = [[len(characters(text))] * (request.dimensions or HIDDEN_SIZE) for text in request.inputs]
     return pb.EmbedResponse(
         model=NAME,
@@ -68,7 +68,7 @@ def vectors(request: pb.EmbedRequest) -> pb.EmbedResponse:
 
 
 def tokens(text: pb.Input) -> list[pb.Token]:
-    """The tokens of a text: its characters."""
+    """Return the tokens of a text, one per character."""
     if text.HasField("text_pair"):
         pair = (
             (text.text_pair.first, pb.TOKEN_SOURCE_TEXT),
@@ -83,7 +83,7 @@ def tokens(text: pb.Input) -> list[pb.Token]:
 
 
 def encoded(request: pb.EncodeRequest | pb.EncodeStreamRequest) -> pb.EncodeResponse:
-    """The answer to a request: each character is a token, which attends to all of them alike."""
+    """Return an EncodeResponse: each character is a token with uniform attention."""
     response = pb.EncodeResponse(model=NAME, model_version=VERSION)
     for text in request.inputs:
         described = tokens(text)
@@ -120,7 +120,7 @@ def _attention(
 
 
 def explained(request: pb.ExplainRequest) -> pb.ExplainResponse:
-    """The answer to a request for contributions: those of all characters are alike, half is the baseline."""
+    """Return an ExplainResponse: equal contributions of all characters; half the target is baseline."""
     response = pb.ExplainResponse(model=NAME, model_version=VERSION)
     for text in request.inputs:
         described = tokens(text)
@@ -134,7 +134,7 @@ def explained(request: pb.ExplainRequest) -> pb.ExplainResponse:
 
 
 def streamed(request: pb.EncodeStreamRequest) -> list[pb.EncodeStreamResponse]:
-    """The same as messages of a stream."""
+    """Yield the `encoded` response as stream messages."""
     messages: list[pb.EncodeStreamResponse] = []
     for index, result in enumerate(encoded(request).results):
         queries = list(result.attention)
@@ -163,7 +163,7 @@ def _usage(num_tokens: int) -> pb.Usage:
 
 
 class ScriptedServer(EncoderServiceServicer):
-    """A server in this process for the time of the block.
+    """Context manager that runs the scripted server in this process.
 
     Tests may replace `embed` and `encode_stream`, which make the responses, and `change`, which edits every
     response before it is sent.
@@ -177,15 +177,15 @@ class ScriptedServer(EncoderServiceServicer):
         self.metadata: list[dict[str, str | bytes]] = []
         self.embed: Embed = lambda request, _: vectors(request)
         self.encode_stream: Callable[[pb.EncodeStreamRequest], Iterable[pb.EncodeStreamResponse]] = streamed
-        self.holds_streams = False  # after the first message, until their client cancels them
+        self.holds_streams = False  # after the first message, until the client cancels
         self.change: Callable[[Any], object] = lambda _: None
-        self.waiting = threading.Semaphore(0)  # counts the calls that are held
-        self.cancelled = threading.Semaphore(0)  # and those that their client cancelled
+        self.waiting = threading.Semaphore(0)  # released once per held call
+        self.cancelled = threading.Semaphore(0)  # released once per canceled call
         self._leaving = threading.Event()
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """HOST:PORT of the server."""
         return f"127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
@@ -198,7 +198,7 @@ class ScriptedServer(EncoderServiceServicer):
         self.stop()
 
     def start(self) -> None:
-        """Listen, on the same port as before."""
+        """Listen, on the previous port if there is one."""
         self._leaving.clear()
         self._server = grpc.server(ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
         add_EncoderServiceServicer_to_server(self, self._server)
@@ -206,12 +206,12 @@ class ScriptedServer(EncoderServiceServicer):
         self._server.start()
 
     def stop(self) -> None:
-        """Go away at once."""
+        """Stop immediately."""
         self._leaving.set()
         self._server.stop(grace=None).wait()
 
     def wait_until_cancelled(self, context: grpc.ServicerContext) -> None:
-        """Hold a call until its client cancels it."""
+        """Block a call until the client cancels it."""
         ended = self._noted_end(context)
         self.waiting.release()
         ended.wait(timeout=60)
@@ -225,7 +225,7 @@ class ScriptedServer(EncoderServiceServicer):
                 self.cancelled.release()
 
         if not context.add_callback(note):
-            note()  # it was cancelled before
+            note()  # already canceled
         return ended
 
     def _model(self) -> Model:
@@ -255,7 +255,7 @@ class ScriptedServer(EncoderServiceServicer):
         self, request: pb.EncodeStreamRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.EncodeStreamResponse]:
         self._note(request, context)
-        ended = self._noted_end(context)  # now: a generator whose call is cancelled is not run on
+        ended = self._noted_end(context)  # record now: the generator of a canceled call is not resumed
         for response in self.encode_stream(request):
             yield self._changed(response)
             if self.holds_streams:
@@ -310,7 +310,7 @@ def refuse(
     *violations: FieldViolation,
     **details: Any,
 ) -> None:
-    """End a call as an attnlens server does."""
+    """Abort a call in the same way as an attnlens server."""
     if reason:
         packed = error_details(reason, *violations, **details).SerializeToString()
         context.set_trailing_metadata((("attnlens-error-reason", reason), ("attnlens-error-bin", packed)))
@@ -346,7 +346,7 @@ class _Garbled(grpc.GenericRpcHandler):
 
 @contextmanager
 def garbled() -> Iterator[str]:
-    """Yield the address of a server whose replies are no messages."""
+    """Yield the address of a server with undecodable responses."""
     server = grpc.server(ThreadPoolExecutor(4))
     server.add_generic_rpc_handlers((_Garbled(),))
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

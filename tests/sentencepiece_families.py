@@ -1,4 +1,4 @@
-"""SentencePiece models as families of checkpoints have them."""
+"""SentencePiece models in the formats of checkpoint families."""
 
 from typing import Any
 

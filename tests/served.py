@@ -12,9 +12,9 @@ from typing import Self
 
 
 class ServerProcess:
-    """`attnlens serve BUNDLE --port 0 ARGS`, without the port where ARGS have an address.
+    """Process of `attnlens serve BUNDLE --port 0 ARGS`. The port is omitted if ARGS contain an address.
 
-    It is ready when the block is entered, and stopped when it is left.
+    As a context manager, it waits until the server is ready and stops it on exit.
     """
 
     def __init__(self, bundle: Path, *args: str) -> None:
@@ -29,7 +29,7 @@ class ServerProcess:
             self.command, stdout=subprocess.PIPE, stderr=self._stderr, text=True, encoding="utf-8"
         )
         assert self.process.stdout is not None
-        self.ready_line = self.process.stdout.readline()  # empty when the process ends instead
+        self.ready_line = self.process.stdout.readline()  # empty if the process has exited
         match = re.search(r" is ready at (\S+): ", self.ready_line)
         if match is None:
             self.process.kill()
@@ -55,7 +55,7 @@ class ServerProcess:
         return match[1]
 
     def stop(self) -> int:
-        """Send SIGTERM, wait, return the exit code. Raises TimeoutExpired if it had to be killed."""
+        """Send SIGTERM, wait and return the exit code. Raises TimeoutExpired if it had to be killed."""
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(timeout=60)

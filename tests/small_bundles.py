@@ -22,13 +22,13 @@ MODELS = {
 
 
 def copy_without_json(kind: str, source: Path) -> None:
-    """Copy a tokenizer's files as they were before there was a tokenizer.json."""
+    """Copy a tokenizer's files without tokenizer.json."""
     shutil.copytree(TOKENIZERS / kind, source, ignore=lambda *_: ["tokenizer.json"], dirs_exist_ok=True)
 
 
 @functools.cache
 def _traced(kind: str) -> "TracedGraph":
-    """The graph of `MODELS[kind]`, whose weights are the same whenever it is made."""
+    """Return the traced graph of `MODELS[kind]`, with reproducible weights."""
     from attnlens_export.graph.trace import trace  # noqa: PLC0415 - imports torch
     from attnlens_model import load_checkpoint  # noqa: PLC0415
 
@@ -39,9 +39,9 @@ def _traced(kind: str) -> "TracedGraph":
 
 
 def export_small(kind: str, directory: Path, **options: Any) -> Path:
-    """Export `MODELS[kind]` with a tokenizer that is built, and return the bundle.
+    """Export `MODELS[kind]` with its built tokenizer and return the bundle.
 
-    `options` are those of `ExportOptions`. Faithfulness is not measured unless they ask for it.
+    `options` are passed to `ExportOptions`. By default, faithfulness is not measured.
     """
     from attnlens_export import ExportOptions, export_bundle  # noqa: PLC0415 - imports torch
     from attnlens_export.parity.grid import small_grid  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""The small files of checkpoints and bundles: written, read, and signed again after a change."""
+"""Reading, writing and re-signing small files of checkpoints and bundles."""
 
 import json
 from contextlib import suppress
@@ -12,7 +12,7 @@ from attnlens_export.graph.read import external_files
 
 
 def write(path: Path, content: object) -> None:
-    """Write JSON, making the directory."""
+    """Write JSON and create the directory if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content), encoding="utf-8")
 
@@ -22,7 +22,7 @@ def read(path: Path) -> Any:
 
 
 def write_pooling_files(directory: Path, width: int, mode: str = "mean") -> None:
-    """Write the files of sentence-transformers that say how a checkpoint is pooled."""
+    """Write the sentence-transformers files that configure pooling."""
     kinds = {"": "Transformer", "1_Pooling": "Pooling"}
     modules = [
         {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
@@ -33,10 +33,10 @@ def write_pooling_files(directory: Path, width: int, mode: str = "mean") -> None
 
 
 def sign(directory: Path) -> None:
-    """Make the manifest list the files that are there, as whoever alters a bundle on purpose would."""
+    """Update the manifest to match the files, as an attacker who alters a bundle would."""
     manifest = read_manifest(directory)
     for graph in manifest.graphs:
-        with suppress(GraphError):  # the file is no graph any more
+        with suppress(GraphError):  # the file is not a valid graph anymore
             others = external_files(directory / graph.path)
             graph.data_files[:] = [path.relative_to(directory).as_posix() for path in others]
     del manifest.files[:]

@@ -19,13 +19,13 @@ Json = dict[str, Any]
 
 
 def copy_of(bundle: Path, directory: Path) -> Path:
-    """Return a copy that may be tampered with."""
+    """Return a copy of a bundle to tamper with."""
     return Path(shutil.copytree(bundle, directory / "bundle"))
 
 
 @contextmanager
 def manifest_of(bundle: Path) -> Iterator[Json]:
-    """The manifest as JSON, written back when the block ends."""
+    """Yield the manifest as JSON and write it back on exit."""
     path = bundle / MANIFEST_NAME
     manifest = json.loads(path.read_text())
     yield manifest
@@ -33,7 +33,7 @@ def manifest_of(bundle: Path) -> Iterator[Json]:
 
 
 def put_hashes_right(bundle: Path) -> None:
-    """Write the hashes and sizes of the listed files as they are now."""
+    """Update the hashes and sizes of the listed files."""
     manifest = read_manifest(bundle)
     for file in manifest.files:
         file.CopyFrom(describe_file(bundle, bundle / file.path))
@@ -41,7 +41,7 @@ def put_hashes_right(bundle: Path) -> None:
 
 
 def change_graph(bundle: Path, path: str, change: Callable[[onnx.GraphProto], None]) -> None:
-    """Change the graph of an ONNX file, which keeps its weights where they are."""
+    """Change the graph of an ONNX file without moving its external weights."""
     model = onnx.load(bundle / path, load_external_data=False)
     change(model.graph)
     (bundle / path).write_bytes(model.SerializeToString())
@@ -69,12 +69,12 @@ def through(name: str, *nodes: onnx.NodeProto, **output: Any) -> Callable[[onnx.
 
 
 def constant(name: str, value: Any, data_type: int = TensorProto.FLOAT) -> onnx.NodeProto:
-    """A node that returns a number."""
+    """Return a node with a constant output."""
     return helper.make_node("Constant", [], [name], value=helper.make_tensor(name, data_type, [], [value]))
 
 
 def endless_loop(before: str, after: str) -> list[onnx.NodeProto]:
-    """Nodes that never come from `before` to `after`."""
+    """Return nodes with an infinite loop between `before` and `after`."""
     body = helper.make_graph(
         [
             helper.make_node("Identity", ["go_on"], ["go_on_out"]),

@@ -10,7 +10,7 @@ def test_equal_arrays_have_no_differences() -> None:
     assert not list(differences(arrays, {name: array.copy() for name, array in arrays.items()}))
 
 
-def test_added_arrays_are_no_differences() -> None:
+def test_added_arrays_are_not_differences() -> None:
     assert not list(differences({}, {"added": np.zeros(1)}))
 
 

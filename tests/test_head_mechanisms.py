@@ -1,4 +1,4 @@
-"""Overlapping, mixed and composed heads all the way: a checkpoint, a bundle, a server, a client."""
+"""Overlapping, mixture and composed heads, end to end: checkpoint, bundle, server and client."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ OUTPUTS = [
 
 @pytest.fixture
 def encoder() -> Encoder:
-    """A layer of each kind, with weights as large as after training."""
+    """Return an encoder with one layer of each kind and weights at the scale of a trained model."""
     encoder = new_encoder(mechanism_config("heads"), seed=3)
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():
@@ -53,7 +53,9 @@ def checkpoint(encoder: Encoder, tmp_path: Path) -> Path:
     return directory
 
 
-def test_from_a_checkpoint_to_a_client(encoder: Encoder, checkpoint: Path, tmp_path: Path) -> None:
+def test_weights_from_checkpoint_to_client_match_pytorch(
+    encoder: Encoder, checkpoint: Path, tmp_path: Path
+) -> None:
     loaded = load_checkpoint(checkpoint)
     assert (loaded.config, loaded.unused_tensors) == (encoder.config, ())
     bundle = tmp_path / "bundle"

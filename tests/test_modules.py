@@ -1,11 +1,11 @@
-"""Every module that needs no PyTorch loads, on each version of Python that the tests run on."""
+"""Every module that does not need PyTorch can be imported on each tested Python version."""
 
 import importlib
 import pkgutil
 
 import pytest
 
-# Not `widget`: its packages are of the extra `notebook`.
+# Without `widget`, which needs the extra `notebook`.
 PACKAGES = [
     "attnlens",
     "attnlens_server",
@@ -18,7 +18,7 @@ OF_EXTRAS = {"attnlens_viewer.widget"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_module_of_a_package_loads(package: str) -> None:
+def test_every_module_can_be_imported(package: str) -> None:
     found = pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")
     names = [module.name for module in found if module.name not in OF_EXTRAS]
     assert len(names) > 3

@@ -1,6 +1,6 @@
-"""A mechanism of one's own, all the way: a checkpoint, a bundle, a server, a client.
+"""A custom attention mechanism, end to end: checkpoint, bundle, server and client.
 
-tests/toy_attention.py and one line in the table of kinds are all that it takes.
+It requires only tests/toy_attention.py and one entry in the table of kinds.
 """
 
 import json
@@ -27,7 +27,7 @@ GRID = small_grid(16)
 
 @pytest.fixture
 def encoder(monkeypatch: pytest.MonkeyPatch) -> Encoder:
-    """Three layers: toy, softmax, toy."""
+    """Return an encoder with three layers: toy, softmax, toy."""
     monkeypatch.setitem(ATTENTION_KINDS, "toy", ToyAttentionConfig)
     config = EncoderConfig.from_dict(
         {
@@ -53,7 +53,7 @@ def checkpoint(encoder: Encoder, tmp_path: Path) -> Path:
     return directory
 
 
-def test_a_checkpoint_of_ones_own_is_loaded_as_it_was_saved(encoder: Encoder, checkpoint: Path) -> None:
+def test_custom_checkpoint_is_loaded_as_saved(encoder: Encoder, checkpoint: Path) -> None:
     loaded = load_checkpoint(checkpoint)
     assert loaded.config == encoder.config
     assert loaded.unused_tensors == ()
@@ -61,9 +61,7 @@ def test_a_checkpoint_of_ones_own_is_loaded_as_it_was_saved(encoder: Encoder, ch
         assert tensor.equal(encoder.state_dict()[name])
 
 
-def test_what_its_layers_return_reaches_the_client(
-    encoder: Encoder, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_custom_layer_outputs_reach_the_client(encoder: Encoder, checkpoint: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     export_bundle(checkpoint, bundle, ExportOptions(pooling="mean", grid=GRID))
     assert check_bundle(bundle, checkpoint, grid=GRID).verdict.passed

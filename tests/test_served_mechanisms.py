@@ -1,4 +1,4 @@
-"""Attention between some tokens, all the way: a fresh encoder, its bundle, a server, a client."""
+"""Sparse attention, end to end: a randomly initialized encoder, its bundle, a server and a client."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +37,7 @@ class Served(NamedTuple):
         return [weights[0].numpy() for weights in output.attentions]
 
     def dense(self, layer: int, rows: np.ndarray) -> np.ndarray:
-        """The weights (H, T, T) of a layer's rows."""
+        """Convert the rows of a layer to dense weights (H, T, T)."""
         [output] = self.encoder.config.layer_outputs(layer)
         match output.pattern:
             case None:
@@ -50,7 +50,7 @@ class Served(NamedTuple):
 
 @pytest.fixture(scope="module", params=["longformer", "big_bird"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Three layers: one of the kind, softmax, one of the kind."""
+    """Serve a model with three layers: the given kind, softmax, the given kind."""
     config = mechanism_config(request.param)
     bundle = tmp_path_factory.mktemp(request.param) / "bundle"
     grid = [*small_grid(16), Case(2, 64, Padding.RIGHT)]
@@ -59,7 +59,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield Served(request.param, new_encoder(config, seed=3), bundle, client)
 
 
-def test_its_bundle_says_between_which_tokens_there_are_weights(served: Served) -> None:
+def test_bundle_specifies_the_attention_pattern(served: Served) -> None:
     manifest = read_manifest(served.bundle)
     first, second, third = (
         output for output in manifest.graphs[1].outputs if output.value.name.startswith("attentions.")
@@ -70,7 +70,7 @@ def test_its_bundle_says_between_which_tokens_there_are_weights(served: Served) 
     assert check_bundle(served.bundle, grid=small_grid(16)).verdict.passed
 
 
-def test_each_text_gets_the_weights_that_it_has_alone_in_rows_or_put_together(served: Served) -> None:
+def test_text_gets_its_own_weights_in_sparse_and_dense_layout(served: Served) -> None:
     query = AttentionQuery(layers=[2, 0], heads=[2, 0])
     queries = [query, AttentionQuery(layers=[2, 0], heads=[2, 0], view="dense"), AttentionQuery(view="dense")]
     encoded = served.client.encode(TEXTS, attention=queries)
@@ -91,7 +91,7 @@ def test_each_text_gets_the_weights_that_it_has_alone_in_rows_or_put_together(se
             np.testing.assert_allclose(every.weights.sum(axis=-1), 1, atol=1e-5)
 
 
-def test_openvino_gives_the_weights_and_vectors_of_onnx_runtime(served: Served) -> None:
+def test_openvino_matches_onnx_runtime(served: Served) -> None:
     query = AttentionQuery(view="dense")
     with attnlens_server.local(served.bundle, engine="openvino", threads=2) as model:
         found = model.encode(TEXTS, attention=query)
@@ -101,7 +101,7 @@ def test_openvino_gives_the_weights_and_vectors_of_onnx_runtime(served: Served) 
         np.testing.assert_allclose(ours.weights, theirs.weights, rtol=0, atol=1e-5)
 
 
-def test_the_mean_over_heads_is_that_of_the_weights_put_together(served: Served) -> None:
+def test_mean_over_heads_matches_the_dense_weights(served: Served) -> None:
     mean = AttentionQuery(layers=[0, 2], view="head_mean")
     for ids, result in zip(TEXTS, served.client.encode(TEXTS, attention=mean), strict=True):
         layers = served.expected(ids)
@@ -110,12 +110,12 @@ def test_the_mean_over_heads_is_that_of_the_weights_put_together(served: Served)
             np.testing.assert_allclose(result.attention[0].dense()[place, 0], whole, atol=1e-5)
 
 
-def test_layers_of_several_layouts_are_refused_unless_they_are_put_together(served: Served) -> None:
+def test_mixed_layouts_are_rejected_unless_dense_is_requested(served: Served) -> None:
     with pytest.raises(InvalidRequestError, match=r"attention\[0\].layers.*ATTENTION_VIEW_DENSE"):
         served.client.encode(TEXTS[:1], attention=AttentionQuery())
 
 
-def test_a_parts_of_a_stream_has_its_pattern(served: Served) -> None:
+def test_stream_part_has_its_pattern(served: Served) -> None:
     parts = list(served.client.encode_stream_parts(TEXTS[2:3], attention=AttentionQuery(layers=[0])))
     layer = parts[-1]
     assert getattr(layer, "pattern", None) is not None

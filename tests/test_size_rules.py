@@ -1,4 +1,4 @@
-"""How long a function may be."""
+"""Maximum length of functions."""
 
 import ast
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ PATHS = [
 ]
 
 
-def test_the_files_are_found() -> None:
+def test_source_files_are_found() -> None:
     assert Path(__file__) in PATHS
     assert {path.relative_to(ROOT).parts[0] for path in PATHS} == set(ROOMS)
 

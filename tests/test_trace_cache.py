@@ -19,10 +19,10 @@ from odd_models import OddModel
 from toy_attention import ToyAttentionConfig
 from trace_cache import TraceCache
 
-pytestmark = pytest.mark.extended  # a tool of the tests
+pytestmark = pytest.mark.extended  # a test utility
 
 # Tied layers, tables, constants, and views. A cached graph that is wrong for its encoder fails the
-# parity check of every export, so other mechanisms need no test here.
+# parity check of every export, so other mechanisms are not tested here.
 CONFIGS: dict[str, dict[str, Any]] = {
     "tied layers": {"num_hidden_groups": 1, "embeddings.size": 24, "attention.alibi": True},
     "relative and composed": {
@@ -82,7 +82,9 @@ def tie(encoder: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [change_attribute, change_buffer, change_shape, tie])
-def test_what_a_trace_reads_is_in_its_key(change: Callable[[Encoder], None], trace_cache: TraceCache) -> None:
+def test_key_covers_everything_a_trace_reads(
+    change: Callable[[Encoder], None], trace_cache: TraceCache
+) -> None:
     config = small_config({"is_causal": True})
     encoder = new_encoder(config, seed=0)
     before = trace_cache.key(encoder, config)
@@ -113,7 +115,7 @@ def hold_tensor(encoder: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [replace_module, replace_method, add_hook, hold_tensor])
-def test_an_encoder_with_foreign_parts_is_not_cached(
+def test_encoder_with_foreign_modules_is_not_cached(
     change: Callable[[Encoder], None], trace_cache: TraceCache
 ) -> None:
     encoder = new_encoder(config := small_config(), seed=0)
@@ -121,8 +123,8 @@ def test_an_encoder_with_foreign_parts_is_not_cached(
     assert trace_cache.key(encoder, config) is None
 
 
-def test_a_checkpoint_of_transformers_is_cached(trace_cache: TraceCache, tmp_path: Path) -> None:
-    """transformers and torch change classes of torch as they are used."""
+def test_transformers_checkpoint_is_cached(trace_cache: TraceCache, tmp_path: Path) -> None:
+    """transformers and torch modify torch classes at run time."""
     OddModel("Bert").make().save_pretrained(tmp_path)
     checkpoint = load_checkpoint(tmp_path)
     assert trace_cache.key(checkpoint.encoder, checkpoint.config) is not None
@@ -135,7 +137,7 @@ def test_copies_of_an_encoder_are_cached(trace_cache: TraceCache) -> None:
     assert trace_cache.patched_modules() == []
 
 
-def test_a_mechanism_of_a_test_is_not_cached(trace_cache: TraceCache) -> None:
+def test_mechanism_defined_in_a_test_is_not_cached(trace_cache: TraceCache) -> None:
     with mock.patch.dict(ATTENTION_KINDS, {"toy": ToyAttentionConfig}):
         config = small_config({"attention": {"kind": "toy", "num_heads": 3}})
         encoder = new_encoder(config, seed=0)

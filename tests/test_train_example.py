@@ -16,7 +16,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> None:
 
 
 @pytest.mark.extended
-def test_what_is_trained_is_saved_exported_served_and_shown(
+def test_trained_model_is_saved_exported_served_and_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     attention = {"kind": "mixture", "shared_heads": 2, "active_heads": 1}
@@ -27,7 +27,7 @@ def test_what_is_trained_is_saved_exported_served_and_shown(
     header, *rows = (line.split() for line in shown.splitlines()[:6])
     assert header == ["plain", "mixture"]
     assert [row[0] for row in rows] == ["weights", "step", "step", "held-out", "seconds"]
-    # The sentence, token by token: as the first table has it, and the one of gates.
+    # The tokens of the sentence, in the first table and in the table of gates.
     assert shown.count(" river ") >= 2
     assert "Load: share of tokens that use the head." in shown
     config = load_checkpoint(tmp_path / "checkpoint").config
@@ -35,7 +35,7 @@ def test_what_is_trained_is_saved_exported_served_and_shown(
     assert attention.items() <= json.loads(config.to_json())["attention"].items()
 
 
-def test_what_it_cannot_train_is_refused_before_it_starts(
+def test_unsupported_configuration_is_rejected_before_training(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(

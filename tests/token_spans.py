@@ -21,7 +21,7 @@ WORDPIECE: Expected = {
     ],
     "東京 の": [("東", (0, 1), (0, 3)), ("京", (1, 2), (3, 6)), ("[UNK]", (3, 4), (7, 10))],
     "😀 the": [("😀", (0, 1), (0, 4)), ("the", (2, 5), (5, 8))],
-    # Woman, joiner, computer: the tokenizer drops the joiner, which is no mark and belongs to no token.
+    # Woman, joiner, computer: the tokenizer drops the joiner, which is not a mark, so no token covers it.
     "👩\u200d💻!": [("👩", (0, 1), (0, 4)), ("##💻", (2, 3), (7, 11)), ("!", (3, 4), (11, 12))],
     # A flag is two letters; the word is unknown as a whole.
     "a🇳🇴": [("[UNK]", (0, 3), (0, 9))],
@@ -44,7 +44,7 @@ WORDPIECE_CASED: Expected = {
         ("##é", (7, 8), (7, 9)),
     ],
     "e\u0301te\u0301 a": [("[UNK]", (0, 5), (0, 7)), ("a", (6, 7), (8, 9))],
-    # Marks have tokens of their own here.
+    # Marks are separate tokens in this tokenizer.
     "❤\ufe0f a": [("❤", (0, 1), (0, 3)), ("##\ufe0f", (1, 2), (3, 6)), ("a", (3, 4), (7, 8))],
     "İ": [("İ", (0, 1), (0, 2))],
 }  # fmt: skip
@@ -55,9 +55,9 @@ BYTE_LEVEL: Expected = {
         ("t", (0, 1), (0, 1)), ("he", (1, 3), (1, 3)),
         ("Ġ", (3, 4), (3, 4)), ("Ã", (4, 5), (4, 6)), ("©", (4, 5), (4, 6)),
     ],
-    # The space before a word is not part of its place.
+    # The span of a word excludes the preceding space.
     "a the": [("a", (0, 1), (0, 1)), ("Ġthe", (2, 5), (2, 5))],
-    # The accent's bytes are tokens of their own.
+    # The bytes of the accent are separate tokens.
     "e\u0301t": [
         ("e", (0, 1), (0, 1)), ("Ì", (1, 2), (1, 3)), ("ģ", (1, 2), (1, 3)), ("t", (2, 3), (3, 4)),
     ],
@@ -97,7 +97,7 @@ UNIGRAM: Expected = {
     "a🇳🇴": [("▁a", (0, 1), (0, 1)), ("🇳", (1, 2), (1, 5)), ("🇴", (2, 3), (5, 9))],
     # The ligature ﬁ becomes f and i in two tokens, both with the span of the ligature.
     "ﬁne": [("▁", (0, 0), (0, 0)), ("f", (0, 1), (0, 3)), ("in", (0, 2), (0, 4)), ("e", (2, 3), (4, 5))],
-    # Ideographic space is white space; a soft hyphen disappears.
+    # An ideographic space is whitespace; a soft hyphen is removed.
     "\u3000the\u00ad a": [("▁the", (1, 4), (3, 6)), ("▁a", (6, 7), (9, 10))],
     "  the  man\t": [("▁the", (2, 5), (2, 5)), ("▁man", (7, 10), (7, 10))],
     "": [],
@@ -119,7 +119,7 @@ class SpelledToken(NamedTuple):
 
 
 def described(encoded: EncodedInput, text_encoder: TextEncoder) -> list[SpelledToken]:
-    """Return the tokens of an input as the server describes them."""
+    """Return the tokens of an input in the format of server responses."""
     tokens = text_encoder.describe(encoded)
     columns = (tokens.ids, tokens.texts, tokens.sources, tokens.chars, tokens.bytes, tokens.words)
     return [SpelledToken(*row) for row in zip(*columns, strict=True)]

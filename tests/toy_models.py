@@ -9,7 +9,7 @@ HIDDEN_STATE = Output("last_hidden_state", OutputRole.LAST_HIDDEN_STATE, Layout.
 
 
 def make_model(*outputs: Output, **changes: Any) -> Model:
-    """A model whose layers have these outputs."""
+    """Return a model whose layers have these outputs."""
     embeddings = Graph("embeddings.onnx", ("input_ids", "attention_mask"), (HIDDEN_STATE,))
     attention = Graph("attention.onnx", embeddings.inputs, (HIDDEN_STATE, *outputs))
     facts: dict[str, Any] = {

@@ -114,7 +114,7 @@ class TraceCache:
         return bool(self.patched_modules())
 
     def patched_modules(self) -> list[str]:
-        """Return the names of the watched modules that differ from their state after import."""
+        """Return the names of watched modules that differ from their state after import."""
         return [
             name
             for name, before in self._unpatched.items()
@@ -122,7 +122,7 @@ class TraceCache:
         ]
 
     def _load(self, key: str, make: Callable[[], bytes]) -> bytes:
-        """Return the entry on disk. If there is none, make it while other processes that need it wait."""
+        """Return the entry on disk. If it is missing, create it while other processes wait."""
         directory = DIRECTORY / _digest(self._sources, _versions())
         if not directory.exists():
             for old in sorted(DIRECTORY.glob("*"), key=os.path.getmtime)[:-KEPT_VERSIONS]:
@@ -135,7 +135,7 @@ class TraceCache:
                 return path.read_bytes()
             entry = make()
             self.traced += 1
-            if _hash_sources() == self._sources:  # otherwise this process may have imported other sources
+            if _hash_sources() == self._sources:  # otherwise this process may have imported different sources
                 unfinished = path.with_suffix(f".{os.getpid()}")
                 unfinished.write_bytes(entry)
                 unfinished.rename(path)
@@ -282,7 +282,7 @@ def _described(value: object) -> object:
 
 
 def _named(value: Any) -> str:
-    """Return the name under which attnlens_model or torch holds a function or class."""
+    """Return the qualified name of a function or class of attnlens_model or torch."""
     module, name = getattr(value, "__module__", None) or "torch", getattr(value, "__name__", "")
     if module.partition(".")[0] not in ("attnlens_model", "torch"):
         raise _NotCacheable
@@ -292,7 +292,7 @@ def _named(value: Any) -> str:
 
 
 def _packed(graph: "TracedGraph", encoder: "Encoder") -> bytes:
-    """Return a graph with its constants, and where in the encoder its other weights are."""
+    """Return a graph with its constants, and the encoder locations of its other weights."""
     weights = []
     for name, array in graph.weights.items():
         source = name.removesuffix(".T")

@@ -22,7 +22,7 @@ RunHere = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="session")
 def run_process() -> Run:
-    """Run `attnlens ARGS` as a process of its own, without a terminal."""
+    """Run `attnlens ARGS` in a subprocess, without a terminal."""
 
     def run_attnlens(*args: object, **options: Any) -> subprocess.CompletedProcess[str]:
         command = options.pop("command", [sys.executable, "-m", "attnlens_cli.main"])
@@ -43,7 +43,7 @@ def run_process() -> Run:
 def run(run_process: Run) -> Run:
     """Run `attnlens ARGS` in this process, or as a separate process if options for its start are given.
 
-    Each process takes a second to import gRPC and numpy.
+    A subprocess takes a second to import gRPC and NumPy.
     """
 
     def run_attnlens(*args: object, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -62,7 +62,7 @@ def run(run_process: Run) -> Run:
 
 @pytest.fixture(autouse=True)
 def quick_retries() -> Iterator[None]:
-    """Let commands in this process find out within a tenth of a second that no server is there."""
+    """Make commands in this process give up on a missing server within 0.1 seconds."""
     with mock.patch("attnlens_client.connection._INITIAL_BACKOFF", "0.01s"):
         yield
 
@@ -74,9 +74,9 @@ def _environment(changes: dict[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _standard_input(text: str) -> Iterator[None]:
-    """Let file descriptor 0, which `attnlens embed` reads, be a pipe with a short text."""
+    """Replace file descriptor 0, which `attnlens embed` reads, by a pipe with a short text."""
     content = text.encode()
-    assert len(content) <= select.PIPE_BUF  # always fits
+    assert len(content) <= select.PIPE_BUF  # fits into the pipe buffer
     before = os.dup(0)
     reading, writing = os.pipe()
     try:
@@ -117,7 +117,7 @@ def server() -> Iterator[ScriptedServer]:
 
 @pytest.fixture(scope="session")
 def run_here() -> RunHere:
-    """Run `attnlens ARGS` in this process: its exit code, standard output and standard error."""
+    """Run `attnlens ARGS` in this process and return its exit code, standard output and standard error."""
 
     def run_attnlens(*args: object, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
         result = _run_here([str(arg) for arg in args], _environment(dict(env or {})))

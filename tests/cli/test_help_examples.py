@@ -1,7 +1,7 @@
 """All examples in help texts run unchanged, in a directory with the files that they mention.
 
-Only addresses, ports and names on the hub are replaced. The bundle is small, made by the example of `export`
-from a checkpoint with random weights; questions go to a server of MiniLM.
+Only addresses, ports and hub ids are replaced. The example of `export` creates a small bundle
+from a checkpoint with random weights; examples that call a server use MiniLM.
 """
 
 import gzip
@@ -24,7 +24,7 @@ from served import ServerProcess
 from small_bundles import TOKENIZERS
 from small_files import write_pooling_files
 
-pytestmark = pytest.mark.extended  # each command has tests of its own
+pytestmark = pytest.mark.extended  # each command has its own tests
 
 SMALL = {
     "num_hidden_layers": 4,
@@ -45,7 +45,7 @@ FRESH = {
 }
 SENTENCES = [f"The animal was too tired on day {day}." for day in range(12)]
 TREE = [("The", "DET", 2, "det"), ("animal", "NOUN", 3, "nsubj"), ("slept", "VERB", 0, "root")]
-# Options that bound the work of an example, from the environment.
+# Environment variables that limit the work of an example.
 BOUNDS = {
     "ATTNLENS_BENCH_COMPARE": "0",  # commands/test_bench.py compares engines
     "ATTNLENS_BENCH_SECONDS": "0.01",
@@ -57,7 +57,7 @@ BOUNDS = {
 
 
 def _command(name: str) -> click.Command:
-    """Return a command, or the root for the name of the program."""
+    """Return a command, or the root command for the program name."""
     if name == "attnlens":
         return attnlens
     assert isinstance(attnlens, LazyGroup)
@@ -104,7 +104,7 @@ def as_before() -> Iterator[None]:
 
 
 class Examples:
-    """Runs lines in the folder; one that several helps show runs once."""
+    """Runs example lines in the folder. A line that occurs in several help texts runs once."""
 
     def __init__(self, folder: Path, address: str) -> None:
         self.replaced = {
@@ -138,7 +138,7 @@ class Examples:
 
 @pytest.fixture(scope="module")
 def examples(folder: Path, minilm_server: ServerProcess) -> Iterator[Examples]:
-    """In the folder, with the bundle that the examples of `export` make first."""
+    """Return the runner, after the examples of `export` have created the bundle."""
     examples = Examples(folder, minilm_server.address)
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
@@ -159,7 +159,7 @@ def test_every_example_of_a_help_runs(name: str, examples: Examples) -> None:
         examples.run(line)
 
 
-def test_the_files_that_examples_write_are_there(folder: Path, examples: Examples) -> None:
+def test_examples_write_their_output_files(folder: Path, examples: Examples) -> None:
     for line in (line for name in COMMANDS for line in _examples(name)):
         examples.run(line)
     assert (folder / "vectors.jsonl").read_text().count("\n") == len(SENTENCES)

@@ -50,7 +50,7 @@ OUTPUTS = {
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_an_object_is_as_its_schema_says(run_here: RunHere, minilm_server: ServerProcess, name: str) -> None:
+def test_object_conforms_to_its_schema(run_here: RunHere, minilm_server: ServerProcess, name: str) -> None:
     code, out, err = run_here(*OUTPUTS[name], "--address", minilm_server.address)
     assert (code, err, out.count("\n") if name != "info" else 1) == (0, "", 1)
     conforms(name.partition(" ")[0], out)
@@ -60,7 +60,7 @@ def test_an_object_is_as_its_schema_says(run_here: RunHere, minilm_server: Serve
     ("command", "args"),
     [("embed", ()), ("tokenize", ("--input",)), ("encode", ("--outputs", "embedding", "--input"))],
 )
-def test_a_line_is_as_its_schema_says_and_keeps_other_keys(
+def test_line_conforms_to_its_schema_and_keeps_other_keys(
     run_here: RunHere, minilm_server: ServerProcess, tmp_path: Path, command: str, args: tuple[str, ...]
 ) -> None:
     source = tmp_path / "texts.jsonl"
@@ -72,9 +72,7 @@ def test_a_line_is_as_its_schema_says_and_keeps_other_keys(
     assert conforms(command, second)["index"] == 1
 
 
-def test_bundles_are_listed_as_their_schema_says(
-    run_here: RunHere, minilm_bundle: Path, tmp_path: Path
-) -> None:
+def test_bundle_list_conforms_to_its_schema(run_here: RunHere, minilm_bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "minilm").symlink_to(minilm_bundle)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "manifest.json").write_text("{", encoding="utf-8")
@@ -82,7 +80,7 @@ def test_bundles_are_listed_as_their_schema_says(
     assert [conforms("list", json.dumps(bundle))["facts"] is None for bundle in listed] == [True, False]
 
 
-def test_gates_and_a_missing_server_are_as_their_schemas_say(
+def test_gates_and_a_missing_server_conform_to_their_schemas(
     run_here: RunHere, server: ScriptedServer
 ) -> None:
     conforms("attend", run_here("attend", "abc", "--gates", "--json", "--address", server.address)[1])
@@ -91,7 +89,7 @@ def test_gates_and_a_missing_server_are_as_their_schemas_say(
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(SCHEMAS.glob("*.json"))])
-def test_every_object_of_a_schema_says_what_else_it_may_hold(name: str) -> None:
+def test_every_schema_object_specifies_additional_properties(name: str) -> None:
     objects = []
 
     def collect(value: object) -> None:
@@ -111,7 +109,7 @@ def test_every_object_of_a_schema_says_what_else_it_may_hold(name: str) -> None:
     assert all("description" in described for described in whole["properties"].values())
 
 
-def test_a_schema_refuses_what_has_drifted(run_here: RunHere, server: ScriptedServer) -> None:
+def test_schema_rejects_changed_output(run_here: RunHere, server: ScriptedServer) -> None:
     right = json.loads(run_here("attend", "abc", "--json", "--address", server.address)[1])
     validator = Draft202012Validator(schema("attend"))
     assert validator.is_valid(right)
@@ -128,7 +126,7 @@ def test_a_schema_refuses_what_has_drifted(run_here: RunHere, server: ScriptedSe
         assert not validator.is_valid(wrong)
 
 
-def test_the_page_has_the_tables_of_all_schemas() -> None:
+def test_page_has_the_tables_of_all_schemas() -> None:
     tables = runpy.run_path(str(DOCS / "json_tables.py"))
     page = (DOCS / "json_output.md").read_text(encoding="utf-8")
     assert tables["page"]() == page

@@ -1,4 +1,4 @@
-"""The root command: help, mistakes, configuration, missing extras, bugs."""
+"""The root command: help, usage errors, configuration, missing extras, bugs."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def _program(*lines: str) -> list[str]:
-    """Return a command that runs `lines` and then the command line with the arguments that follow."""
+    """Return a command that runs `lines` and then attnlens with the arguments appended to it."""
     return [
         sys.executable,
         "-c",
@@ -28,7 +28,7 @@ def _assert_one_line(result: subprocess.CompletedProcess[str], code: int, line: 
     assert (result.returncode, result.stdout, result.stderr) == (code, "", f"{line}\n")
 
 
-def test_the_version_is_that_of_the_distribution(run: Run) -> None:
+def test_version_matches_the_distribution(run: Run) -> None:
     result = run("--version")
     assert (result.returncode, result.stdout) == (0, f"attnlens {version('attnlens')}\n")
 
@@ -48,7 +48,7 @@ def test_every_help_ends_with_an_example(run: Run, command: tuple[str, ...]) -> 
     assert f"attnlens {' '.join(command)}" in example
 
 
-def test_without_a_command_there_is_help(run: Run) -> None:
+def test_help_is_shown_without_a_command(run: Run) -> None:
     result = run()
     assert (result.returncode, result.stdout) == (2, "")
     assert all(f"  {name} " in result.stderr for name in COMMANDS)
@@ -74,14 +74,14 @@ def test_without_a_command_there_is_help(run: Run) -> None:
         (["--log-level", "loud", "info"], "attnlens: invalid value for '--log-level': 'loud' is not one of"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(run: Run, args: list[str], line: str) -> None:
+def test_usage_error_is_one_line_with_exit_code_2(run: Run, args: list[str], line: str) -> None:
     result = run(*args)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith(line)
     assert result.stderr.count("\n") == 1
 
 
-def test_no_server_is_one_line_with_the_remedy(run: Run) -> None:
+def test_missing_server_is_reported_in_one_line_with_the_remedy(run: Run) -> None:
     result = run("info", "--address", "127.0.0.1:1", "--timeout-s", "5")
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
     assert result.stderr.startswith(
@@ -98,7 +98,7 @@ def test_debug_shows_the_traceback_before_the_line(run: Run) -> None:
         assert result.stderr.splitlines()[-1].startswith("attnlens info: no server answered")
 
 
-def test_a_bug_says_that_it_is_one(run: Run) -> None:
+def test_bug_is_reported_as_a_bug(run: Run) -> None:
     broken = _program(
         "import click, attnlens_cli.commands.asking.info as module",
         "module.info = click.command()(lambda: 1 / 0)",
@@ -112,7 +112,7 @@ def test_a_bug_says_that_it_is_one(run: Run) -> None:
     assert "Traceback" in run("--debug", "info", command=broken).stderr
 
 
-def test_an_interrupt_is_reported_and_has_an_exit_code_of_its_own(run: Run) -> None:
+def test_interrupt_is_reported_with_its_own_exit_code(run: Run) -> None:
     stopped = _program(
         "import click, attnlens_cli.commands.asking.info as module",
         "def stop(): raise KeyboardInterrupt",
@@ -124,7 +124,7 @@ def test_an_interrupt_is_reported_and_has_an_exit_code_of_its_own(run: Run) -> N
 
 
 @pytest.mark.parametrize("module", ["click", "rich"])
-def test_the_base_install_says_which_extra_the_command_line_needs(run: Run, module: str) -> None:
+def test_base_install_names_the_extra_for_the_command_line(run: Run, module: str) -> None:
     result = run("--help", command=_program(f"sys.modules['{module}'] = None"))
     _assert_one_line(
         result,
@@ -155,14 +155,14 @@ def test_a_missing_module_names_its_extra(
     )
 
 
-def test_the_readme_installs_as_the_messages_say() -> None:
+def test_readme_installs_the_extras_named_in_messages() -> None:
     page = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
     for extra in ("cli", "export", "plot", "server"):
         assert f"pip install '.[{extra}]'" in page or f"`[{extra}]`" in page
         assert f"pip install '.[{extra}]'" in how_to_install(extra)
 
 
-def test_options_come_from_the_command_line_then_the_environment_then_the_file(
+def test_command_line_overrides_environment_overrides_file(
     run: Run, server: ScriptedServer, tmp_path: Path
 ) -> None:
     file = tmp_path / "attnlens.toml"
@@ -192,7 +192,7 @@ def test_options_come_from_the_command_line_then_the_environment_then_the_file(
         ("[info", "is not valid TOML"),
     ],
 )
-def test_a_mistake_in_the_configuration_file_is_named(
+def test_error_in_the_configuration_file_is_reported(
     run: Run, content: str, line: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "attnlens.toml"
@@ -202,7 +202,7 @@ def test_a_mistake_in_the_configuration_file_is_named(
     assert line in result.stderr
 
 
-def test_grpc_prints_nothing_of_its_own(run: Run) -> None:
+def test_grpc_logging_is_disabled_unless_configured(run: Run) -> None:
     program = (
         "import atexit, os; atexit.register(lambda: print(os.environ['GRPC_VERBOSITY'])); "
         "from attnlens_cli.main import main; main()"

@@ -35,14 +35,14 @@ def server() -> Iterator[ScriptedServer]:
 
 @pytest.fixture(scope="session")
 def passages() -> list[str]:
-    """Five hundred passages of real prose, a sentence to a paragraph each."""
+    """Return 500 passages of real prose, each between a sentence and a paragraph long."""
     path = Path(__file__).parent.parent / "data" / "passages.jsonl"
     return [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.fixture(scope="session")
 def outputs(reference: Reference) -> Outputs:
-    """A text alone through plain ONNX Runtime: hidden states (T, D) and attention weights (L, H, T, T)."""
+    """Return a function that computes hidden states (T, D) and weights (L, H, T, T) of one text."""
 
     def run(text: str) -> tuple[Array, Array]:
         last_hidden_state, *weights = reference(text).values()
@@ -53,7 +53,7 @@ def outputs(reference: Reference) -> Outputs:
 
 @pytest.fixture(params=["Client", "AsyncClient"])
 def connect(request: pytest.FixtureRequest) -> Call:
-    """Return a function that opens a client of either kind; calls through it return when they are done.
+    """Return a function that opens a synchronous or asyncio client and calls its methods synchronously.
 
     Clients retry after the delay in the error, not later.
     """

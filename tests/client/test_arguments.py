@@ -89,7 +89,7 @@ class NAType:
         (["a"], {"dtype": "bogus"}, "dtype is 'bogus': use one of float32, float16"),
     ],
 )
-def test_a_wrong_argument_is_named_before_anything_is_sent(
+def test_invalid_argument_is_reported_before_anything_is_sent(
     texts: Any, options: dict[str, Any], message: str
 ) -> None:
     with (
@@ -99,7 +99,7 @@ def test_a_wrong_argument_is_named_before_anything_is_sent(
         client.embed(texts, **options)
 
 
-def test_numbers_of_every_method_are_whole() -> None:
+def test_every_method_rejects_fractional_numbers() -> None:
     with Client("127.0.0.1:1", max_attempts=1) as client:
         wrong: Any
         for name in ("batch_size", "in_flight"):
@@ -112,7 +112,7 @@ def test_numbers_of_every_method_are_whole() -> None:
             client.compare("a", "b", dimensions=2.5)  # type: ignore[arg-type]
 
 
-def test_asking_encode_for_nothing_is_a_mistake() -> None:
+def test_encode_rejects_a_request_without_outputs() -> None:
     with Client("127.0.0.1:1", max_attempts=1) as client:
         for method in (client.encode, client.encode_stream, client.encode_stream_parts):
             with pytest.raises(ValueError, match="use tokenize for tokens alone"):
@@ -124,7 +124,7 @@ def test_asking_encode_for_nothing_is_a_mistake() -> None:
 
 
 @pytest.mark.parametrize("texts", [{"a": "b"}, {"a"}, None, ["a", None]])
-def test_every_method_refuses_what_holds_no_texts(texts: Any) -> None:
+def test_every_method_rejects_a_value_that_is_not_a_list_of_texts(texts: Any) -> None:
     with Client("127.0.0.1:1", max_attempts=1) as client:
         for method in (
             client.embed,
@@ -138,7 +138,7 @@ def test_every_method_refuses_what_holds_no_texts(texts: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [list, tuple, iter, dict.fromkeys, np.array])
-def test_what_has_its_texts_in_order_is_taken(kind: Callable[[list[str]], Any]) -> None:
+def test_ordered_collections_of_texts_are_accepted(kind: Callable[[list[str]], Any]) -> None:
     given = kind(["b", "a"])
     assert [text.text for text in requests.inputs(given.keys() if isinstance(given, dict) else given)] == [
         "b",
@@ -146,7 +146,7 @@ def test_what_has_its_texts_in_order_is_taken(kind: Callable[[list[str]], Any]) 
     ]
 
 
-def test_a_text_is_a_str_a_pair_or_ids() -> None:
+def test_a_text_is_a_string_a_pair_or_token_ids() -> None:
     texts: list[Text] = ["a", ("b", "c"), [1, 2], (3, 4), TokenIds([5, 6], [0, 1]), TokenIds(range(2))]
     assert requests.inputs(texts) == [
         pb.Input(text="a"),
@@ -171,27 +171,27 @@ def test_a_text_is_a_str_a_pair_or_ids() -> None:
         (TokenIds([1], ["a"]), "(invalid token id|not a token id)"),  # type: ignore[list-item]
     ],
 )
-def test_what_is_neither_is_named(text: Any, message: str) -> None:
+def test_any_other_kind_of_text_is_rejected(text: Any, message: str) -> None:
     with Client("127.0.0.1:1", max_attempts=1) as client:
         for method in (client.embed, client.encode, client.encode_stream, client.tokenize):
             with pytest.raises((TypeError, ValueError), match=rf"^texts\[1\] .*{message}"):
                 method(["a", text])
 
 
-def test_a_single_text_of_ids_is_not_taken_for_a_list() -> None:
+def test_a_single_list_of_token_ids_is_not_a_list_of_texts() -> None:
     with pytest.raises(TypeError, match="texts is one TokenIds"):
         requests.inputs(TokenIds([1]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["layers", "heads"])
 @pytest.mark.parametrize("chosen", [3, "12", [1.9], ["1"], np.array([0.5]), np.array(1), [1 << 40], []])
-def test_layers_and_heads_are_lists_of_whole_numbers(name: str, chosen: Any) -> None:
+def test_layers_and_heads_are_lists_of_integers(name: str, chosen: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=name):
         AttentionQuery(**{name: chosen})
 
 
 @pytest.mark.parametrize("chosen", [np.array([0]), (0,), range(1), [np.int64(0)]])
-def test_layer_and_head_zero_alone_are_no_request_for_all(chosen: Any) -> None:
+def test_layer_zero_and_head_zero_are_sent_explicitly(chosen: Any) -> None:
     query = AttentionQuery(layers=chosen, heads=chosen)
     assert query == AttentionQuery(layers=(0,), heads=(0,))
     message = requests.query_message(query)
@@ -199,12 +199,12 @@ def test_layer_and_head_zero_alone_are_no_request_for_all(chosen: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("view", "mean"), ("role", "last_hidden_state"), ("view", None)])
-def test_a_query_has_known_names(name: str, value: Any) -> None:
+def test_query_rejects_unknown_names(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{name} is {value!r}: use one of"):
         AttentionQuery(**{name: value})
 
 
-def test_the_names_are_those_of_the_protocol() -> None:
+def test_names_match_the_protocol() -> None:
     assert set(get_args(ViewName)) == set(requests.values(pb.AttentionView.DESCRIPTOR))
     assert set(get_args(PoolingName)) == set(requests.values(Pooling.DESCRIPTOR))
     of_contributions = {"embedding", "token_contributions", "baseline", "head_contributions"}
@@ -231,7 +231,7 @@ def test_the_names_are_those_of_the_protocol() -> None:
         "explain",
     ],
 )
-def test_the_clients_have_the_same_explicit_arguments(method: str) -> None:
+def test_both_clients_have_the_same_explicit_arguments(method: str) -> None:
     of_sync, of_async = (
         inspect.signature(getattr(kind, method)).parameters for kind in (Client, AsyncClient)
     )
@@ -243,7 +243,7 @@ def test_the_clients_have_the_same_explicit_arguments(method: str) -> None:
     assert all(option.annotation is not inspect.Parameter.empty for option in options)
 
 
-def test_a_misspelt_argument_is_named(connect: Call) -> None:
+def test_misspelled_argument_is_reported(connect: Call) -> None:
     with connect("127.0.0.1:1") as call:
         with pytest.raises(
             TypeError, match=r"Client\.embed\(\) has no argument 'poling': did you mean 'pooling'\?"
@@ -288,20 +288,20 @@ def test_a_misspelt_argument_is_named(connect: Call) -> None:
         (TokenIds, [[1]], {"types": [0]}, r"^TokenIds\(\) has no argument 'types'"),
     ],
 )
-def test_a_constructor_names_itself_and_the_argument_that_it_does_not_have(
+def test_constructor_reports_an_unknown_argument(
     make: Call, given: list[Any], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(TypeError, match=message):
         make(*given, **options)
 
 
-def test_the_constructors_keep_their_signatures() -> None:
+def test_constructors_keep_their_signatures() -> None:
     assert "timeout_s" in inspect.signature(Client).parameters
     assert list(inspect.signature(TokenIds).parameters) == ["input_ids", "token_type_ids"]
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_help_shows_the_arguments(kind: type) -> None:
+def test_help_lists_the_arguments(kind: type) -> None:
     shown = pydoc.plain(pydoc.render_doc(kind.embed))  # type: ignore[attr-defined]
     for name in ("texts", "pooling", "dimensions", "progress"):
         assert f"{name}:" in shown

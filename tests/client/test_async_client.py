@@ -1,4 +1,4 @@
-"""The asyncio client, where it differs: many tasks at a time, cancellation, asynchronous streams."""
+"""Features specific to the asyncio client: concurrent tasks, cancellation, asynchronous streams."""
 
 import asyncio
 from contextlib import aclosing
@@ -20,7 +20,7 @@ async def test_many_tasks_share_a_client(
     assert np.abs(np.concatenate(vectors) - expected).max() <= 1e-5
 
 
-async def test_results_of_many_calls_come_in_order(
+async def test_results_of_concurrent_calls_keep_text_order(
     minilm_server: ServerProcess, client: Client, passages: list[str]
 ) -> None:
     texts = passages[:60]
@@ -33,7 +33,7 @@ async def test_results_of_many_calls_come_in_order(
     assert tokenized == client.tokenize(texts[:20])
 
 
-async def test_streams_give_what_encode_gives(minilm_server: ServerProcess) -> None:
+async def test_streams_return_the_same_results_as_encode(minilm_server: ServerProcess) -> None:
     texts = ["It rained.", "", "The cat sat on the mat."]
     async with AsyncClient(minilm_server.address, batch_size=2) as client:
         encoded = await client.encode(texts, attention=AttentionQuery())
@@ -46,14 +46,14 @@ async def test_streams_give_what_encode_gives(minilm_server: ServerProcess) -> N
     assert layers == [(index, layer) for index in range(3) for layer in (0, 5)]
 
 
-async def test_a_stream_can_be_left_early(minilm_server: ServerProcess) -> None:
+async def test_stream_can_be_closed_early(minilm_server: ServerProcess) -> None:
     async with AsyncClient(minilm_server.address) as client:
         async with aclosing(client.encode_stream(["word " * 200] * 40, attention=AttentionQuery())) as stream:
             assert (await anext(stream)).num_tokens == 202
         assert (await client.embed(["It rained."])).shape == (1, 384)
 
 
-async def test_a_failure_of_one_call_is_raised_once_with_the_texts_own_number(
+async def test_failure_of_one_call_is_raised_once_with_the_text_index(
     minilm_server: ServerProcess,
 ) -> None:
     async with AsyncClient(minilm_server.address, batch_size=4) as client:
@@ -63,10 +63,10 @@ async def test_a_failure_of_one_call_is_raised_once_with_the_texts_own_number(
         assert (await client.embed(["a"])).shape == (1, 384)
 
 
-async def test_a_cancelled_task_leaves_the_client_usable(minilm_server: ServerProcess) -> None:
+async def test_client_is_usable_after_a_task_is_canceled(minilm_server: ServerProcess) -> None:
     async with AsyncClient(minilm_server.address) as client:
         task = asyncio.create_task(client.embed(["word " * 200] * 200))
-        await client.get_model()  # by then the task has sent something
+        await client.get_model()  # wait until the task has sent a request
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -49,7 +49,7 @@ ATTENTION: dict[str, tuple[dict[str, Any], Change, str]] = {
 
 
 @pytest.mark.parametrize(("options", "change", "message"), ATTENTION.values(), ids=ATTENTION)
-def test_attention_is_not_believed(
+def test_invalid_attention_is_rejected(
     server: ScriptedServer, connect: Call, options: dict[str, Any], change: Change, message: str
 ) -> None:
     attention = [AttentionQuery(layers=[0]), AttentionQuery(**options)]
@@ -67,7 +67,7 @@ def test_attention_is_not_believed(
             call(method, ["ab", "cde"], attention=attention)
 
 
-def test_each_query_has_its_result(server: ScriptedServer, connect: Call) -> None:
+def test_number_of_results_must_match_the_queries(server: ScriptedServer, connect: Call) -> None:
     queries = [AttentionQuery(), AttentionQuery(role="head_gates")]
     with connect(server.address) as call:
         for change, message in (
@@ -95,7 +95,7 @@ LAYERS: dict[str, tuple[list[int] | None, list[int], str]] = {
 
 
 @pytest.mark.parametrize(("asked", "layers", "message"), LAYERS.values(), ids=LAYERS)
-def test_layers_are_not_believed(
+def test_invalid_layers_are_rejected(
     server: ScriptedServer, connect: Call, asked: list[int] | None, layers: list[int], message: str
 ) -> None:
     server.change = second_text(lambda text: text.attention[0].layers.__setitem__(slice(None), layers))
@@ -103,7 +103,7 @@ def test_layers_are_not_believed(
         call("encode", ["ab", "cde"], attention=AttentionQuery(layers=asked))
 
 
-def test_texts_of_one_model_have_the_same_layers(server: ScriptedServer, connect: Call) -> None:
+def test_texts_with_different_layers_are_rejected(server: ScriptedServer, connect: Call) -> None:
     def cut(text: pb.EncodedText) -> None:
         attention = text.attention[0]
         del attention.layers[1:]
@@ -137,7 +137,7 @@ STREAMS: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), STREAMS.values(), ids=STREAMS)
-def test_the_order_of_a_stream_is_not_believed(
+def test_out_of_order_stream_messages_are_rejected(
     server: ScriptedServer, connect: Call, change: Callable[[list[Any]], list[Any]], message: str
 ) -> None:
     server.encode_stream = lambda request: change(streamed(request))
@@ -160,7 +160,7 @@ def test_the_order_of_a_stream_is_not_believed(
         (None, 1, "1 attention parts for 0 queries"),
     ],
 )
-def test_the_announced_number_of_layers_is_not_believed(
+def test_invalid_announced_layer_count_is_rejected(
     server: ScriptedServer, connect: Call, attention: Any, announced: int, message: str
 ) -> None:
     server.change = only(

@@ -83,7 +83,7 @@ def read(reduction: AttentionReduction, message: pb.AttentionResult) -> Attentio
 
 
 def put(tensor: Tensor, place: int, value: float) -> None:
-    """Change one element."""
+    """Return a change that sets one element."""
     array = from_tensor(tensor).copy()
     array.reshape(-1)[place] = value
     tensor.CopyFrom(to_tensor(array, tensor.data_type))
@@ -126,8 +126,8 @@ BAD: dict[str, tuple[AttentionReduction, Change, str]] = {
     "special token mass of other rows": (
         DROP, lambda it: it.special_token_mass.shape.append(1), "special token mass of",
     ),
-    "a mass that is no number": (DROP, lambda it: put(it.special_token_mass, 0, np.nan), "not finite"),
-    "weights that are no numbers": (DROP, lambda it: put(it.dense, 0, np.inf), "not finite"),
+    "non-finite mass": (DROP, lambda it: put(it.special_token_mass, 0, np.nan), "not finite"),
+    "non-finite weights": (DROP, lambda it: put(it.dense, 0, np.inf), "not finite"),
     "levels in fp32": (LEVELS, lambda it: setattr(it.sqrt_uint8, "data_type", 1), "of float32 do not fill"),
     "a column too many": (TOP, lambda it: put(it.top_k.indices, 0, 5), "indices out of range"),
     "a column below 0": (TOP, lambda it: put(it.top_k.indices, 0, -1), "indices out of range"),
@@ -138,7 +138,7 @@ BAD: dict[str, tuple[AttentionReduction, Change, str]] = {
     "a remaining mass of other rows": (
         TOP, lambda it: it.top_k.remaining_mass.shape.append(1), "remaining mass of",
     ),
-    "a remaining mass that is no number": (
+    "non-finite remaining mass": (
         TOP, lambda it: put(it.top_k.remaining_mass, 0, np.nan), "not finite",
     ),
     "rows that do not start at 0": (ROWS, lambda it: put(it.sparse.indptr, 0, 1), "indptr of"),
@@ -150,7 +150,7 @@ BAD: dict[str, tuple[AttentionReduction, Change, str]] = {
         ROWS, lambda it: put(it.sparse.indices, 1, from_tensor(it.sparse.indices)[0]), "ascending order",
     ),
     "a value too few": (ROWS, lambda it: it.sparse.values.shape.__setitem__(0, 1), "values of"),
-    "an entry that is no number": (ROWS, lambda it: put(it.sparse.values, 0, np.inf), "not finite"),
+    "non-finite entry": (ROWS, lambda it: put(it.sparse.values, 0, np.inf), "not finite"),
     "kept mass of other rows": (ROWS, lambda it: it.sparse.kept_mass.shape.append(1), "kept mass of"),
     "no statistics": (RECEIVED, lambda it: it.statistics.ClearField("received"), "other statistics"),
     "statistics unasked": (RECEIVED, lambda it: it.statistics.entropy.SetInParent(), "other statistics"),
@@ -159,7 +159,7 @@ BAD: dict[str, tuple[AttentionReduction, Change, str]] = {
 
 
 @pytest.mark.parametrize("reduction", GOOD)
-def test_what_was_asked_for_is_read(reduction: AttentionReduction) -> None:
+def test_valid_reduction_is_converted(reduction: AttentionReduction) -> None:
     attention = read(reduction, reply(reduction))
     [first, *_] = reduce(LAYERS, reduction, UNITS, is_mean_of_heads=False)
     if isinstance(first.data, np.ndarray):
@@ -176,7 +176,7 @@ def test_what_was_asked_for_is_read(reduction: AttentionReduction) -> None:
 
 
 @pytest.mark.parametrize(("reduction", "change", "message"), BAD.values(), ids=BAD)
-def test_a_reduction_is_not_believed(reduction: AttentionReduction, change: Change, message: str) -> None:
+def test_invalid_reduction_is_rejected(reduction: AttentionReduction, change: Change, message: str) -> None:
     changed = reply(reduction)
     change(changed)
     with pytest.raises(BadReplyError, match=message):
@@ -194,12 +194,12 @@ def test_a_reduction_is_not_believed(reduction: AttentionReduction, change: Chan
         ({"rows": [2**40]}, "reduction.rows contains an index beyond 2147483647"),
     ],
 )
-def test_a_query_that_can_not_be_is_not_sent(options: dict[str, Any], message: str) -> None:
+def test_invalid_query_is_not_sent(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AttentionQuery(reduction=AttentionReduction(**options))
 
 
-def test_rows_are_whole_numbers_and_a_rollout_is_of_the_mean() -> None:
+def test_rows_must_be_integers_and_a_rollout_requires_the_mean() -> None:
     with pytest.raises(TypeError):
         AttentionReduction(rows=[0.5])  # type: ignore[list-item]
     assert AttentionQuery(reduction=AttentionReduction(layers="rollout")).view == "head_mean"

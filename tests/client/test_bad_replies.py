@@ -19,7 +19,7 @@ Change = Callable[[Any], object]
 
 
 def _rows(reply: pb.EmbedResponse, count: int) -> None:
-    """Make it a reply of `count` rows, consistent in itself."""
+    """Return a change that gives the response `count` rows and keeps it self-consistent."""
     reply.embeddings.shape[0] = count
     reply.embeddings.data = (reply.embeddings.data * 2)[: count * 16]
 
@@ -61,7 +61,7 @@ EMBED: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), EMBED.values(), ids=EMBED)
-def test_vectors_are_not_believed(
+def test_invalid_vectors_are_rejected(
     server: ScriptedServer, connect: Call, change: Change, message: str
 ) -> None:
     server.change = only(pb.EmbedResponse, change)
@@ -75,7 +75,7 @@ def test_vectors_are_not_believed(
         assert call("embed", ["a", "bb", "ccc"], model="scripted")[:, 0].tolist() == [1, 2, 3]
 
 
-def test_the_width_is_the_one_asked_for(server: ScriptedServer, connect: Call) -> None:
+def test_vector_width_must_match_the_request(server: ScriptedServer, connect: Call) -> None:
     server.embed = lambda request, _: pb.EmbedResponse(
         embeddings=Tensor(data_type=FLOAT32, shape=[1, 3], data=bytes(12)),
         usages=[pb.Usage()] * len(request.inputs),
@@ -89,7 +89,7 @@ def test_the_width_is_the_one_asked_for(server: ScriptedServer, connect: Call) -
 @pytest.mark.parametrize(
     ("what", "values"), [("model", ["a", "b"]), ("model version", ["a", "b"]), ("width", [4, 3])]
 )
-def test_the_calls_of_one_method_agree(
+def test_inconsistent_responses_to_one_method_call_are_rejected(
     server: ScriptedServer, connect: Call, what: str, values: list[Any]
 ) -> None:
     calls = iter(values)
@@ -140,7 +140,7 @@ HIDDEN: dict[str, tuple[dict[str, Any], Change, str]] = {
 
 
 @pytest.mark.parametrize(("options", "change", "message"), HIDDEN.values(), ids=HIDDEN)
-def test_token_vectors_are_not_believed(
+def test_invalid_token_vectors_are_rejected(
     server: ScriptedServer, connect: Call, options: dict[str, Any], change: Change, message: str
 ) -> None:
     options = {"attention": AttentionQuery(), **options}
@@ -155,7 +155,7 @@ def test_token_vectors_are_not_believed(
         call("encode_stream", ["ab", "cde"], **options)
 
 
-def test_tokens_and_models_are_not_believed(server: ScriptedServer, connect: Call) -> None:
+def test_invalid_tokens_and_models_are_rejected(server: ScriptedServer, connect: Call) -> None:
     changes: list[tuple[type[Any], Change, tuple[Any, ...], str]] = [
         (pb.TokenizeResponse, lambda reply: reply.results.pop(), ("tokenize", ["a", "b"]), "1 results .* 2"),
         (pb.EncodeResponse, lambda reply: reply.results.add(), ("encode", ["a", "b"]), "3 results .* 2"),
@@ -205,10 +205,10 @@ def test_tokens_and_models_are_not_believed(server: ScriptedServer, connect: Cal
     ],
     ids=str,
 )
-def test_offsets_of_tokens_are_within_the_text(
+def test_token_offsets_must_be_within_the_text(
     server: ScriptedServer, connect: Call, fields: dict[str, Any]
 ) -> None:
-    """The second text is a pair: of 3 characters in 4 bytes, and of 1."""
+    """The second text is a pair: 3 characters in 4 bytes, and 1 character."""
     texts = ["ab", ("éac", "x")]
 
     def change(reply: Any) -> None:
@@ -226,7 +226,7 @@ def test_offsets_of_tokens_are_within_the_text(
                 call(method, texts)
 
 
-def test_bytes_that_are_no_message_are_a_bad_reply(connect: Call, garbled_server: str) -> None:
+def test_undecodable_bytes_are_an_invalid_response(connect: Call, garbled_server: str) -> None:
     with connect(garbled_server) as call:
         for method in ("embed", "encode", "encode_stream", "tokenize"):
             with pytest.raises(BadReplyError, match="not a message of the expected type"):

@@ -27,13 +27,13 @@ SOON_S = 20.0
 Call = Callable[..., Any]
 
 
-def test_metadata_goes_with_every_call(server: ScriptedServer, connect: Call) -> None:
+def test_metadata_is_sent_with_every_call(server: ScriptedServer, connect: Call) -> None:
     with connect(server.address, metadata=[("authorization", "Bearer x")]) as call:
         call("embed", ["a", "b"])
     assert [metadata.get("authorization") for metadata in server.metadata] == ["Bearer x"] * 2
 
 
-def test_an_overloaded_server_is_asked_again(server: ScriptedServer, connect: Call) -> None:
+def test_overload_is_retried(server: ScriptedServer, connect: Call) -> None:
     server.embed = fails(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", "full", times=7)
     with connect(server.address, max_attempts=2) as call:
         assert call("embed", ["a"]).shape == (1, 4)
@@ -42,7 +42,7 @@ def test_an_overloaded_server_is_asked_again(server: ScriptedServer, connect: Ca
         call("embed", ["a"])
 
 
-def test_a_server_that_goes_away_is_awaited_once_it_has_answered(
+def test_unavailable_server_is_retried_after_it_has_answered_once(
     server: ScriptedServer, connect: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = threading.Semaphore(0)
@@ -53,7 +53,7 @@ def test_a_server_that_goes_away_is_awaited_once_it_has_answered(
             return super().delay_s(error)
 
     def come_back() -> None:
-        assert waits.acquire(timeout=SOON_S)  # gRPC's own attempts are over
+        assert waits.acquire(timeout=SOON_S)  # gRPC's built-in retries are exhausted
         server.start()
 
     monkeypatch.setattr("attnlens_client.core.calls.Attempts", Noted)
@@ -73,7 +73,7 @@ def test_a_server_that_goes_away_is_awaited_once_it_has_answered(
             call("embed", ["a"])
 
 
-def test_a_server_that_never_was_there_is_not_awaited(connect: Call) -> None:
+def test_server_that_never_answered_is_not_retried(connect: Call) -> None:
     with connect("127.0.0.1:1", max_attempts=2, timeout_s=SOON_S) as call, pytest.raises(UnavailableError):
         call("embed", ["a"])  # not DeadlineExceededError
 
@@ -93,7 +93,7 @@ def test_a_call_ends_at_its_deadline(server: ScriptedServer, connect: Call) -> N
         call("embed", ["a"])
 
 
-def test_a_failure_cancels_the_other_calls_of_the_method(server: ScriptedServer, connect: Call) -> None:
+def test_failure_cancels_the_other_calls_of_the_method(server: ScriptedServer, connect: Call) -> None:
     def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
         if request.inputs[0].text == "bad":
             assert all(server.waiting.acquire(timeout=SOON_S) for _ in range(2))
@@ -105,11 +105,11 @@ def test_a_failure_cancels_the_other_calls_of_the_method(server: ScriptedServer,
     with connect(server.address, batch_size=1) as call:
         with pytest.raises(InvalidRequestError, match=r"^it is bad"):
             call("embed", ["bad", "good", "good"])
-        call("get_model")  # the asynchronous client has its turn
+        call("get_model")  # let the event loop run
         assert all(server.cancelled.acquire(timeout=SOON_S) for _ in range(2))
 
 
-async def test_a_cancelled_task_cancels_its_calls(server: ScriptedServer) -> None:
+async def test_canceled_task_cancels_its_calls(server: ScriptedServer) -> None:
     def wait(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
         server.wait_until_cancelled(context)
         return vectors(request)
@@ -127,7 +127,7 @@ async def test_a_cancelled_task_cancels_its_calls(server: ScriptedServer) -> Non
 
 
 def _keeping(kept: list[Any], method: Call) -> Call:
-    """Return `method`, its calls kept in a list: the garbage collector must not cancel them."""
+    """Wrap `method` to keep its calls alive: garbage collection would cancel them."""
 
     def start(*args: Any, **options: Any) -> Any:
         kept.append(method(*args, **options))
@@ -136,7 +136,7 @@ def _keeping(kept: list[Any], method: Call) -> Call:
     return start
 
 
-def test_leaving_a_stream_cancels_its_call(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_a_stream_cancels_its_call(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
     server.holds_streams = True
     with Client(server.address) as client:
@@ -149,7 +149,7 @@ def test_leaving_a_stream_cancels_its_call(server: ScriptedServer, monkeypatch: 
     assert len(kept) == 1
 
 
-async def test_leaving_an_asynchronous_stream_cancels_its_call(
+async def test_closing_an_asynchronous_stream_cancels_its_call(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Any] = []
@@ -165,7 +165,7 @@ async def test_leaving_an_asynchronous_stream_cancels_its_call(
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_closing_an_asynchronous_client_fails_its_calls_and_cancels_no_task(
+async def test_closing_an_asynchronous_client_fails_its_calls_without_canceling_tasks(
     server: ScriptedServer, streams: bool
 ) -> None:
     def wait(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
@@ -211,19 +211,19 @@ def test_closing_a_client_fails_its_calls(server: ScriptedServer) -> None:
         next(client.encode_stream(["a"]))
 
 
-def test_a_call_that_the_server_cancels_is_a_failure(server: ScriptedServer, connect: Call) -> None:
+def test_call_canceled_by_the_server_raises_an_error(server: ScriptedServer, connect: Call) -> None:
     server.embed = fails(grpc.StatusCode.CANCELLED, "", "not now")
     with connect(server.address) as call, pytest.raises(AttnlensError, match="not now"):
         call("embed", ["a"])
 
 
-def test_a_refused_call_is_made_again_while_others_still_run(server: ScriptedServer, connect: Call) -> None:
+def test_rejected_call_is_retried_while_others_are_in_flight(server: ScriptedServer, connect: Call) -> None:
     again = threading.Event()
     refused = [False]
 
     def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
         if request.inputs[0].text == "oldest":
-            assert again.wait(timeout=SOON_S)  # ends once the other call came a second time
+            assert again.wait(timeout=SOON_S)  # returns once the other call has been retried
         elif not refused[0]:
             refused[0] = True
             refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", "full")

@@ -31,7 +31,7 @@ def test_embed_returns_the_normalized_mean_of_the_token_vectors(client: Client, 
     assert np.abs(vectors - expected).max() <= 1e-5
 
 
-def test_pooling_normalization_and_dimensions_are_those_asked_for(client: Client, outputs: Outputs) -> None:
+def test_pooling_normalization_and_dimensions_are_applied(client: Client, outputs: Outputs) -> None:
     last_hidden_state, _ = outputs(SENTENCE)
     raw = client.embed([SENTENCE], pooling="cls", normalize=False)[0]
     assert np.abs(raw - last_hidden_state[0]).max() <= 1e-5
@@ -39,13 +39,13 @@ def test_pooling_normalization_and_dimensions_are_those_asked_for(client: Client
     assert np.abs(largest - last_hidden_state.max(axis=0)[:16]).max() <= 1e-5
 
 
-def test_fp16_halves_the_bytes_and_keeps_the_numbers(client: Client) -> None:
+def test_fp16_halves_the_size_and_keeps_the_values(client: Client) -> None:
     full, half = client.embed(TEXTS), client.embed(TEXTS, dtype="float16")
     assert half.dtype == np.float16
     assert np.abs(full - half).max() <= 1e-3
 
 
-def test_no_texts_give_an_empty_result_of_the_right_width(client: Client) -> None:
+def test_no_texts_return_an_empty_array_of_the_model_width(client: Client) -> None:
     assert client.embed([]).shape == (0, 384)
     assert client.embed([], dimensions=8, dtype="float16").shape == (0, 8)
     assert client.encode([]) == []
@@ -53,7 +53,7 @@ def test_no_texts_give_an_empty_result_of_the_right_width(client: Client) -> Non
     assert client.tokenize([]) == []
 
 
-def test_vectors_may_be_changed_in_place(client: Client) -> None:
+def test_vectors_are_writable(client: Client) -> None:
     vectors = client.embed(["It rained."])
     vectors *= 2
     assert np.linalg.norm(vectors) == pytest.approx(2, abs=1e-5)
@@ -73,7 +73,7 @@ def test_encode_returns_the_last_hidden_state_and_every_attention_map(
         assert len(result.tokens) == result.num_tokens == len(last_hidden_state)
 
 
-def test_layers_and_heads_come_in_the_order_asked_for(client: Client, outputs: Outputs) -> None:
+def test_layers_and_heads_keep_the_requested_order(client: Client, outputs: Outputs) -> None:
     _, weights = outputs(SENTENCE)
     query = AttentionQuery(layers=[-1, 0], heads=[3, -12])
     [result] = client.encode([SENTENCE], attention=query, last_hidden_state=False)
@@ -82,7 +82,7 @@ def test_layers_and_heads_come_in_the_order_asked_for(client: Client, outputs: O
     assert np.abs(attention.weights - weights[[5, 0]][:, [3, 0]]).max() <= 1e-5
 
 
-def test_several_views_of_one_run_come_in_their_order(client: Client, outputs: Outputs) -> None:
+def test_several_attention_queries_keep_their_order(client: Client, outputs: Outputs) -> None:
     _, weights = outputs(SENTENCE)
     queries = [AttentionQuery(view="head_mean"), AttentionQuery(layers=[2], heads=[0])]
     for [result] in (
@@ -97,14 +97,14 @@ def test_several_views_of_one_run_come_in_their_order(client: Client, outputs: O
             _ = result.weights
 
 
-def test_a_last_hidden_state_alone_comes_without_attention(client: Client) -> None:
+def test_last_hidden_state_alone_has_no_attention(client: Client) -> None:
     [result] = client.encode([SENTENCE])
     assert result.attention == ()
     with pytest.raises(ValueError, match="there are 0 queries"):
         _ = result.weights
 
 
-def test_results_tell_the_model_and_its_version(client: Client) -> None:
+def test_results_include_the_model_and_its_version(client: Client) -> None:
     model = client.get_model()
     expected = (model.name, model.version)
     assert len(model.version) == 64
@@ -121,13 +121,13 @@ def test_results_tell_the_model_and_its_version(client: Client) -> None:
     assert repr(model) == f"ModelInfo({model.name!r}, version={model.version[:12]!r}, {sizes})"
 
 
-def test_a_text_gets_the_same_vector_alone_and_among_others(client: Client, passages: list[str]) -> None:
+def test_text_gets_the_same_vector_alone_and_in_a_batch(client: Client, passages: list[str]) -> None:
     together = client.embed(passages[:100], truncate=True)
     alone = np.concatenate([client.embed([text], truncate=True) for text in passages[:100:9]])
     assert np.abs(together[::9] - alone).max() <= 1e-5
 
 
-def test_results_of_many_calls_come_in_the_order_of_the_texts(
+def test_results_of_many_calls_keep_text_order(
     minilm_server: ServerProcess, client: Client, passages: list[str]
 ) -> None:
     with Client(minilm_server.address, batch_size=7, max_in_flight=5) as many_calls:
@@ -153,7 +153,7 @@ def test_requests_beyond_the_servers_limits_are_split(minilm_bundle: Path, passa
         ]
 
 
-def test_token_ids_give_what_their_text_gives(client: Client) -> None:
+def test_token_ids_give_the_same_result_as_their_text(client: Client) -> None:
     [tokenized] = client.tokenize([SENTENCE])
     ids = [token.id for token in tokenized.tokens]
     assert np.abs(client.embed([ids]) - client.embed([SENTENCE])).max() <= 1e-6
@@ -163,7 +163,7 @@ def test_token_ids_give_what_their_text_gives(client: Client) -> None:
     assert {token.source for token in encoded.tokens} == {"ids"}
 
 
-def test_a_pair_is_one_input_with_tokens_of_both(client: Client) -> None:
+def test_pair_is_one_input_with_tokens_of_both_texts(client: Client) -> None:
     pair = ("Who rained?", "It rained.")
     [tokenized] = client.tokenize([pair])
     assert [(token.text, token.source) for token in tokenized.tokens] == [
@@ -183,7 +183,7 @@ def test_a_pair_is_one_input_with_tokens_of_both(client: Client) -> None:
     assert [text.tokens for text in client.encode_stream([pair])] == [encoded.tokens]
 
 
-def test_tokens_of_a_prompt_are_marked(client: Client) -> None:
+def test_prompt_tokens_are_marked(client: Client) -> None:
     for tokens in (
         client.tokenize(["It rained."], prompt="query: ")[0].tokens,
         client.encode(["It rained."], prompt="query: ")[0].tokens,
@@ -206,7 +206,7 @@ def test_offsets_point_at_the_source_of_each_token(client: Client) -> None:
     assert client.tokenize(["word " * 300])[0].exceeds_max_tokens
 
 
-def test_a_stream_gives_what_encode_gives(minilm_server: ServerProcess, client: Client) -> None:
+def test_stream_returns_the_same_results_as_encode(minilm_server: ServerProcess, client: Client) -> None:
     query = AttentionQuery(layers=[1, -1])
     encoded = client.encode(TEXTS, attention=query)
     with Client(minilm_server.address, batch_size=2) as many_calls:
@@ -222,7 +222,7 @@ def test_a_stream_gives_what_encode_gives(minilm_server: ServerProcess, client: 
     assert [text.attention for text in client.encode_stream(TEXTS)] == [()] * len(TEXTS)
 
 
-def test_the_parts_of_a_stream_are_a_head_and_then_its_layers(minilm_server: ServerProcess) -> None:
+def test_stream_parts_are_a_header_followed_by_the_layers(minilm_server: ServerProcess) -> None:
     queries = [AttentionQuery(layers=[4, 0]), AttentionQuery(layers=[2])]
     with Client(minilm_server.address, batch_size=1) as client:
         parts = list(client.encode_stream_parts(["It rained.", "It was wet."], attention=queries))
@@ -233,14 +233,14 @@ def test_the_parts_of_a_stream_are_a_head_and_then_its_layers(minilm_server: Ser
     assert layers == [(0, 4), (0, 0), (1, 2)] * 2
 
 
-def test_a_stream_that_is_left_early_disturbs_nothing(client: Client) -> None:
+def test_client_is_usable_after_a_stream_is_closed_early(client: Client) -> None:
     stream = client.encode_stream(["word " * 200] * 40, attention=AttentionQuery())
     assert next(stream).num_tokens == 202
     stream.close()
     assert client.embed(["It rained."]).shape == (1, 384)
 
 
-def test_a_model_tells_its_sizes_and_limits(client: Client) -> None:
+def test_model_reports_its_sizes_and_limits(client: Client) -> None:
     model = client.get_model()
     assert client.list_models() == [model] == [client.get_model(model.name)]
     assert (model.hidden_size, model.num_layers, model.num_heads, model.max_tokens) == (384, 6, 12, 256)
@@ -258,7 +258,7 @@ def test_a_model_tells_its_sizes_and_limits(client: Client) -> None:
     assert "onnxruntime" in model.versions
 
 
-def test_a_model_of_another_version_is_told_as_far_as_it_is_known() -> None:
+def test_unknown_enum_values_are_shown_as_unknown() -> None:
     dense = [Dense(activation=98), Dense(activation=Activation.ACTIVATION_TANH)]  # type: ignore[arg-type]
     pooling = PoolingDefaults(pooling=99, dense=dense)  # type: ignore[arg-type]
     model = model_info(Model(architecture=Architecture(hidden_size=24), pooling=pooling, state=77))  # type: ignore[arg-type]
@@ -266,7 +266,7 @@ def test_a_model_of_another_version_is_told_as_far_as_it_is_known() -> None:
     assert [layer.activation for layer in model.dense] == ["unknown (98)", "tanh"]
 
 
-def test_the_examples_in_the_documentation_are_true(minilm_server: ServerProcess, client: Client) -> None:
+def test_documentation_examples_are_correct(minilm_server: ServerProcess, client: Client) -> None:
     names = {**vars(attnlens_client), "asyncio": asyncio, "client": client, "address": minilm_server.address}
     names["itertools"] = itertools
     kinds = (

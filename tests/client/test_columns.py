@@ -10,7 +10,7 @@ from attnlens_client.core import requests
 
 
 class StringScalar:
-    """An entry of a column of pyarrow."""
+    """Fake pyarrow scalar."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -20,7 +20,7 @@ class StringScalar:
 
 
 class ChunkedArray:
-    """A column of pyarrow: iterating gives scalars."""
+    """Fake pyarrow column: iteration yields scalars."""
 
     def __init__(self, *values: Any) -> None:
         self._values = values
@@ -30,7 +30,7 @@ class ChunkedArray:
 
 
 class Table:
-    """A table of pyarrow: `columns` are arrays."""
+    """Fake pyarrow table, whose `columns` are arrays."""
 
     column_names = ("text",)
 
@@ -43,7 +43,7 @@ class Table:
 
 
 class Dataset:
-    """A dataset of rows."""
+    """Fake dataset: iteration yields rows."""
 
     column_names = ("text",)
 
@@ -61,11 +61,11 @@ class Dataset:
         np.ma.masked_array(["a", "é"]),
     ],
 )
-def test_a_column_is_texts(column: Any) -> None:
+def test_column_is_a_list_of_texts(column: Any) -> None:
     assert [message.text for message in requests.inputs(column)] == ["a", "é"]
 
 
-def test_a_column_of_lists_is_token_ids() -> None:
+def test_column_of_lists_is_token_ids() -> None:
     for column in (ChunkedArray([101, 102]), np.array([[101, 102]])):
         [text] = requests.inputs(column)  # type: ignore[arg-type]
         assert list(text.token_ids.input_ids) == [101, 102]
@@ -81,12 +81,12 @@ def test_a_column_of_lists_is_token_ids() -> None:
         np.ma.masked_array(["a", "b"], mask=[False, True]),
     ],
 )
-def test_a_missing_value_is_named_with_its_row(column: Any) -> None:
+def test_missing_value_is_reported_with_its_row(column: Any) -> None:
     with pytest.raises(TypeError, match=r"^texts\[1\] is a missing value"):
         requests.inputs(column)
 
 
 @pytest.mark.parametrize("table", [Table(), Dataset()])
-def test_a_table_is_refused_with_the_remedy(table: Any) -> None:
+def test_table_is_rejected_with_the_remedy(table: Any) -> None:
     with pytest.raises(TypeError, match=r"use one of its columns, such as df\['text'\]"):
         requests.inputs(table)

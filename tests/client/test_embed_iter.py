@@ -1,4 +1,4 @@
-"""Many texts, a batch at a time, and how far it is: both clients against a scripted server."""
+"""`embed_iter` of both clients, and its progress, against a scripted server."""
 
 import itertools
 import sys
@@ -23,7 +23,7 @@ def _embed_requests(server: ScriptedServer) -> list[pb.EmbedRequest]:
     return [request for request in server.requests if isinstance(request, pb.EmbedRequest)]
 
 
-def test_batches_come_in_the_order_of_the_texts(server: ScriptedServer, connect: Call) -> None:
+def test_batches_keep_text_order(server: ScriptedServer, connect: Call) -> None:
     texts = ["a" * length for length in range(1, 12)]
     with connect(server.address, batch_size=4) as call:
         batches = call("embed_iter", iter(texts))
@@ -32,12 +32,12 @@ def test_batches_come_in_the_order_of_the_texts(server: ScriptedServer, connect:
     assert [usage.num_tokens for batch in batches for usage in batch.usages] == [1] * 11
 
 
-def test_no_texts_bring_no_batches(server: ScriptedServer, connect: Call) -> None:
+def test_no_texts_yield_no_batches(server: ScriptedServer, connect: Call) -> None:
     with connect(server.address) as call:
         assert call("embed_iter", []) == []
 
 
-def test_an_endless_iterable_is_read_only_as_far_as_its_batches_are_taken(server: ScriptedServer) -> None:
+def test_endless_iterable_is_read_only_as_batches_are_consumed(server: ScriptedServer) -> None:
     read: list[int] = []
 
     def endless() -> Iterator[str]:
@@ -70,7 +70,7 @@ def test_several_calls_run_at_a_time(server: ScriptedServer, connect: Call) -> N
     assert [int(batch.vectors[0, 0]) for batch in batches] == [1, 2, 3]
 
 
-def test_batches_keep_the_limits_of_the_server(connect: Call) -> None:
+def test_batches_fit_the_server_limits(connect: Call) -> None:
     with ScriptedServer(max_inputs_per_request=2) as server, connect(server.address) as call:
         assert [len(batch) for batch in call("embed_iter", ["a"] * 6, batch_size=3)] == [2, 1, 2, 1]
     with (
@@ -81,7 +81,7 @@ def test_batches_keep_the_limits_of_the_server(connect: Call) -> None:
         call("embed_iter", ["a"] * 5 + ["long"], batch_size=2)
 
 
-def test_a_text_that_is_wrong_has_its_own_number(server: ScriptedServer, connect: Call) -> None:
+def test_invalid_text_is_reported_with_its_index(server: ScriptedServer, connect: Call) -> None:
     with connect(server.address) as call:
         with pytest.raises(TypeError, match=r"^texts\[5\] is a missing value \(None\)"):
             call("embed_iter", ["a"] * 5 + [None], batch_size=2)
@@ -102,7 +102,7 @@ def test_a_text_that_is_wrong_has_its_own_number(server: ScriptedServer, connect
         call("embed_iter", ["a", "a", "a", "bad"], batch_size=2)
 
 
-def test_a_model_that_is_replaced_on_the_way_is_noticed(server: ScriptedServer, connect: Call) -> None:
+def test_model_change_between_batches_is_detected(server: ScriptedServer, connect: Call) -> None:
     def embed(request: pb.EmbedRequest, _: grpc.ServicerContext) -> pb.EmbedResponse:
         reply = vectors(request)
         if len(_embed_requests(server)) > 2:
@@ -117,7 +117,7 @@ def test_a_model_that_is_replaced_on_the_way_is_noticed(server: ScriptedServer, 
         call("embed_iter", ["a"] * 3, batch_size=1, in_flight=1)
 
 
-def test_progress_tells_how_many_texts_are_done(server: ScriptedServer, connect: Call) -> None:
+def test_progress_counts_the_completed_texts(server: ScriptedServer, connect: Call) -> None:
     told: list[tuple[int, int | None]] = []
 
     def tell(done: int, total: int | None) -> None:
@@ -133,7 +133,7 @@ def test_progress_tells_how_many_texts_are_done(server: ScriptedServer, connect:
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_without_tqdm_a_terminal_sees_a_line(
+def test_terminal_gets_a_progress_line_without_tqdm(
     is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
@@ -145,14 +145,14 @@ def test_without_tqdm_a_terminal_sees_a_line(
     assert shown == ("\r0 of 1,200 texts\r1,200 of 1,200 texts\n" if is_terminal else "")
 
 
-def test_a_bar_of_tqdm_is_used_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tqdm_bar_is_used_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[Any] = []
 
     class Bar:
         n = 0
 
         def __init__(self, **options: Any) -> None:
-            assert not options.get("unit_scale")  # it would show 0.00/50.0
+            assert not options.get("unit_scale")  # floats would be shown as 0.00/50.0
             done.append(options["total"])
 
         def update(self, count: int) -> None:
@@ -169,7 +169,7 @@ def test_a_bar_of_tqdm_is_used_and_closed(monkeypatch: pytest.MonkeyPatch) -> No
     assert done == [None, 0, 128, "closed"]
 
 
-async def test_an_asynchronous_iterable_is_refused_with_the_remedy(server: ScriptedServer) -> None:
+async def test_asynchronous_iterable_is_rejected_with_the_remedy(server: ScriptedServer) -> None:
     async def texts() -> Any:
         yield "a"
 

@@ -1,4 +1,4 @@
-"""`explain` and `compare` of both clients: against a real server, and against replies that are wrong."""
+"""`explain` and `compare` of both clients, against a real server and against invalid responses."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,10 +34,10 @@ SENTENCE = "The animal didn't cross the street because it was too tired."
 A, B = "A man is playing a guitar.", "Someone plays an instrument."
 
 
-# --- a real server --------------------------------------------------------------------------------
+# --- real server ----------------------------------------------------------------------------------
 
 
-def test_an_explanation_says_what_made_a_vector(minilm_server: ServerProcess, connect: Call) -> None:
+def test_explanation_attributes_a_vector_to_tokens(minilm_server: ServerProcess, connect: Call) -> None:
     with connect(minilm_server.address) as call:
         [text] = call("explain", [SENTENCE])
         measured = {each.method: each.rank_correlation for each in call("get_model").faithfulness}
@@ -56,7 +56,7 @@ def test_an_explanation_says_what_made_a_vector(minilm_server: ServerProcess, co
         assert call("explain", []) == []
 
 
-def test_a_contrast_is_asked_for_by_two_texts(minilm_server: ServerProcess, connect: Call) -> None:
+def test_two_texts_request_a_contrast(minilm_server: ServerProcess, connect: Call) -> None:
     with connect(minilm_server.address) as call:
         vectors = call("embed", [A, B, "It rained."], normalize=True).astype(np.float64)
         [text] = call("explain", [A], to=B, rather_than="It rained.")
@@ -68,7 +68,7 @@ def test_a_contrast_is_asked_for_by_two_texts(minilm_server: ServerProcess, conn
         assert [token.source for token in text.tokens] == ["ids"] * 3
 
 
-def test_words_methods_and_heads_come_as_asked_for(minilm_server: ServerProcess, connect: Call) -> None:
+def test_words_methods_and_heads_match_the_request(minilm_server: ServerProcess, connect: Call) -> None:
     with connect(minilm_server.address) as call:
         methods = ["rollout", "leave_one_out", "contributions"]
         [text] = call("explain", ["Unbelievably."], methods=methods, level="words", head_contributions=True)
@@ -84,7 +84,7 @@ def test_words_methods_and_heads_come_as_asked_for(minilm_server: ServerProcess,
             text.by("output_share")
 
 
-def test_a_comparison_says_what_two_texts_have_in_common(minilm_server: ServerProcess, connect: Call) -> None:
+def test_comparison_attributes_similarity_to_token_pairs(minilm_server: ServerProcess, connect: Call) -> None:
     with connect(minilm_server.address) as call:
         pair = call("compare", A, B, matrix="interaction")
         assert pair.similarity == pytest.approx(0.667446, abs=1e-5)
@@ -107,7 +107,7 @@ def test_a_comparison_says_what_two_texts_have_in_common(minilm_server: ServerPr
         assert prompted.similarity == pytest.approx(first @ second, abs=1e-5)
 
 
-def test_many_texts_are_several_calls_in_order(minilm_server: ServerProcess, passages: list[str]) -> None:
+def test_many_texts_are_split_into_calls_in_order(minilm_server: ServerProcess, passages: list[str]) -> None:
     texts = [text[:60] for text in passages[:40]]
     with Client(minilm_server.address, batch_size=7) as client:
         found = client.explain(texts, to=B)
@@ -115,10 +115,12 @@ def test_many_texts_are_several_calls_in_order(minilm_server: ServerProcess, pas
     np.testing.assert_allclose([text.target_value for text in found], cosines, atol=1e-5)
 
 
-def test_texts_whose_runs_are_too_many_for_a_request_are_several(minilm_server: ServerProcess) -> None:
+def test_texts_with_too_many_runs_for_a_request_are_split(minilm_server: ServerProcess) -> None:
     with Client(minilm_server.address) as client:
         assert client.get_model().limits.max_computed_tokens == 1 << 18
-        found = client.explain(["word " * 9] * 130, methods="leave_one_out")  # by bytes up to 48 tokens each
+        found = client.explain(
+            ["word " * 9] * 130, methods="leave_one_out"
+        )  # the byte length allows up to 48 tokens each
     values = [text.values for text in found]
     np.testing.assert_allclose(values[1:], values[:-1], atol=1e-6)
 
@@ -135,7 +137,7 @@ def test_failures_name_the_argument(minilm_server: ServerProcess, connect: Call)
             call("explain", ["a"], direction=[1, 2, 3])
 
 
-def test_a_text_alone_may_need_too_many_runs(minilm_bundle: Any) -> None:
+def test_single_text_with_too_many_runs_is_rejected(minilm_bundle: Any) -> None:
     with (
         ServerProcess(minilm_bundle, "--max-computed-tokens", "10") as server,
         Client(server.address) as client,
@@ -145,9 +147,7 @@ def test_a_text_alone_may_need_too_many_runs(minilm_bundle: Any) -> None:
     assert (caught.value.computed_tokens, caught.value.max_computed_tokens) == (20 * 22, 10)
 
 
-def test_calls_are_split_by_what_the_server_takes_and_tried_again(
-    server: ScriptedServer, connect: Call
-) -> None:
+def test_calls_are_split_by_the_server_limits_and_retried(server: ScriptedServer, connect: Call) -> None:
     server.limits = {"max_inputs_per_request": 3, "max_computed_tokens": 700}
     with connect(server.address) as call:
         found = call("explain", ["a", "bb", "ccc", "dd", "e"])
@@ -157,14 +157,14 @@ def test_calls_are_split_by_what_the_server_takes_and_tried_again(
         with pytest.raises(BadReplyError, match="methods contributions, expected leave_one_out"):
             call("explain", ["a", "bb", "ccc", "dd", "e"], methods="leave_one_out")
         sent = [request for request in server.requests if isinstance(request, pb.ExplainRequest)]
-        assert {len(request.inputs) for request in sent[2:]} <= {2, 3}  # as for other methods
+        assert {len(request.inputs) for request in sent[2:]} <= {2, 3}  # retried as for other methods
         with pytest.raises(BadReplyError):
             call("explain", ["word" * 5] * 3, methods="leave_one_out")
         sent = [request for request in server.requests if isinstance(request, pb.ExplainRequest)]
         long = [request for request in sent if request.inputs[0].text.startswith("word")]
         assert (
             max(len(request.inputs) for request in long) == 2
-        )  # of 16 tokens at most each: 256 computed tokens
+        )  # at most 16 tokens each: 256 computed tokens
         with pytest.raises(NotSupportedError, match="nothing is compared here"):
             call("compare", "a", "b")
 
@@ -191,7 +191,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("arguments", "kind", "message"), WRONG.values(), ids=WRONG)
-def test_a_wrong_argument_is_told_before_anything_is_sent(
+def test_invalid_explain_argument_is_reported_before_anything_is_sent(
     arguments: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
@@ -200,7 +200,7 @@ def test_a_wrong_argument_is_told_before_anything_is_sent(
         plans.compare("a", "b", matrix="other")  # type: ignore[arg-type]
 
 
-# --- replies that are wrong -----------------------------------------------------------------------
+# --- invalid responses ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +210,7 @@ def stub(minilm_server: ServerProcess) -> Iterator[EncoderServiceStub]:
 
 
 def put(place: int, value: float) -> Change:
-    """Set a score of the first method."""
+    """Return a change that sets a score of the first method."""
 
     def change(text: pb.Explanation) -> None:
         tensor = text.scores[0].values
@@ -222,7 +222,7 @@ def put(place: int, value: float) -> Change:
 
 
 def shifted(text: pb.Explanation) -> None:
-    """Add to a score and to the sum, as lost updates do: together they no longer make the target."""
+    """Return a change that shifts a score and the sum, so that they no longer add up to the target."""
     tensor = text.scores[0].values
     numbers = np.frombuffer(tensor.data, "<f4").copy()
     numbers[2] += 5e-5
@@ -237,7 +237,7 @@ def shortened(text: pb.Explanation) -> None:
 CHANGES: dict[str, tuple[Change, str]] = {
     "a score": (put(2, 0.5), "with the sum"),
     "a score and the sum": (shifted, "with the sum"),
-    "a score is no number": (put(2, np.nan), "not finite"),
+    "non-finite score": (put(2, np.nan), "not finite"),
     "too few scores": (shortened, r": shape \(3,\), expected \(16\)"),
     "no baseline": (
         lambda text: text.scores[0].ClearField("baseline"),
@@ -250,7 +250,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
         lambda text: text.scores[0].ClearField("expected_sum"),
         "but the target value 1.0",
     ),
-    "a target that is no number": (
+    "non-finite target": (
         lambda text: setattr(text, "target_value", np.inf),
         "has the target value inf",
     ),
@@ -270,7 +270,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES)
-def test_what_does_not_add_up_is_not_believed(stub: EncoderServiceStub, change: Change, message: str) -> None:
+def test_inconsistent_explanation_is_rejected(stub: EncoderServiceStub, change: Change, message: str) -> None:
     inputs = [pb.Input(text=SENTENCE)]
     reply = stub.Explain(pb.ExplainRequest(inputs=inputs))
 
@@ -286,7 +286,7 @@ def test_what_does_not_add_up_is_not_believed(stub: EncoderServiceStub, change: 
         read()
 
 
-def test_words_must_begin_in_order(stub: EncoderServiceStub) -> None:
+def test_words_must_start_in_order(stub: EncoderServiceStub) -> None:
     inputs = [pb.Input(text=SENTENCE)]
     reply = stub.Explain(pb.ExplainRequest(inputs=inputs, level=EXPLAIN_LEVEL_WORDS))
 
@@ -361,7 +361,7 @@ INPUT_CHANGES: dict[str, tuple[Change, str]] = {
     ],
     ids=[*PAIR_CHANGES, *(f"input: {name}" for name in INPUT_CHANGES), "a baseline of another matrix"],
 )
-def test_a_pair_that_does_not_fit_together_is_not_believed(
+def test_inconsistent_comparison_is_rejected(
     stub: EncoderServiceStub, matrix: PairMatrixName, change: Change, message: str
 ) -> None:
     plan = plans.compare(A, B, matrix=matrix, dimensions=20)

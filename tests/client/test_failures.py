@@ -1,4 +1,4 @@
-"""Every typed failure, raised by a real server."""
+"""Every typed exception, raised by a real server."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from served import ServerProcess
 LONG = "word " * 300
 
 
-def test_a_text_that_is_too_long_says_by_how_much(client: Client) -> None:
+def test_too_long_text_is_reported_with_its_length(client: Client) -> None:
     with pytest.raises(InputTooLongError, match=r"texts\[0\] has 302 tokens.*256.*truncate") as caught:
         client.embed([LONG])
     error = caught.value
@@ -32,7 +32,7 @@ def test_a_text_that_is_too_long_says_by_how_much(client: Client) -> None:
 
 
 @pytest.mark.parametrize("method", ["embed", "encode", "encode_stream"])
-def test_in_split_calls_the_text_has_the_callers_number(minilm_server: ServerProcess, method: str) -> None:
+def test_split_calls_report_the_callers_text_index(minilm_server: ServerProcess, method: str) -> None:
     with (
         Client(minilm_server.address, batch_size=4) as client,
         pytest.raises(InputTooLongError, match=r"^texts\[9\] has") as caught,
@@ -41,7 +41,7 @@ def test_in_split_calls_the_text_has_the_callers_number(minilm_server: ServerPro
     assert caught.value.text_index == 9
 
 
-def test_a_field_without_sense_is_named(client: Client) -> None:
+def test_invalid_field_is_reported(client: Client) -> None:
     for method in (client.encode, client.encode_stream):
         with pytest.raises(InvalidRequestError, match=r"^attention\[0\]\.layers\[1\].*6") as caught:
             list(method(["a"], attention=AttentionQuery(layers=[0, 6])))
@@ -52,14 +52,16 @@ def test_a_field_without_sense_is_named(client: Client) -> None:
         client.embed([[101, 999_999, 102]])
 
 
-def test_an_unknown_model_comes_with_those_that_exist(client: Client) -> None:
+def test_unknown_model_is_reported_with_the_available_models(client: Client) -> None:
     with pytest.raises(ModelNotFoundError, match="nope") as caught:
         client.embed(["a"], model="nope")
     assert caught.value.available == client.get_model().name
     assert caught.value.code is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_result_over_the_servers_limit_says_its_size_and_a_stream_brings_it(minilm_bundle: Path) -> None:
+def test_result_over_the_server_limit_is_reported_with_its_size_and_can_be_streamed(
+    minilm_bundle: Path,
+) -> None:
     limits = ("--max-response-bytes", "4194304", "--max-text-bytes", "65536")
     with ServerProcess(minilm_bundle, *limits) as server, Client(server.address) as client:
         with pytest.raises(ResponseTooLargeError) as caught:
@@ -71,14 +73,14 @@ def test_a_result_over_the_servers_limit_says_its_size_and_a_stream_brings_it(mi
         most = client.get_model().limits.max_request_bytes
         with pytest.raises(InvalidRequestError, match=rf"texts\[0\] needs a request of .* limit is {most}:"):
             client.embed([[101] * most])
-        with pytest.raises(InvalidRequestError, match="larger than max") as refused:  # gRPC's own words
+        with pytest.raises(InvalidRequestError, match="larger than max") as refused:  # gRPC's own message
             client.embed(["a"], model="x" * most)
         assert refused.value.metadata["max_response_bytes"] == str(most)
         [text] = client.encode_stream(["word " * 200], attention=AttentionQuery())
         assert text.weights.shape == (6, 12, 202, 202)
 
 
-def test_a_result_over_the_clients_own_limit_is_the_same_failure(minilm_server: ServerProcess) -> None:
+def test_result_over_the_client_limit_raises_the_same_error(minilm_server: ServerProcess) -> None:
     with (
         Client(minilm_server.address, max_response_bytes=10_000, max_attempts=1) as client,
         pytest.raises(ResponseTooLargeError) as caught,
@@ -94,7 +96,7 @@ def test_no_server_is_unavailable() -> None:
     assert caught.value.reason == ""
 
 
-def test_a_server_that_was_stopped_is_unavailable(minilm_bundle: Path) -> None:
+def test_stopped_server_is_unavailable(minilm_bundle: Path) -> None:
     with ServerProcess(minilm_bundle) as server, Client(server.address, max_attempts=1) as client:
         client.embed(["a"])
         server.stop()
@@ -102,7 +104,7 @@ def test_a_server_that_was_stopped_is_unavailable(minilm_bundle: Path) -> None:
             client.embed(["a"])
 
 
-def test_a_full_queue_is_an_overload_until_there_is_room(minilm_bundle: Path) -> None:
+def test_full_queue_is_an_overload_until_it_drains(minilm_bundle: Path) -> None:
     with (
         ServerProcess(
             minilm_bundle, "--max-concurrent-inputs", "1", "--max-inputs-per-request", "1"

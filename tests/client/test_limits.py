@@ -1,4 +1,4 @@
-"""How both clients keep the limits of a server, which may change: against a scripted server."""
+"""Both clients respect server limits, which can change, against a scripted server."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from scripted import ScriptedServer, fails, refuse, vectors
 Call = Callable[..., Any]
 
 
-def test_a_text_over_the_servers_limit_is_refused_before_it_is_sent(connect: Call) -> None:
+def test_text_over_the_server_limit_is_rejected_before_it_is_sent(connect: Call) -> None:
     large = "é" * 40_000
     with ScriptedServer(max_text_bytes=1000) as server, connect(server.address) as call:
         for texts, size in ((["a", "b" * 1001], 1001), (["a", large], 80_000)):
@@ -22,7 +22,7 @@ def test_a_text_over_the_servers_limit_is_refused_before_it_is_sent(connect: Cal
             ) as caught:
                 call("embed", texts)
             assert caught.value.text_index == 1
-        for method in ("embed", "encode", "tokenize"):  # one large text alone
+        for method in ("embed", "encode", "tokenize"):  # a single large text
             with pytest.raises(InvalidRequestError, match=r"^texts\[0\] has 80000 bytes"):
                 call(method, [large])
         assert {type(request) for request in server.requests} == {pb.GetModelRequest}
@@ -30,11 +30,11 @@ def test_a_text_over_the_servers_limit_is_refused_before_it_is_sent(connect: Cal
     with ScriptedServer(max_text_bytes=1000) as server, connect(server.address) as call:
         with pytest.raises(InvalidRequestError, match=r"^texts\[0\] has 80000 bytes"):
             call("embed", [large])
-        assert call("embed", ["b"]).shape == (1, 4)  # a short text needs no other call
+        assert call("embed", ["b"]).shape == (1, 4)  # a short text needs no additional call
         assert [type(request) for request in server.requests] == [pb.GetModelRequest, pb.EmbedRequest]
 
 
-def test_a_request_has_no_more_text_than_the_server_takes(connect: Call) -> None:
+def test_request_text_size_fits_the_server_limit(connect: Call) -> None:
     with ScriptedServer(max_request_text_bytes=10) as server, connect(server.address) as call:
         assert call("embed", ["éé", "12345", "1", "2", "123456789", "", "1"])[:, 0].tolist() == [
             2, 5, 1, 1, 9, 0, 1,
@@ -49,7 +49,7 @@ def test_a_request_has_no_more_text_than_the_server_takes(connect: Call) -> None
         assert sum(isinstance(request, pb.TokenizeRequest) for request in server.requests) == 3
 
 
-def test_more_dimensions_than_there_are_fail_for_no_texts_as_for_some(server: ScriptedServer) -> None:
+def test_too_many_dimensions_are_rejected_even_without_texts(server: ScriptedServer) -> None:
     with Client(server.address) as client:
         with pytest.raises(InvalidRequestError, match="dimensions is 5: use 1 to 4"):
             client.embed([], dimensions=5)
@@ -62,16 +62,14 @@ def _kinds(server: ScriptedServer) -> list[type[Any]]:
     return kinds
 
 
-def test_the_limits_are_asked_for_once(server: ScriptedServer, connect: Call) -> None:
+def test_limits_are_requested_once(server: ScriptedServer, connect: Call) -> None:
     with connect(server.address) as call:
         for _ in range(3):
             call("embed", ["a", "b"])
     assert _kinds(server) == [pb.GetModelRequest, *[pb.EmbedRequest] * 3]
 
 
-def test_other_limits_at_the_same_address_are_asked_for_when_they_matter(
-    server: ScriptedServer, connect: Call
-) -> None:
+def test_changed_limits_are_requested_after_a_rejection(server: ScriptedServer, connect: Call) -> None:
     def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
         most = server.limits["max_inputs_per_request"]
         if len(request.inputs) > most:
@@ -83,17 +81,20 @@ def test_other_limits_at_the_same_address_are_asked_for_when_they_matter(
     with connect(server.address) as call:
         call("embed", ["a"] * 4)
         server.limits["max_inputs_per_request"] = 2
-        assert call("embed", ["a"] * 4).shape == (4, 4)  # the server refused the call of 4
+        assert call("embed", ["a"] * 4).shape == (4, 4)  # the server rejected the call with 4 texts
         _kinds(server)
         assert call("embed", ["a"] * 4).shape == (4, 4)
         assert _kinds(server) == [pb.EmbedRequest] * 2
         server.limits["max_text_bytes"] = 20
-        assert call("embed", ["a" * 15, "b"]).shape == (2, 4)  # the client would have refused it
+        assert call("embed", ["a" * 15, "b"]).shape == (
+            2,
+            4,
+        )  # outdated limits would have rejected it in the client
         with pytest.raises(InvalidRequestError, match="has 30 bytes, but the limit is 20"):
             call("embed", ["a" * 30, "b"])
 
 
-def test_calls_that_still_run_are_cancelled_before_other_limits_are_asked_for(
+def test_in_flight_calls_are_canceled_before_limits_are_refreshed(
     server: ScriptedServer, connect: Call
 ) -> None:
     def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
@@ -115,7 +116,7 @@ def test_calls_that_still_run_are_cancelled_before_other_limits_are_asked_for(
         assert server.cancelled.acquire(timeout=20)
 
 
-def test_another_model_at_the_same_address_has_its_own_limits_and_width(
+def test_new_model_at_the_same_address_has_its_own_limits_and_width(
     server: ScriptedServer, connect: Call
 ) -> None:
     with connect(server.address) as call:
@@ -132,7 +133,7 @@ def test_another_model_at_the_same_address_has_its_own_limits_and_width(
         assert _kinds(server) == [pb.GetModelRequest, pb.EmbedRequest]
 
 
-def test_a_server_that_was_away_is_asked_for_its_limits_again(server: ScriptedServer, connect: Call) -> None:
+def test_limits_are_refreshed_after_an_outage(server: ScriptedServer, connect: Call) -> None:
     with connect(server.address, max_attempts=1) as call:
         call("embed", ["a", "b"])
         server.embed = fails(grpc.StatusCode.UNAVAILABLE, "", "away")
@@ -143,7 +144,7 @@ def test_a_server_that_was_away_is_asked_for_its_limits_again(server: ScriptedSe
         assert _kinds(server) == [pb.GetModelRequest, pb.EmbedRequest]
 
 
-def test_another_version_of_the_model_has_its_own_limits(server: ScriptedServer, connect: Call) -> None:
+def test_new_model_version_has_its_own_limits(server: ScriptedServer, connect: Call) -> None:
     with connect(server.address) as call:
         call("embed", ["a", "b"])
         server.change = lambda reply: (
@@ -155,9 +156,7 @@ def test_another_version_of_the_model_has_its_own_limits(server: ScriptedServer,
         assert _kinds(server) == [pb.GetModelRequest, pb.EmbedRequest]
 
 
-def test_a_stream_asks_for_the_limits_and_needs_no_number_of_layers(
-    server: ScriptedServer, connect: Call
-) -> None:
+def test_stream_requests_the_limits_but_needs_no_layer_count(server: ScriptedServer, connect: Call) -> None:
     query = AttentionQuery()
     with connect(server.address) as call:
         for _ in range(2):

@@ -58,7 +58,7 @@ KINDS: dict[str, tuple[grpc.StatusCode, type[AttnlensError]]] = {
 }
 
 
-def test_every_reason_of_the_protocol_has_its_exception() -> None:
+def test_every_protocol_reason_has_an_exception() -> None:
     reasons = {name.removeprefix("ERROR_REASON_") for name, number in ErrorReason.items() if number}
     assert reasons == set(KINDS) == set(errors._BY_REASON)
 
@@ -89,7 +89,7 @@ def test_a_reason_is_raised_as_its_exception(server: ScriptedServer, reason: str
     ],
 )
 @pytest.mark.parametrize("reason", ["", "REASON_OF_THE_FUTURE"])
-def test_without_a_known_reason_the_status_counts(
+def test_unknown_reason_falls_back_to_the_status(
     server: ScriptedServer, code: grpc.StatusCode, kind: type[AttnlensError], reason: str
 ) -> None:
     server.embed = fails(code, reason, "so it is")
@@ -98,7 +98,7 @@ def test_without_a_known_reason_the_status_counts(
     assert (type(caught.value), caught.value.reason) == (kind, reason)
 
 
-def test_a_text_that_is_to_blame_has_the_callers_number(server: ScriptedServer, connect: Call) -> None:
+def test_violation_has_the_callers_text_index(server: ScriptedServer, connect: Call) -> None:
     def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
         for index, text in enumerate(request.inputs):
             if text.text == "bad":
@@ -130,14 +130,14 @@ def test_a_text_that_is_to_blame_has_the_callers_number(server: ScriptedServer, 
         (violation("inputs[0] \x1b[2J", "\u009b \u202e", 0), r"texts[0] \x1b[2J \x9b \u202e"),
     ],
 )
-def test_a_field_is_called_as_the_caller_knows_it(server: ScriptedServer, told: Any, expected: str) -> None:
+def test_field_is_reported_under_its_argument_name(server: ScriptedServer, told: Any, expected: str) -> None:
     server.embed = fails(Status.INVALID_ARGUMENT, "INVALID_FIELD", "not this", told)
     with Client(server.address) as client, pytest.raises(InvalidRequestError) as caught:
         client.embed(["a"])
     assert str(caught.value) == expected
 
 
-def test_many_violations_are_all_there_and_the_first_ones_are_named(server: ScriptedServer) -> None:
+def test_all_violations_are_kept_and_the_first_ones_are_named(server: ScriptedServer) -> None:
     told = [violation(f"inputs[{index}].text", "is bad", index) for index in range(5)]
     server.embed = fails(Status.INVALID_ARGUMENT, "INVALID_FIELD", "not this", *told)
     with Client(server.address) as client, pytest.raises(InvalidRequestError) as caught:
@@ -146,7 +146,7 @@ def test_many_violations_are_all_there_and_the_first_ones_are_named(server: Scri
     assert str(caught.value) == "texts[0] is bad; texts[1] is bad; texts[2] is bad; and 2 more"
 
 
-def test_a_message_is_never_searched_for_numbers(server: ScriptedServer) -> None:
+def test_text_index_is_never_parsed_from_the_message(server: ScriptedServer) -> None:
     message = "no model 'inputs[41]': there is 'scripted'"
     server.embed = fails(Status.NOT_FOUND, "MODEL_NOT_FOUND", message, available="scripted")
     with Client(server.address) as client, pytest.raises(ModelNotFoundError) as caught:
@@ -155,7 +155,7 @@ def test_a_message_is_never_searched_for_numbers(server: ScriptedServer) -> None
     assert caught.value.available == "scripted"
 
 
-def test_control_characters_of_a_message_are_escaped(server: ScriptedServer, connect: Call) -> None:
+def test_control_characters_in_a_message_are_escaped(server: ScriptedServer, connect: Call) -> None:
     server.embed = fails(Status.INVALID_ARGUMENT, "INVALID_FIELD", "bad \x1b[2J\u009b \u202e")
     with connect(server.address) as call, pytest.raises(InvalidRequestError) as caught:
         call("embed", ["a"])
@@ -163,12 +163,12 @@ def test_control_characters_of_a_message_are_escaped(server: ScriptedServer, con
 
 
 @pytest.mark.parametrize("value", ["", "many", "-1", "9" * 5000])
-def test_metadata_that_is_no_number_counts_as_none(value: str) -> None:
+def test_non_numeric_metadata_is_ignored(value: str) -> None:
     assert InputTooLongError("", metadata={"num_tokens": value}).num_tokens == 0
 
 
 @pytest.mark.parametrize("trailer", [b"\xff\xff", "text"])
-def test_details_that_are_no_message_say_nothing(trailer: bytes | str) -> None:
+def test_undecodable_details_are_ignored(trailer: bytes | str) -> None:
     class Told(grpc.RpcError):
         def code(self) -> grpc.StatusCode:
             return Status.INVALID_ARGUMENT
@@ -183,7 +183,7 @@ def test_details_that_are_no_message_say_nothing(trailer: bytes | str) -> None:
     assert (type(error), str(error), error.reason) == (InvalidRequestError, "so it is", "")
 
 
-def test_a_server_that_says_when_is_asked_again_then(server: ScriptedServer, connect: Call) -> None:
+def test_retry_follows_the_delay_from_the_server(server: ScriptedServer, connect: Call) -> None:
     server.embed = fails(
         Status.FAILED_PRECONDITION, "GRAPH_UNAVAILABLE", "soon", retry_delay_s=0.001, times=3
     )

@@ -1,4 +1,4 @@
-"""Servers that come late or have no room, and the numbers behind the retries."""
+"""Retries against late and overloaded servers, and the options that configure them."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
             target.sendall(data)
         target.shutdown(socket.SHUT_WR)
     except OSError:
-        pass  # the other side is gone, and so is the connection
+        pass  # the peer has closed the connection
 
 
 @contextmanager
@@ -59,7 +59,9 @@ def forwarded(listener: socket.socket, address: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("wait_for_ready", [False, True])
-def test_a_server_that_comes_late_is_found(minilm_server: ServerProcess, wait_for_ready: bool) -> None:
+def test_client_connects_to_a_server_that_starts_late(
+    minilm_server: ServerProcess, wait_for_ready: bool
+) -> None:
     with socket.socket() as listener, ThreadPoolExecutor(1) as threads:
         listener.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
         address = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -74,13 +76,13 @@ def test_a_server_that_comes_late_is_found(minilm_server: ServerProcess, wait_fo
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_many_clients_of_a_small_queue_all_get_their_vectors(
+def test_many_clients_of_a_small_queue_all_succeed(
     minilm_bundle: Path,
     minilm_server: ServerProcess,
     passages: list[str],
     kind: type[Client | AsyncClient],
 ) -> None:
-    texts = passages[:16]  # two requests of a client
+    texts = passages[:16]  # two requests per client
     with Client(minilm_server.address) as client:
         expected = client.embed(texts, truncate=True)
 
@@ -101,7 +103,7 @@ def test_many_clients_of_a_small_queue_all_get_their_vectors(
         assert max(threads.map(embed_all, range(4))) <= 1e-5
 
 
-def test_the_service_config_retries_what_may_pass() -> None:
+def test_service_config_retries_transient_failures() -> None:
     [method] = service_config(5, wait_for_ready=False)["methodConfig"]
     assert method["name"] == [{"service": "attnlens.v1.EncoderService"}]
     assert method["waitForReady"] is False
@@ -112,7 +114,7 @@ def test_the_service_config_retries_what_may_pass() -> None:
     assert method["waitForReady"] is True
 
 
-def test_channel_options_of_the_caller_win() -> None:
+def test_channel_options_of_the_caller_take_precedence() -> None:
     with (
         Client("127.0.0.1:1") as plain,
         Client("127.0.0.1:1", channel_options=[("grpc.keepalive_time_ms", 1234)]) as client,
@@ -139,7 +141,7 @@ def test_channel_options_of_the_caller_win() -> None:
         ("max_attempts", 2.5),
     ],
 )
-def test_options_out_of_range_are_refused(name: str, value: float) -> None:
+def test_out_of_range_options_are_rejected(name: str, value: float) -> None:
     with pytest.raises((ValueError, TypeError), match=f"{name} is {value}: use"):
         Client("127.0.0.1:1", **{name: value})  # type: ignore[arg-type]
 
@@ -150,12 +152,12 @@ def test_options_out_of_range_are_refused(name: str, value: float) -> None:
      "localhost:http", "http://localhost:50051", "localhost:50051/x", "user@localhost:50051", "::1:50051",
      "local host:50051", "localhost:50051\n", "\udcff:50051", "unix:"],
 )  # fmt: skip
-def test_an_address_without_host_or_port_is_refused(address: str) -> None:
+def test_address_without_host_or_port_is_rejected(address: str) -> None:
     with pytest.raises(ValueError, match="use HOST:PORT with a port from 1 to 65535"):
         Client(address)
 
 
-def test_a_path_that_is_too_long_for_a_socket_is_refused() -> None:
+def test_socket_path_that_is_too_long_is_rejected() -> None:
     with pytest.raises(
         ValueError, match=r"address has a path of 108 bytes.* use a relative or a shorter path"
     ):
@@ -167,12 +169,12 @@ def test_a_path_that_is_too_long_for_a_socket_is_refused() -> None:
     ["localhost:1", "encoder_1.internal:65535", "[::1]:50051", "[fe80::1%eth0]:50051", "unix:/tmp/x.sock",
      "unix:///tmp/x.sock", "dns:///localhost:50051", "dns:50051", "ipv6:[::1]:50051", "ipv4:127.0.0.1:50051"],
 )  # fmt: skip
-def test_an_address_may_be_any_target_of_grpc(address: str) -> None:
+def test_address_can_be_any_grpc_target(address: str) -> None:
     with Client(address) as client:
         assert client.address == address
 
 
-def test_another_bundle_at_the_same_address_is_served_to_the_same_client(
+def test_client_uses_a_new_bundle_at_the_same_address(
     minilm_bundle: Path, small_bundle: Callable[[str], Path], connect: Call
 ) -> None:
     other = small_bundle("wordpiece")

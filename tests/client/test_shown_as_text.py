@@ -51,7 +51,7 @@ TOP_TEXT = (
         (Usage(3, 3, truncated=False), "Usage(num_tokens=3, num_tokens_total=3, truncated=False)"),
     ],
 )
-def test_arrays_are_shown_by_their_shapes(result: object, shown: str) -> None:
+def test_arrays_are_shown_as_shapes(result: object, shown: str) -> None:
     assert repr(result) == shown
 
 
@@ -71,7 +71,7 @@ def test_arrays_are_shown_by_their_shapes(result: object, shown: str) -> None:
         (None, None, "float32 (0,)"),
     ],
 )
-def test_attention_that_was_reduced_shows_what_is_left(form: Any, reduced: Any, shown: str) -> None:
+def test_reduced_attention_shows_its_reduced_form(form: Any, reduced: Any, shown: str) -> None:
     query, nothing = AttentionQuery(reduction=AttentionReduction(form=form)), np.zeros(0, np.float32)
     attention = Attention(query, (0, 1), (0,), "layout", "one", nothing, reduced=reduced)
     assert repr(attention) == f"Attention(attention_weights, full, layers=[0, 1], {shown})"
@@ -79,7 +79,7 @@ def test_attention_that_was_reduced_shows_what_is_left(form: Any, reduced: Any, 
     assert repr(part) == f"AttentionPart(input_index=0, query_index=0, layer=1, {shown})"
 
 
-def test_a_text_of_many_tokens_shows_the_first_ones() -> None:
+def test_long_text_shows_its_first_tokens() -> None:
     tokens = tuple(Token(number, f"t{number}", "text", 0, 1, 0, 1, number) for number in range(300))
     text = TokenizedText(tokens, exceeds_max_tokens=True, model="m", model_version="0123456789abcdef")
     assert repr(text) == (
@@ -96,7 +96,7 @@ def test_a_text_of_many_tokens_shows_the_first_ones() -> None:
     assert "<b>" not in hostile._repr_html_()
 
 
-async def test_a_client_shows_its_address_and_model_and_no_secret(server: ScriptedServer) -> None:
+async def test_client_shows_its_address_and_model_without_secrets(server: ScriptedServer) -> None:
     with Client(server.address, metadata=(("authorization", "Bearer secret"),)) as client:
         assert repr(client) == f"Client({server.address!r})"
         client.get_model()
@@ -106,7 +106,7 @@ async def test_a_client_shows_its_address_and_model_and_no_secret(server: Script
         assert repr(encrypted) == "AsyncClient('there:1', TLS)"
 
 
-def test_what_a_server_sends_does_not_control_the_terminal() -> None:
+def test_control_characters_from_a_server_are_escaped() -> None:
     token = Token(0, "\x1b[2J", "text", 0, 0, 0, 0, 0)
     text = TokenizedText((token,), exceeds_max_tokens=False, model="\x1b[2J", model_version="\n")
     scores = TokenScores("contributions", np.ones(1, np.float32), 0.0, 1.0, 1.0, None)

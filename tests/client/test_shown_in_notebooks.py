@@ -1,4 +1,4 @@
-"""Results show themselves in notebooks: text is text, colours are the scores'."""
+"""HTML representation of results in notebooks: escaped text, colored by score."""
 
 import html.parser
 import re
@@ -55,13 +55,13 @@ def chips(source: str) -> list[dict[str, str | None]]:
 
 
 def opacity(chip: dict[str, str | None]) -> float:
-    """Return how strong the background is, below 0 where it is vermilion."""
+    """Return the opacity of the background, negative if the color is vermilion."""
     found = re.search(r"background:rgba\((0,114,178|213,94,0),([0-9.]+)\)", chip["style"] or "")
     assert found is not None
     return float(found[2]) * (1 if found[1].startswith("0,") else -1)
 
 
-def test_an_explanation_has_the_colours_of_its_scores(client: Client) -> None:
+def test_explanation_is_colored_by_its_scores(client: Client) -> None:
     [text] = client.explain(["A man is playing a guitar."], to="A man is eating.", level="words")
     found = chips(text._repr_html_())
     values = text.values.astype(float)
@@ -74,7 +74,7 @@ def test_an_explanation_has_the_colours_of_its_scores(client: Client) -> None:
     assert f"target {text.target_value:.4f}" in Read(text._repr_html_()).shown
 
 
-def test_what_is_no_number_has_no_colour(client: Client) -> None:
+def test_undefined_scores_have_no_color(client: Client) -> None:
     [text] = client.explain(["It rained."], methods="leave_one_out")
     first, *_, last = chips(text._repr_html_())
     assert first["title"] == "[CLS]: undefined"
@@ -90,7 +90,7 @@ def test_a_comparison_shows_both_texts(client: Client) -> None:
     assert len(chips(pair._repr_html_())) == len(pair.a.tokens) + len(pair.b.tokens)
 
 
-def test_tokens_show_themselves_and_what_there_is_of_them(client: Client) -> None:
+def test_tokens_are_shown_with_the_available_results(client: Client) -> None:
     [text] = client.encode(["It rained."], attention=AttentionQuery(layers=[0]))
     assert [chip["title"] for chip in chips(text._repr_html_())][:2] == [
         "0: id 101, special",
@@ -104,7 +104,7 @@ def hostile_explanation(text: Explanation) -> Explanation:
     return replace(text, tokens=tokens, model=HOSTILE)
 
 
-def test_hostile_text_is_text(client: Client) -> None:
+def test_hostile_text_is_escaped(client: Client) -> None:
     [text] = client.explain(["It rained."])
     [encoded] = client.encode(["It rained."])
     hostile = hostile_explanation(text)
@@ -122,7 +122,7 @@ def test_hostile_text_is_text(client: Client) -> None:
         assert HOSTILE in Read(source).shown
 
 
-def test_a_long_text_is_cut(client: Client) -> None:
+def test_long_text_is_truncated(client: Client) -> None:
     [text] = client.explain(["It rained."])
     tokens = text.tokens * 1000
     scores = replace(text.scores[0], values=np.zeros(len(tokens), np.float32))
@@ -131,9 +131,7 @@ def test_a_long_text_is_cut(client: Client) -> None:
     assert "and 3000 more" in Read(long._repr_html_()).shown
 
 
-def test_a_widget_without_anywidget_says_what_to_install(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_widget_without_anywidget_names_the_extra(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "attnlens_viewer.widget", raising=False)
     monkeypatch.setitem(sys.modules, "anywidget", None)
     with pytest.raises(ImportError, match=r"widgets require anywidget .*'\.\[notebook\]'.* in a checkout"):

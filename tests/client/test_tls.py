@@ -1,4 +1,4 @@
-"""TLS, also with certificates on both sides, from the client and from the command line."""
+"""TLS and mutual TLS, from the client and the command line."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from served import ServerProcess
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for the name `encoder.test`, its key, and who vouches for it."""
+    """Return a certificate for `encoder.test`, its key, and the CA certificate."""
     directory = tmp_path_factory.mktemp("certificates")
     authority = trustme.CA()
     identity = authority.issue_cert("encoder.test")
@@ -24,7 +24,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_both_sides_can_identify_each_other(certificates: Path, minilm_bundle: Path) -> None:
+def test_client_and_server_authenticate_each_other(certificates: Path, minilm_bundle: Path) -> None:
     cert, key, ca = (certificates / name for name in ("cert.pem", "key.pem", "ca.pem"))
     options = ("--tls-cert", str(cert), "--tls-key", str(key), "--tls-client-ca", str(ca))
     name = [("grpc.ssl_target_name_override", "encoder.test")]
@@ -53,9 +53,9 @@ def test_both_sides_can_identify_each_other(certificates: Path, minilm_bundle: P
         failures: list[tuple[list[str], str]] = [
             ([], "or --tls if the server uses TLS"),
             (["--tls"], "no TLS with"),
-            (files, "no TLS with"),  # the certificate is for another name
+            (files, "no TLS with"),  # the certificate is for a different name
         ]
-        # At once, since each retries for seconds.
+        # Run in parallel, since each command retries for seconds.
         processes = [
             subprocess.Popen([*command, "--timeout-s", "10", *given], stderr=subprocess.PIPE, text=True)
             for given, _ in failures

@@ -27,7 +27,7 @@ def example(tmp_path: Path) -> Path:
 
 
 def options_of(name: str, tables: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The options of a table of the example, as its command gets them."""
+    """Return the options that a command receives from its table in the example."""
     context = click.Context(attnlens)
     command = attnlens.get_command(context, name)
     assert command is not None
@@ -40,7 +40,7 @@ def options_of(name: str, tables: dict[str, Any], folder: Path) -> dict[str, Any
         return {key: options[key].type_cast_value(context, value) for key, value in values.items()}
 
 
-def test_every_table_of_the_example_has_options_of_its_command(example: Path) -> None:
+def test_every_example_table_has_options_of_its_command(example: Path) -> None:
     tables = settings.read_config_file(example, attnlens, COMMANDS)
     assert tables.pop("log_level") == "warning"
     assert list(tables) == ["serve", "info", "embed", "attend", "export"]
@@ -48,16 +48,14 @@ def test_every_table_of_the_example_has_options_of_its_command(example: Path) ->
         assert options_of(name, tables, example.parent)
 
 
-def test_the_table_of_serve_is_a_configuration_of_a_server(example: Path) -> None:
+def test_serve_table_is_a_valid_server_configuration(example: Path) -> None:
     tables = settings.read_config_file(example, attnlens, COMMANDS)
     options = options_of("serve", tables, example.parent)
     config = ServerConfig(bundle=Path("bundle"), **options)
     assert (config.max_concurrent_inputs, config.explain, config.tls_key) == (4096, False, Path("server.key"))
 
 
-def test_a_command_asks_the_server_that_the_example_names(
-    example: Path, minilm_server: ServerProcess
-) -> None:
+def test_command_calls_the_server_in_the_example(example: Path, minilm_server: ServerProcess) -> None:
     text = EXAMPLE.replace("localhost:50051", minilm_server.address).replace('tls-ca = "ca.pem"\n', "")
     example.write_text(text, encoding="utf-8")
     result = CliRunner().invoke(attnlens, ["--config-file", str(example), "info"], obj=Invocation())
@@ -65,7 +63,7 @@ def test_a_command_asks_the_server_that_the_example_names(
     assert minilm_server.address in result.output
 
 
-def test_exit_codes_are_those_of_the_commands() -> None:
+def test_exit_codes_match_the_commands() -> None:
     [listed] = re.findall(r"^## Exit codes\n.*?\|---\|---\|\n(.*?)\n\n", PAGE, re.DOTALL | re.MULTILINE)
     codes = [int(code) for row in listed.splitlines() for code in re.findall(r"\d+", row.split("|")[1])]
     known = [failures.FAILURE, failures.USAGE, failures.BUG, failures.BAD_REPLY, failures.INTERRUPTED]
@@ -83,7 +81,7 @@ def test_a_listed_variable_sets_its_option(variable: str, arguments: list[str]) 
     assert "'x:y' is not a valid" in result.output
 
 
-def test_the_page_of_options_is_what_the_commands_have() -> None:
+def test_options_page_matches_the_commands() -> None:
     spec = importlib.util.spec_from_file_location("list_options", DOCS / "list_options.py")
     assert spec is not None
     assert spec.loader is not None

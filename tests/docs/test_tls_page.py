@@ -1,4 +1,4 @@
-"""docs/tls.md, step by step: openssl, real servers, the commands, Python and `buf curl`."""
+"""The steps of docs/tls.md: openssl, real servers, commands, Python and `buf curl`."""
 
 import os
 import shlex
@@ -25,7 +25,7 @@ class Follower:
         self.address = ""
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command line that asks the last server that was started."""
+        """Run a command line that calls the most recently started server."""
         tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         return subprocess.run(
             ["bash", "-c", command.replace(EXAMPLE_ADDRESS, self.address)],
@@ -53,14 +53,14 @@ class Follower:
             assert result.stdout == block.shown
 
     def serve(self, command: str) -> None:
-        words = shlex.split(command)[3:]  # behind `attnlens serve bundles/minilm`
+        words = shlex.split(command)[3:]  # arguments after `attnlens serve bundles/minilm`
         options = [word if word.startswith("--") else str(self.folder / word) for word in words]
         server = ServerProcess(self.bundle, *options)
         self.address = self._stack.enter_context(server).address
 
 
 @pytest.mark.extended
-def test_what_the_page_says_works_and_errors_are_those_that_it_lists(
+def test_steps_work_and_errors_match_the_page(
     tmp_path: Path, minilm_bundle: Path, minilm_server: ServerProcess
 ) -> None:
     with ExitStack() as stack:
@@ -92,7 +92,7 @@ def test_what_the_page_says_works_and_errors_are_those_that_it_lists(
 
 
 def assert_told(follower: Follower, command: str, told: str) -> None:
-    """Hold that a command fails, with words that the page lists."""
+    """Check that a command fails with a message listed on the page."""
     result = follower.run(command)
     assert (result.returncode > 0, told in result.stdout) == (True, True), f"{command}\n{result.stdout}"
     assert f"| `{told}`" in ERRORS

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: all reasons of errors, and messages that the programs have."""
+"""docs/troubleshooting.md lists all error reasons, and its messages exist in the sources."""
 
 import ast
 import re
@@ -15,13 +15,13 @@ PACKAGES = ("cli", "client", "export", "model", "server")
 
 
 def rows(heading: str) -> list[str]:
-    """The first cells of the table under a heading."""
+    """Return the first cell of each table row under a heading."""
     _, _, section = PAGE.partition(f"\n## {heading}\n")
     lines = section.partition("\n## ")[0].splitlines()
     return [line.split(" | ")[0].removeprefix("| ") for line in lines if line.startswith("| `")]
 
 
-def test_every_reason_is_there_with_the_exception_that_it_raises() -> None:
+def test_every_reason_is_listed_with_its_exception() -> None:
     reasons = {name.removeprefix("ERROR_REASON_") for name in ErrorReason.keys()} - {"UNSPECIFIED"}  # noqa: SIM118
     listed = dict(re.findall(r"`(\w+)`", cell) for cell in rows("Server errors by reason"))
     assert set(listed) == reasons
@@ -30,7 +30,7 @@ def test_every_reason_is_there_with_the_exception_that_it_raises() -> None:
 
 
 def strings() -> Iterator[str]:
-    """Yield the strings of the packages. `…` stands for one value or several in a row."""
+    """Yield the strings in the packages, with `…` in place of formatted values."""
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -41,7 +41,7 @@ def strings() -> Iterator[str]:
                     yield node.value
 
 
-def test_the_messages_are_those_of_the_programs() -> None:
+def test_listed_messages_exist_in_the_sources() -> None:
     headings = ("A command cannot connect", "The server does not start", "An export fails")
     told = [cell.strip("`") for heading in headings for cell in rows(heading)]
     assert len(told) > 15

@@ -30,5 +30,5 @@ def test_every_reason_has_a_grpc_and_an_http_status() -> None:
 
 
 @pytest.mark.parametrize("error", list(error_classes()), ids=lambda error: error.__name__)
-def test_errors_have_the_grpc_status_of_the_page(error: type[RequestError]) -> None:
+def test_errors_have_the_grpc_status_on_the_page(error: type[RequestError]) -> None:
     assert ERRORS[error.reason][0] == error.status

@@ -1,6 +1,6 @@
-"""Call functions inside the environment of the tools: `python call.py MODULE CALLS RESULTS`.
+"""Call functions in the environment of the tools: `python call.py MODULE CALLS RESULTS`.
 
-CALLS is a JSON file with a list of `[function, arguments]`; their results go to the JSON file RESULTS.
+CALLS is a JSON file with a list of `[function, arguments]`. The results are written to the JSON file RESULTS.
 """
 
 import importlib

@@ -18,7 +18,7 @@ DIFFERENCES = pytest.StashKey[dict[tuple[str, str], float]]()
 def samples(
     minilm_dir: Path, minilm_bundle: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> "dict[str, Sample]":
-    """MiniLM with its real weights, and small random encoders of other kinds."""
+    """Return MiniLM with its real weights, and small random encoders of other kinds."""
     from ecosystem.samples import KINDS, Sample, draw  # noqa: PLC0415 - imports torch
 
     directory = tmp_path_factory.mktemp("ecosystem")
@@ -41,7 +41,7 @@ def ask(samples: "dict[str, Sample]", tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def differences(pytestconfig: pytest.Config) -> dict[tuple[str, str], float]:
-    """By tool and sample; printed at the end."""
+    """Return the largest differences by tool and sample, printed at the end."""
     measured: dict[tuple[str, str], float] = {}
     pytestconfig.stash[DIFFERENCES] = measured
     return measured

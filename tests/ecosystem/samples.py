@@ -1,6 +1,6 @@
-"""Checkpoints of several kinds, each with its bundle and the vectors that its publisher would get.
+"""Checkpoints of several kinds, each with its bundle and reference vectors.
 
-The oracle is sentence-transformers with PyTorch, on the checkpoint and not on the bundle.
+The reference is sentence-transformers with PyTorch on the checkpoint, not the bundle.
 """
 
 import json
@@ -26,7 +26,7 @@ DATA = Path(__file__).parents[1] / "data"
 
 @dataclass(frozen=True)
 class Kind:
-    """A checkpoint to draw: its architecture, a folder of tests/data/tokenizers, and how it pools."""
+    """A random checkpoint: architecture, tokenizer (a folder in tests/data/tokenizers) and pooling."""
 
     model: OddModel
     tokenizer: str
@@ -34,7 +34,7 @@ class Kind:
     normalize: bool
 
 
-# Padding ids 0 and 1, with and without token types, and no special_tokens_map.json in any of them.
+# Padding ids 0 and 1, with and without token types. None has a special_tokens_map.json.
 KINDS = {
     "roberta": Kind(OddModel("Roberta", {"type_vocab_size": 1}), "byte-level", "cls", normalize=False),
     "xlm-roberta": Kind(OddModel("XLMRoberta", {"type_vocab_size": 1}), "unigram", "mean", normalize=False),
@@ -63,7 +63,7 @@ class Sample:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Some batches of mixed lengths; the longest passage is longer than any of the encoders takes."""
+        """Batches of mixed lengths. The longest passage exceeds the limit of every encoder."""
         lines = (DATA / "passages.jsonl").read_text(encoding="utf-8").splitlines()
         passages = [json.loads(line)["text"] for line in lines]
         return [*TEXTS, *passages[::140], max(passages, key=len), "The last is a short one."]
@@ -76,13 +76,13 @@ class Sample:
 
     @cached_property
     def is_cut(self) -> npt.NDArray[np.bool_]:
-        """Which texts are longer than the bundle's limit; shape (texts,)."""
+        """Whether each text exceeds the bundle's token limit, shape (texts,)."""
         tokenizer = transformers.AutoTokenizer.from_pretrained(self.checkpoint)
         lengths = [len(tokenizer(text, verbose=False)["input_ids"]) for text in self.texts]
         return np.array(lengths) > int(self.oracle.max_seq_length)
 
     def attentions(self, texts: list[str]) -> list[npt.NDArray[np.float32]]:
-        """The attention weights of each layer: (texts, heads, tokens, tokens)."""
+        """Attention weights of each layer, (texts, heads, tokens, tokens)."""
         tokenizer = transformers.AutoTokenizer.from_pretrained(self.checkpoint)
         model = transformers.AutoModel.from_pretrained(self.checkpoint, attn_implementation="eager")
         inputs = tokenizer(texts, padding=True, return_tensors="pt")
@@ -92,7 +92,7 @@ class Sample:
 
 
 def draw(kind: Kind, directory: Path) -> Sample:
-    """Write a checkpoint as sentence-transformers lays it out, with random weights, and export it."""
+    """Write a random checkpoint in the sentence-transformers layout and export it."""
     checkpoint = directory / "checkpoint"
     kind.model.make().save_pretrained(checkpoint)
     shutil.copytree(DATA / "tokenizers" / kind.tokenizer, checkpoint, dirs_exist_ok=True)
@@ -108,7 +108,7 @@ def draw(kind: Kind, directory: Path) -> Sample:
         {"word_embedding_dimension": 96, "pooling_mode": kind.pooling},
     )
     bundle = directory / "bundle"
-    export_bundle(checkpoint, bundle, ExportOptions(grid=small_grid(40)))  # parity is not the point here
+    export_bundle(checkpoint, bundle, ExportOptions(grid=small_grid(40)))  # parity is tested elsewhere
     return Sample(checkpoint, bundle, kind.pooling, kind.normalize)
 
 

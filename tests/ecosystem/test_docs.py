@@ -1,4 +1,4 @@
-"""docs/ecosystem.md shows the code that runs, and names the versions that it runs with."""
+"""docs/ecosystem.md shows the tested code and names the tested versions."""
 
 from pathlib import Path
 
@@ -14,11 +14,11 @@ PAGE = (HERE.parents[1] / "docs" / "ecosystem.md").read_text(encoding="utf-8")
     [*sorted(HERE.glob("with_*.py")), *sorted(NODE_PROJECT.glob("with_*.mjs"))],
     ids=lambda path: path.name,
 )
-def test_the_code_on_the_page_is_the_code_that_runs(module: Path) -> None:
+def test_page_shows_the_tested_code(module: Path) -> None:
     language = {".py": "python", ".mjs": "js"}[module.suffix]
     assert f"```{language}\n{module.read_text(encoding='utf-8')}```\n" in PAGE
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_the_versions_on_the_page_are_those_that_run(tool: str) -> None:
+def test_page_names_the_tested_versions(tool: str) -> None:
     assert f"| {tool} | {pinned_versions()[tool]} |" in PAGE

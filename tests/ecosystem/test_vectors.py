@@ -1,4 +1,4 @@
-"""Bundles, opened unchanged by the tools that people use, give the vectors of the PyTorch checkpoint."""
+"""Third-party tools open bundles unchanged and return the vectors of the PyTorch checkpoint."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ Ask = Callable[[str], Answers]
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tool", TOOLS)
-def test_the_vectors_are_those_of_the_checkpoint(
+def test_vectors_match_the_checkpoint(
     tool: str, name: str, samples: Samples, ask: Ask, differences: dict[tuple[str, str], float]
 ) -> None:
     sample = samples[name]
@@ -37,9 +37,7 @@ def test_the_vectors_are_those_of_the_checkpoint(
 
 @pytest.mark.parametrize("name", SAMPLES_OF["embed with attentions"])
 @pytest.mark.parametrize("tool", ["sentence-transformers", "optimum-intel", "optimum-onnx"])
-def test_the_graph_with_attention_weights_gives_the_same_vectors(
-    tool: str, name: str, samples: Samples, ask: Ask
-) -> None:
+def test_attention_graph_gives_the_same_vectors(tool: str, name: str, samples: Samples, ask: Ask) -> None:
     vectors = np.array(ask(tool)[name]["embed with attentions"])
     np.testing.assert_allclose(vectors, samples[name].vectors, rtol=0, atol=TOLERANCE)
 
@@ -49,7 +47,7 @@ def test_the_graph_with_attention_weights_gives_the_same_vectors(
 def test_openvino_keeps_the_vectors_with_its_defaults(
     call: str, name: str, samples: Samples, ask: Ask
 ) -> None:
-    """In bf16 on a CPU that has it, where MiniLM's smallest cosine was 0.19 with another mask."""
+    """OpenVINO defaults to bf16 if supported. With another mask, MiniLM's smallest cosine was 0.19."""
     vectors, expected = np.array(ask("optimum-intel")[name][call]), samples[name].vectors
     norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
     assert ((vectors * expected).sum(axis=1) / norms).min() >= MIN_COSINE
@@ -57,14 +55,12 @@ def test_openvino_keeps_the_vectors_with_its_defaults(
 
 @pytest.mark.parametrize("name", SAMPLES_OF["attend"])
 @pytest.mark.parametrize("tool", ["optimum-onnx", "@huggingface/transformers"])
-def test_the_attention_weights_are_those_of_the_checkpoint(
-    tool: str, name: str, samples: Samples, ask: Ask
-) -> None:
+def test_attention_weights_match_the_checkpoint(tool: str, name: str, samples: Samples, ask: Ask) -> None:
     layers: list[Any] = ask(tool)[name]["attend"]
     expected = samples[name].attentions(ATTENTION_TEXTS)
     assert len(layers) == len(expected)
     for layer, expected_layer in zip(layers, expected, strict=True):
-        # A query that is padding attends in its own way in every implementation, to nobody's use.
+        # Attention of padding queries is implementation-defined and unused.
         is_token = expected_layer.sum(axis=1).sum(axis=1) > 0  # (texts, tokens)
         for text, (weights, expected_weights) in enumerate(zip(np.array(layer), expected_layer, strict=True)):
             rows = is_token[text]
@@ -72,8 +68,8 @@ def test_the_attention_weights_are_those_of_the_checkpoint(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_transformers_js_alone_differs_where_a_text_was_cut(name: str, samples: Samples, ask: Ask) -> None:
-    """Its limit, which docs/ecosystem.md works around: a new version without it fails here."""
+def test_transformers_js_differs_only_for_truncated_texts(name: str, samples: Samples, ask: Ask) -> None:
+    """docs/ecosystem.md works around this limitation. The test fails once a new version removes it."""
     sample = samples[name]
     vectors = np.array(ask("@huggingface/transformers")[name]["embed cut"])
     differences = np.abs(vectors - sample.vectors).max(axis=1)

@@ -23,7 +23,7 @@ PYTHON = HERE.parents[1] / ".ecosystem" / "bin" / "python"
 ATTENTION_TEXTS = [TEXTS[0], TEXTS[2], "", TEXTS[4]]
 
 MINILM = "all-MiniLM-L6-v2"
-# Samples of a call that does not need all of them. Random weights would hide what lower precision does.
+# Calls limited to some samples. Random weights would hide the effects of lower precision.
 SAMPLES_OF = {
     "embed with attentions": [MINILM],
     "embed by default": [MINILM],
@@ -32,7 +32,7 @@ SAMPLES_OF = {
 }
 
 Calls = dict[str, tuple[str, dict[str, Any]]]
-"""Under a name: the function and its arguments."""
+"""Function and arguments, by call name."""
 
 Answers = dict[str, dict[str, Any]]
 """Results of a tool by sample, then by call."""
@@ -115,7 +115,7 @@ def run_tool(tool: Tool, samples: dict[str, "Sample"], directory: Path) -> Answe
     calls = {name: _needed(name, tool.calls(sample)) for name, sample in samples.items()}
     flat = [call for each in calls.values() for call in each.values()]
     (directory / "calls.json").write_text(json.dumps(flat), encoding="utf-8")
-    # An empty cache and no hub: everything comes from the bundle.
+    # An empty cache and no hub access: all files are loaded from the bundle.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"HF_HOME": str(directory / "hub"), "HF_HUB_OFFLINE": "1"}
     command = [*tool.command, str(directory / "calls.json"), str(directory / "results.json")]
@@ -131,7 +131,7 @@ def _needed(name: str, calls: Calls) -> Calls:
 
 
 def pinned_versions() -> dict[str, str]:
-    """The versions in the tools' environments."""
+    """Return the package versions in the tools' environments."""
     pins = re.findall(r"^([\w.-]+)==(\S+)$", (HERE / "requirements.txt").read_text("utf-8"), re.MULTILINE)
     dependencies: dict[str, str] = json.loads((NODE_PROJECT / "package.json").read_text("utf-8"))[
         "dependencies"
@@ -140,7 +140,7 @@ def pinned_versions() -> dict[str, str]:
 
 
 def table(differences: dict[tuple[str, str], float]) -> Iterator[str]:
-    """Lay out the largest difference of each tool and sample as lines of Markdown."""
+    """Return a Markdown table of the largest difference per tool and sample."""
     tools = list(dict.fromkeys(tool for tool, _ in differences))
     names = list(dict.fromkeys(name for _, name in differences))
     versions = pinned_versions()

@@ -11,7 +11,7 @@ def embed(bundle: str, texts: list[str], name: str, pooling: str, normalize: boo
         model=name,
         pooling=PoolingType(pooling.upper()),
         normalization=normalize,
-        sources=ModelSource(hf=name),  # wants a value; with specific_model_path nothing is fetched
+        sources=ModelSource(hf=name),  # required, but specific_model_path prevents any download
         dim=dim,
         model_file="onnx/model.onnx",
     )

@@ -1,4 +1,4 @@
-"""A bundle in optimum: token vectors, which are pooled by hand, and attention weights."""
+"""A bundle in optimum: manually pooled token vectors, and attention weights."""
 
 from typing import Any
 

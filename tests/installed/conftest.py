@@ -1,4 +1,4 @@
-"""The wheel, and environments that it is installed in, once for all tests."""
+"""Session fixtures: the built wheel and environments with it."""
 
 import fnmatch
 import shutil
@@ -13,7 +13,7 @@ from installed.environment import ROOT, Environment
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from the files that .dockerignore leaves to the build of the image."""
+    """Build the wheel from the files in the Docker build context."""
     directory = tmp_path_factory.mktemp("wheel")
     source = directory / "source"
     for pattern in (ROOT / ".dockerignore").read_text("utf-8").splitlines():
@@ -32,7 +32,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bare_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment with the client alone."""
+    """Return an environment with the base install, i.e. the client."""
     environment = Environment(tmp_path_factory.mktemp("bare"), wheel)
     environment.install("")
     return environment
@@ -40,7 +40,7 @@ def bare_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> E
 
 @pytest.fixture(scope="session")
 def server_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment with the extra `server`."""
+    """Return an environment with the extra `server`."""
     environment = Environment(tmp_path_factory.mktemp("server"), wheel)
     environment.install("[server]")
     return environment

@@ -1,4 +1,4 @@
-"""The instructions of our Dockerfile, as far as it uses them."""
+"""Minimal parser of the project's Dockerfile."""
 
 import json
 import re
@@ -22,7 +22,7 @@ class Stage:
 
 
 def stages(path: Path) -> list[Stage]:
-    """Return the stages in their order."""
+    """Return the stages in order."""
     text = re.sub(r"^\s*#.*\n", "", path.read_text("utf-8"), flags=re.MULTILINE).replace("\\\n", " ")
     found: list[Stage] = []
     for line in text.splitlines():

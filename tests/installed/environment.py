@@ -1,4 +1,4 @@
-"""A fresh virtual environment with the built wheel, as a user has it."""
+"""Clean virtual environments with the built wheel."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Environment:
-    """A fresh virtual environment outside the project."""
+    """A clean virtual environment outside the project."""
 
     def __init__(self, directory: Path, wheel: Path) -> None:
         self.directory = directory
@@ -19,22 +19,22 @@ class Environment:
         subprocess.run([sys.executable, "-m", "venv", directory / "venv"], check=True)
 
     def install(self, extras: str) -> None:
-        """Install the wheel with `extras`, like `[server]`, in the versions of constraints.txt."""
+        """Install the wheel with `extras`, such as `[server]`, and the versions in constraints.txt."""
         constraints = ROOT / "constraints.txt"
         pip = ("python", "-m", "pip", "install", "-q", "--no-compile", "-c", constraints)
         self.run(*pip, f"{self.wheel}{extras}")
 
     def add(self, packages: Path) -> None:
-        """Add a directory of packages behind the environment's own. Its .pth files are not read."""
+        """Append a directory of packages to the import path. Its .pth files are ignored."""
         [site] = (self.directory / "venv").glob("lib/python*/site-packages")
         (site / "added.pth").write_text(f"{packages}\n")
 
     def program(self, name: str) -> str:
-        """Return the path of a program of the environment."""
+        """Return the path of a program in the environment."""
         return str(self.directory / "venv" / "bin" / name)
 
     def run(self, program: str, *args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run a program of the environment, away from the project's files."""
+        """Run a program in the environment, outside the project directory."""
         ended = subprocess.run(
             [self.program(program), *map(str, args)],
             cwd=self.directory,
@@ -47,19 +47,19 @@ class Environment:
         return ended
 
     def packages(self) -> set[str]:
-        """The names of the installed packages."""
+        """Return the names of the installed packages."""
         listed = self.run("python", "-m", "pip", "list", "--format", "freeze").stdout
         return {line.split("==")[0].lower().replace("_", "-") for line in listed.splitlines()}
 
 
 def without_project() -> dict[str, str]:
-    """Return the environment variables without those that lead Python to the project's files."""
+    """Return the environment variables without those that add the project to Python's import path."""
     return {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
 
 
 @contextmanager
 def serving(command: list[str], directory: Path, env: dict[str, str]) -> Iterator[str]:
-    """Run a server, yield its address, end it by SIGTERM, and expect exit code 0."""
+    """Run a server, yield its address, stop it with SIGTERM and check that it exits with 0."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=directory, env=env) as server:
         try:
             assert server.stdout is not None

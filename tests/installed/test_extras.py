@@ -20,7 +20,7 @@ EXTRAS = {
     "model/attnlens_model": "export",
     "export/attnlens_export": "export",
 }
-# Modules that are imported only where another extra is installed.
+# Modules that are imported only if another extra is installed.
 OPTIONAL = {"viewer/attnlens_viewer/widget.py", "protos/attnlens/dense.py"}
 
 
@@ -52,7 +52,7 @@ def required(extra: str) -> set[str]:
 
 
 @pytest.mark.parametrize("folder", EXTRAS)
-def test_an_extra_has_what_its_modules_import(folder: str) -> None:
+def test_extra_lists_the_imports_of_its_modules(folder: str) -> None:
     distributions = packages_distributions()
     installed, missing = required(EXTRAS[folder]), []
     for name in sorted(set(imported(folder))):

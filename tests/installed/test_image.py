@@ -1,6 +1,6 @@
 """The steps of the image without Docker: the same programs, user and read-only files.
 
-A daemon may be absent, so the steps of the Dockerfile run in an environment of their own instead.
+Because a Docker daemon may be unavailable, the steps of the Dockerfile run in a virtual environment.
 """
 
 import os
@@ -20,7 +20,7 @@ from installed.environment import ROOT, Environment, serving
 pytestmark = pytest.mark.timeout(600)
 
 BUILD, IMAGE = stages(ROOT / "Dockerfile")
-# As a container with --read-only: nothing can be written, not even below /tmp; not root; no way to become it.
+# Like a container with --read-only: no writable paths, not even /tmp, and no root privileges.
 SANDBOX = """
 set -e
 mount --rbind / "$1"
@@ -31,7 +31,7 @@ exec chroot "$shift_to" setpriv --reuid {uid} --regid {gid} --clear-groups --no-
 """
 
 
-def test_the_steps_install_the_extra_with_the_versions_of_the_project() -> None:
+def test_build_steps_install_the_extra_with_pinned_versions() -> None:
     [venv, install] = BUILD.run
     assert venv == "python -m venv /opt/attnlens"
     assert install.endswith('/opt/attnlens/bin/pip install ".[${EXTRA}]"')
@@ -39,7 +39,7 @@ def test_the_steps_install_the_extra_with_the_versions_of_the_project() -> None:
     assert BUILD.env == {"PIP_CONSTRAINT": "/source/constraints.txt"}
 
 
-def test_what_the_image_sets_is_what_the_server_knows() -> None:
+def test_image_settings_match_the_server_options() -> None:
     assert int(IMAGE.expose) == ServerConfig(bundle=Path()).port
     settings = {name for name in IMAGE.env if name.startswith("ATTNLENS_SERVE_")}
     fields = {f"ATTNLENS_SERVE_{name.upper()}" for name in ServerConfig.__dataclass_fields__}
@@ -47,7 +47,7 @@ def test_what_the_image_sets_is_what_the_server_knows() -> None:
     assert IMAGE.entrypoint + IMAGE.command == ["attnlens", "serve", "/bundle"]
 
 
-def test_compose_runs_the_image_with_the_bundle_where_it_is_expected() -> None:
+def test_compose_mounts_the_bundle_at_the_expected_path() -> None:
     [service] = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))["services"].values()
     assert service["read_only"] is True
     [mount] = service["volumes"]
@@ -81,7 +81,7 @@ def test_the_server_of_the_image_answers_without_root_and_without_writing(
 
 
 def _let_others_read(directory: Path) -> None:
-    """Open pytest's temporary directories, which are private, from `directory` up."""
+    """Make pytest's private temporary directories readable, from `directory` upward."""
     for each in (directory, *directory.parents):
         status = each.stat()
         is_private = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == stat.S_IRWXU
@@ -90,7 +90,7 @@ def _let_others_read(directory: Path) -> None:
 
 
 def _in_sandbox(command: list[str], directory: Path) -> list[str]:
-    """Return the command, as the image's user with read-only files where this process may arrange that."""
+    """Wrap a command to run as the image's user with read-only files, if this process has the privileges."""
     if os.geteuid() != 0 or subprocess.run(["unshare", "-m", "true"], check=False).returncode != 0:
         return command
     root = directory / "root"

@@ -1,4 +1,4 @@
-"""The unit of systemd, as `systemd-analyze` reads it."""
+"""The systemd unit, checked with `systemd-analyze`."""
 
 import re
 import shutil
@@ -13,10 +13,10 @@ from installed.environment import ROOT
 UNIT = ROOT / "deploy" / "attnlens@.service"
 
 
-def test_systemd_verifies_the_unit_and_finds_it_well_confined(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit_and_rates_its_sandboxing_well(tmp_path: Path) -> None:
     program = shutil.which("systemd-analyze")
     if program is None:
-        pytest.skip("there is no systemd-analyze here")
+        pytest.skip("systemd-analyze is not installed")
     unit = tmp_path / "attnlens@minilm.service"
     unit.write_text(UNIT.read_text("utf-8").replace("/opt/attnlens/bin/attnlens", "/bin/true"), "utf-8")
     verified = subprocess.run([program, "verify", unit], check=False, capture_output=True, text=True)

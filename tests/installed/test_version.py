@@ -1,4 +1,4 @@
-"""The version is stated in pyproject.toml; the changelog begins with it, and nothing else repeats it."""
+"""The version in pyproject.toml matches the first changelog entry."""
 
 import re
 import tomllib

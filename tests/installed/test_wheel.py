@@ -15,7 +15,12 @@ pytestmark = pytest.mark.timeout(1200)
 
 def test_the_client_needs_three_packages(bare_environment: Environment) -> None:
     needed = bare_environment.packages() - {"pip", "setuptools", "attnlens"}
-    assert needed == {"grpcio", "numpy", "protobuf", "typing-extensions"}  # the last by grpcio
+    assert needed == {
+        "grpcio",
+        "numpy",
+        "protobuf",
+        "typing-extensions",
+    }  # typing_extensions is required by grpcio
     bare_environment.run("python", "-W", "error", "-c", "from attnlens_client import Client, AsyncClient")
     assert "pip install '.[cli]'" in bare_environment.run("attnlens", "--version", code=2).stderr
 
@@ -31,12 +36,12 @@ def test_the_wheel_serves_and_exports(
     # `test_extras` checks what [export] lists, and `make release-check` installs it.
     environment.add(Path(onnx.__file__).parents[1])
     exported = environment.directory / "exported"
-    # Few shapes are compared: `minilm_bundle` has been at every length.
+    # Compare a few shapes only: `minilm_bundle` was checked at every length.
     environment.run("attnlens", "export", minilm_dir, "--output", exported, "--parity-tokens", 16)
     np.testing.assert_allclose(embed(environment, exported), first, atol=1e-6)
 
 
-def test_the_wheel_holds_what_is_not_python(wheel: Path) -> None:
+def test_wheel_contains_the_data_files(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as opened:
         names = set(opened.namelist())
     heads = "attnlens_analysis/heads"
@@ -53,7 +58,7 @@ def test_the_wheel_holds_what_is_not_python(wheel: Path) -> None:
 
 
 def embed(environment: Environment, bundle: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    """Serve a bundle and embed two lines, with the installed command alone."""
+    """Serve a bundle and embed two lines, using only the installed command."""
     texts = environment.directory / "texts.txt"
     texts.write_text("A cat.\nA dog.\n")
     command = [environment.program("attnlens"), "serve", str(bundle), "--port", "0"]

@@ -1,7 +1,7 @@
-"""Inside the environment of the recipes: `python asked.py ADDRESS VECTORS RESULTS`.
+"""Run the integration recipes in their environment: `python asked.py ADDRESS VECTORS RESULTS`.
 
-Runs each recipe as a user does, and asks each adapter more than its recipe does. What is printed and returned
-goes to the JSON file RESULTS, under the name of the recipe.
+Runs each recipe as a user would, and makes additional calls to each adapter. Writes printed and returned
+values to the JSON file RESULTS, keyed by recipe name.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ def llama_index(address: str) -> dict[str, Any]:
 
 
 def haystack(address: str) -> dict[str, Any]:
-    from haystack import Document, Pipeline  # noqa: PLC0415 - only in this environment
+    from haystack import Document, Pipeline  # noqa: PLC0415 - installed in this environment only
 
     recipe = importlib.import_module("with_haystack")
     pipeline = Pipeline()

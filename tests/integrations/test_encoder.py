@@ -29,16 +29,14 @@ def encoder(minilm_server: ServerProcess) -> Iterator[Encoder]:
 
 
 @pytest.mark.parametrize("method", ["encode", "encode_query", "encode_document"])
-def test_its_methods_return_what_sentence_transformers_returns(
-    method: str, encoder: Encoder, oracle: Any
-) -> None:
+def test_methods_match_sentence_transformers(method: str, encoder: Encoder, oracle: Any) -> None:
     for texts in (TEXTS, TEXTS[0]):
         vectors, expected = getattr(encoder, method)(texts), getattr(oracle, method)(texts)
         assert (vectors.dtype, vectors.shape) == (expected.dtype, expected.shape)
         np.testing.assert_allclose(vectors, expected, rtol=0, atol=TOLERANCE)
 
 
-def test_its_options_mean_the_same(encoder: Encoder, oracle: Any) -> None:
+def test_options_match_sentence_transformers(encoder: Encoder, oracle: Any) -> None:
     for options in (
         {"truncate_dim": 64},
         {"truncate_dim": 64, "normalize_embeddings": True},
@@ -50,7 +48,7 @@ def test_its_options_mean_the_same(encoder: Encoder, oracle: Any) -> None:
         encoder.encode(TEXTS, precision="int8")  # type: ignore[call-arg]
 
 
-def test_its_similarities_are_those_of_sentence_transformers(encoder: Encoder, oracle: Any) -> None:
+def test_similarities_match_sentence_transformers(encoder: Encoder, oracle: Any) -> None:
     vectors = encoder.encode(TEXTS)
     expected = oracle.similarity(vectors[:2], vectors).numpy()
     np.testing.assert_allclose(encoder.similarity(vectors[:2], vectors), expected, rtol=0, atol=TOLERANCE)
@@ -59,7 +57,7 @@ def test_its_similarities_are_those_of_sentence_transformers(encoder: Encoder, o
     assert encoder.similarity(np.zeros((1, 3)), np.ones((2, 3))).tolist() == [[0, 0]]
 
 
-def test_it_takes_arrays_of_texts_and_refuses_what_is_no_list_of_them(encoder: Encoder) -> None:
+def test_arrays_of_texts_are_accepted_and_other_values_rejected(encoder: Encoder) -> None:
     texts: Any = np.array(TEXTS[:2])
     np.testing.assert_array_equal(encoder.encode(texts), encoder.encode(TEXTS[:2]))
     assert encoder.encode([]).shape == (0, 384)
@@ -68,7 +66,7 @@ def test_it_takes_arrays_of_texts_and_refuses_what_is_no_list_of_them(encoder: E
             encoder.encode(wrong)  # type: ignore[arg-type]
 
 
-def test_the_functions_of_sentence_transformers_take_it(encoder: Encoder) -> None:
+def test_sentence_transformers_utilities_accept_the_encoder(encoder: Encoder) -> None:
     [hits] = util.semantic_search(encoder.encode_query(["rainy"]), encoder.encode_document(TEXTS), top_k=2)
     assert {hit["corpus_id"] for hit in hits} == {1, 2}
     model: Any = encoder
@@ -76,7 +74,7 @@ def test_the_functions_of_sentence_transformers_take_it(encoder: Encoder) -> Non
     assert pair == [1, 2]
 
 
-def test_it_refuses_long_texts_where_it_was_told_to(minilm_server: ServerProcess) -> None:
+def test_long_texts_are_rejected_on_request(minilm_server: ServerProcess) -> None:
     encoder = Encoder(minilm_server.address, truncate=False)
     with encoder.client, pytest.raises(InputTooLongError):
         encoder.encode(TEXTS)
@@ -90,7 +88,7 @@ def test_it_refuses_long_texts_where_it_was_told_to(minilm_server: ServerProcess
         ({}, None, None),
     ],
 )
-def test_it_chooses_the_prompts_of_a_model_as_sentence_transformers_does(
+def test_prompts_are_chosen_as_in_sentence_transformers(
     prompts: dict[str, str],
     query: str | None,
     document: str | None,

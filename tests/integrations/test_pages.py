@@ -1,4 +1,4 @@
-"""docs/integrations.md shows the code that runs, and names the versions that it runs with."""
+"""docs/integrations.md shows the tested code and names the tested versions."""
 
 import re
 from pathlib import Path
@@ -14,12 +14,12 @@ TOOLS = ["chromadb", "duckdb", "haystack-ai", "lancedb", "langchain-core", "llam
 @pytest.mark.parametrize(
     "module", sorted((ROOT / "examples" / "integrations").glob("*.py")), ids=lambda path: path.stem
 )
-def test_the_code_on_the_page_is_the_code_that_runs(module: Path) -> None:
+def test_page_shows_the_tested_code(module: Path) -> None:
     assert f"```python\n{module.read_text(encoding='utf-8')}```\n" in PAGE
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_the_versions_on_the_page_are_those_that_run(tool: str) -> None:
+def test_page_names_the_tested_versions(tool: str) -> None:
     pinned = dict(
         re.findall(r"^([\w-]+)==(\S+)$", (HERE / "requirements.txt").read_text("utf-8"), re.MULTILINE)
     )

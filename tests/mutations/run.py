@@ -1,10 +1,10 @@
 """Mutation testing: break one behavior at a time in a copy of the sources and run the tests that must fail.
 
     python tests/mutations/run.py                      all mutations
-    python tests/mutations/run.py --area attention     those of attention.toml
+    python tests/mutations/run.py --area attention     mutations in attention.toml
     python tests/mutations/run.py --ids ID ID          some of them
 
-Each *.toml file beside this script holds the mutations of one area. A mutation replaces `old`, which must
+Each *.toml file in this directory contains the mutations of one area. A mutation replaces `old`, which must
 occur exactly once in `file`, by `new`. `blind = true` marks mutations chosen before looking at any test. When
 sources move, update `file`, `old` and `new`; the id and the behavior that it breaks stay.
 """
@@ -36,7 +36,7 @@ TIMEOUT_S = 900  # pytest-timeout fails a test that hangs long before
 FORKED = multiprocessing.get_context("fork")
 PRELOADED = ("numpy", "google.protobuf.json_format", "grpc.aio", "onnx", "onnxruntime", "tokenizers", "torch")
 
-PASSED, FAILED = 0, 1  # exit codes of pytest; all others mean that there is no verdict
+PASSED, FAILED = 0, 1  # pytest exit codes; all others give no verdict
 KILLED = -signal.SIGKILL
 
 

@@ -20,7 +20,7 @@ def test_ids_are_unique() -> None:
     assert not repeated
 
 
-def test_every_mutation_changes_the_source_and_says_what_breaks() -> None:
+def test_every_mutation_changes_the_source_and_describes_the_breakage() -> None:
     incomplete = [
         mutation.id
         for mutation in MUTATIONS

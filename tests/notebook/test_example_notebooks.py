@@ -43,5 +43,5 @@ def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
 
 
-def test_every_notebook_has_a_result_to_look_for() -> None:
+def test_every_notebook_has_an_expected_result() -> None:
     assert [path.stem for path in NOTEBOOKS] == sorted(RESULTS)

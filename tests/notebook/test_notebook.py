@@ -1,4 +1,4 @@
-"""The viewer in a notebook: a widget whose maps go as bytes, and a notebook that a kernel has run."""
+"""The notebook viewer: the widget data, and a notebook executed by a real kernel."""
 
 import textwrap
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def client(minilm_server: ServerProcess) -> Iterator[Client]:
         yield client
 
 
-def test_a_widget_has_the_script_of_the_file_and_the_maps_as_bytes() -> None:
+def test_widget_has_the_page_script_and_the_maps_as_bytes() -> None:
     page = full_page()
     state, paths, buffers = _remove_buffers(widget_of(page).get_state())
     wanted = widget_state_of(page)
@@ -34,7 +34,7 @@ def test_a_widget_has_the_script_of_the_file_and_the_maps_as_bytes() -> None:
     assert paths == [["maps", place] for place in range(6)]
 
 
-def test_a_view_has_what_the_server_says(client: Client) -> None:
+def test_view_contains_the_server_results(client: Client) -> None:
     widget = view(client, FIRST, SECOND, rather_than="A man is eating.")
     assert widget.page["title"] == f"{FIRST} / {SECOND} rather than A man is eating."
     assert widget.page["contrast"]["ratherThan"] == "A man is eating."
@@ -45,8 +45,8 @@ def test_a_view_has_what_the_server_says(client: Client) -> None:
 @pytest.mark.extended
 # The kernel is a separate process. Ignore warnings of its libraries.
 @pytest.mark.filterwarnings("ignore")
-def test_a_kernel_shows_results_and_the_widget(minilm_server: ServerProcess) -> None:
-    import nbclient  # noqa: PLC0415 - takes a moment
+def test_kernel_displays_results_and_the_widget(minilm_server: ServerProcess) -> None:
+    import nbclient  # noqa: PLC0415 - slow import
     import nbformat  # noqa: PLC0415
 
     setup = f"""

@@ -1,4 +1,4 @@
-"""The blocks of code on the pages, fenced and indented, as the library for Markdown finds them."""
+"""Code blocks of Markdown pages, fenced and indented."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ PAGES = [
     path.relative_to(ROOT).as_posix()
     for path in sorted([*ROOT.glob("*.md"), ROOT / "bench" / "README.md", *ROOT.glob("docs/*.md")])
 ]
-# The first words of commands, where no `$` stands before them.
+# First words of command lines without a `$` prompt.
 TOOLS = re.compile(
     r"(attnlens|docker|gpu/bin/\w+|install|journalctl|make|ovms|(\S*/)?pip|(\S*/)?python3?|rm|systemctl"
     r"|tritonserver)\s"
@@ -23,10 +23,12 @@ FORM_OF_LANGUAGE = {"console": "command"}
 
 @dataclass(frozen=True)
 class Block:
-    """One thing to run or to parse: a whole block, or one command line of it.
+    """A unit to run or parse: a whole block, or a single command line.
 
-    form: the language of the block; "command" for one command line, "json lines", "variables", and "text" for
-        everything else. shown: what the page says that it prints, empty if the page shows nothing.
+    Attributes:
+        form: Language of the block, "command" for a command line, "json lines", "variables", or "text" for
+            anything else.
+        shown: Expected output, or an empty string if the page shows no output.
     """
 
     page: str
@@ -37,7 +39,7 @@ class Block:
 
     @property
     def first(self) -> str:
-        """The first line."""
+        """First line of the code."""
         return self.code.partition("\n")[0]
 
     @property
@@ -47,12 +49,12 @@ class Block:
 
 
 def blocks_of(page: str) -> list[Block]:
-    """Everything on a page that can be run or parsed, in the order of the page."""
+    """Return the blocks of a page, in order."""
     return blocks_in((ROOT / page).read_text("utf-8"), page)
 
 
 def blocks_in(text: str, page: str) -> list[Block]:
-    """`blocks_of`, of a text."""
+    """Return the blocks of a Markdown text, in order."""
     found: list[Block] = []
     before: Token | None = None
     for token in MarkdownIt().parse(text):
@@ -87,9 +89,9 @@ def _form(content: str) -> str:
 
 
 def _commands(content: str) -> Iterator[tuple[int, str, str]]:
-    """Each command line with the number of lines above it, and what is shown below it.
+    """Yield each command line with the number of preceding lines and its output.
 
-    Where one begins with `$`, all do, and other lines are what they print. A backslash joins lines.
+    If a line starts with `$`, all command lines do, and other lines are output. A backslash joins lines.
     """
     lines = content.rstrip("\n").split("\n")
     marked = content.startswith("$ ")

@@ -1,6 +1,6 @@
-"""Which blocks of the pages are not run here, and why. All others are: see `reader.py`.
+"""Code blocks that the page tests do not run, with reasons. `reader.py` runs all other blocks.
 
-An entry takes in every block of its page whose first line has the words; empty words take in the whole page.
+An entry matches every block on its page whose first line contains the words. Empty words match all blocks.
 """
 
 # (page, words) -> the test that runs them or compares them with executed code, relative to tests/.
@@ -21,8 +21,8 @@ ELSEWHERE = {
     ("docs/tls.md", ""): "docs/test_tls_page.py",
 }
 
-# (page, words) of command lines that stand in the help of their commands too: cli/test_help_examples.py runs
-# them, with a small checkpoint in the place of one from the hub.
+# (page, words) of command lines that also occur in a help text: cli/test_help_examples.py runs them with a
+# small checkpoint instead of a hub checkpoint.
 IN_HELP = {
     ("README.md", "attnlens export"),
     ("docs/tutorial.md", "attnlens export"),
@@ -33,13 +33,13 @@ IN_HELP = {
 }
 
 GPU = "needs an NVIDIA GPU"
-INSTALLS = "installs or starts what a machine has once; tests/installed/test_unit.py verifies the unit"
+INSTALLS = "installs or starts a system service; tests/installed/test_unit.py verifies the unit"
 MAKE = "CI runs the commands of this target, or it writes into the checkout"
-MINUTES = "exports MiniLM in another precision, which takes minutes; tests/export has tests of each"
+MINUTES = "exports MiniLM in another precision, which takes minutes; tests/export covers each precision"
 PLACEHOLDER = "has a placeholder"
-PROCESSOR = "its figures depend on the processor; tests/export/engines has the command's tests"
+PROCESSOR = "its output depends on the processor; tests/export/engines tests the command"
 
-# (page, words) -> why nothing runs them.
+# (page, words) -> the reason why the blocks are not run.
 NOT_RUN = {
     ("README.md", "make "): MAKE,
     ("docs/tutorial.md", "make "): MAKE,
@@ -48,17 +48,17 @@ NOT_RUN = {
     ("bench/README.md", "make "): MAKE,
     ("docs/architecture.md", "make "): MAKE,
     ("docs/compatibility.md", "make "): MAKE,
-    ("docs/containers.md", "docker "): "needs a daemon; tests/installed/test_image.py takes the same steps",
+    ("docs/containers.md", "docker "): "needs Docker; tests/installed/test_image.py runs the same steps",
     ("docs/bundle.md", "--engine openvino"): PROCESSOR,
     ("docs/bundle.md", "export SOURCE"): PLACEHOLDER,
-    ("docs/operations.md", "pip install '.[openvino]'"): "the environment of the tests has it",
+    ("docs/operations.md", "pip install '.[openvino]'"): "already installed in the test environment",
     (
         "docs/operations.md",
         "--engine openvino",
-    ): "needs bf16; server/engine/runtimes/test_openvino.py serves with it where it is",
+    ): "needs bf16; server/engine/runtimes/test_openvino.py serves with it if available",
     ("docs/layouts.md", "export SOURCE"): PLACEHOLDER,
-    ("docs/layouts.md", "tritonserver "): "no package of pip has the program",
-    ("docs/layouts.md", "ovms "): "no package of pip has the program",
+    ("docs/layouts.md", "tritonserver "): "the program cannot be installed with pip",
+    ("docs/layouts.md", "ovms "): "the program cannot be installed with pip",
     ("docs/operations.md", "NAME"): PLACEHOLDER,
     ("docs/operations.md", "--precision int8"): MINUTES,
     ("docs/operations.md", "--output bundles/minilm --precision fp16"): MINUTES,
@@ -90,5 +90,5 @@ NO_CODE = {
     ("docs/performance.md", "batch x length"): "figures of one machine",
 }
 
-# What stands between two blocks of such a page goes on: the names of one are known in the next.
+# Pages whose Python blocks share one namespace.
 CONTINUED = {"docs/protocol.md", "docs/python.md", "docs/tutorial.md"}

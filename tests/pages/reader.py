@@ -48,7 +48,7 @@ class Reader:
         }
 
     def follow(self, block: Block) -> None:
-        """Run or parse one block. Raises AssertionError with its place if it does something else."""
+        """Run or parse one block. Raises AssertionError with its location if the output differs."""
         assert block.form in FORMS, f"{block.place}: no way is known to run or parse {block.form!r}"
         printed = FORMS[block.form](self, block)
         shown = block.shown
@@ -58,7 +58,7 @@ class Reader:
         assert not told, f"{block.place}\n{told}"
 
     def python(self, block: Block) -> str:
-        """Run it in this process, with the names of earlier blocks where the page goes on from them."""
+        """Run Python code in this process. On pages in `CONTINUED`, names of earlier blocks are available."""
         if block.page not in CONTINUED:
             self._names = {}
         self._names.setdefault("__name__", "page")
@@ -108,7 +108,7 @@ class Reader:
         return {name: None for name in os.environ if name.startswith("ATTNLENS_")} | self.env
 
     def _here(self, code: str) -> str:
-        """The code with our server's address in the place of the page's, and free ports."""
+        """Replace addresses on the page by the test server's address, and ports by free ports."""
         code = code.replace(ADDRESS, self._server.address)
         code = code.replace("/run/attnlens/attnlens.sock", str(self._socket))
         return re.sub(r"-port (50051|8080)\b", "-port 0", code)
@@ -131,7 +131,7 @@ class Reader:
         return ""
 
     def variables(self, block: Block) -> str:
-        """Hold that each is one that an option reads: another test holds docs/options.md to be complete."""
+        """Check that options read all variables. Another test checks that docs/options.md is complete."""
         known = (ROOT / "docs" / "options.md").read_text("utf-8")
         for name in re.findall(r"^(\w+)=", block.code, re.MULTILINE):
             assert f"`{name}`" in known, f"{block.place}: no option reads {name}"
@@ -151,7 +151,7 @@ FORMS = {
 
 @contextlib.contextmanager
 def reader(folder: Path, bundle: Path, server: ServerProcess) -> Iterator[Reader]:
-    """A reader in a folder with the bundle and files of texts; the process works in it meanwhile."""
+    """Yield a reader in a folder with the bundle and text files, which becomes the working directory."""
     (folder / "bundles").mkdir()
     (folder / "bundles" / "minilm").symlink_to(bundle)
     (folder / "sentences.txt").write_text("It rained.\nThe street was wet.\n")

@@ -22,8 +22,8 @@ ANYTHING = "..."
 def difference(shown: str, printed: str) -> str:
     """Describe the first difference, or return "" if there is none.
 
-    The words are equal, numbers differ by no more than the last digit that is shown. A line `...` stands for
-    any number of lines. Spaces at the end of a line, and how many there are in a row, do not count.
+    Words must be equal. Numbers may differ by one unit in the last expected digit. A line `...` matches
+    any number of lines. Trailing and repeated spaces are ignored.
     """
     wanted = [line for line in map(_plain, shown.strip().splitlines()) if line]
     found = [line for line in map(_plain, printed.strip().splitlines()) if line]

@@ -48,7 +48,7 @@ A formula, and nothing:
 """
 
 
-def test_all_blocks_are_found_with_what_is_shown() -> None:
+def test_all_blocks_are_found_with_their_expected_output() -> None:
     found = [(block.line, block.form, block.code, block.shown) for block in blocks_in(PAGE, "page.md")]
     assert found == [
         (4, "python", "print(1)\n", "1\n"),
@@ -80,7 +80,7 @@ def test_all_blocks_are_found_with_what_is_shown() -> None:
         ),
     ],
 )
-def test_what_may_differ(shown: str, printed: str) -> None:
+def test_insignificant_differences_are_accepted(shown: str, printed: str) -> None:
     assert difference(shown, printed) == ""
 
 
@@ -100,7 +100,7 @@ def test_what_may_differ(shown: str, printed: str) -> None:
         ("5.6e-06", "5.6e-05"),
     ],
 )
-def test_what_may_not_differ(shown: str, printed: str) -> None:
+def test_significant_differences_are_reported(shown: str, printed: str) -> None:
     assert difference(shown, printed) != ""
 
 
@@ -120,7 +120,7 @@ def test_what_may_not_differ(shown: str, printed: str) -> None:
         (Block("page.md", 3, "rust", "fn main() {}"), "no way is known to run or parse 'rust'"),
     ],
 )
-def test_a_block_that_does_not_do_what_is_shown_fails(
+def test_block_with_different_output_fails(
     block: Block, told: str, tmp_path: Path, minilm_bundle: Path, minilm_server: ServerProcess
 ) -> None:
     with (

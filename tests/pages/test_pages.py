@@ -16,7 +16,7 @@ TESTS = ROOT / "tests"
 
 
 def exceptions_of(block: Block) -> list[tuple[str, str]]:
-    """The entries that take in this block."""
+    """Return the exceptions that match a block."""
     return [
         (page, words)
         for table in (ELSEWHERE, IN_HELP, NOT_RUN, NO_CODE)
@@ -30,7 +30,7 @@ def blocks_to_run(page: str) -> list[Block]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_block_is_in_one_class(page: str) -> None:
+def test_every_block_has_exactly_one_category(page: str) -> None:
     for block in blocks_of(page):
         entries = exceptions_of(block)
         assert len(entries) <= 1, f"{block.place}: {entries}"
@@ -39,18 +39,18 @@ def test_every_block_is_in_one_class(page: str) -> None:
         )
 
 
-def test_every_exception_takes_in_a_block() -> None:
+def test_every_exception_matches_a_block() -> None:
     used = {entry for page in PAGES for block in blocks_of(page) for entry in exceptions_of(block)}
     assert {*ELSEWHERE, *IN_HELP, *NOT_RUN, *NO_CODE} - used == set()
 
 
 @pytest.mark.parametrize(("page", "test"), sorted({(page, test) for (page, _), test in ELSEWHERE.items()}))
-def test_a_test_that_runs_blocks_elsewhere_names_the_page(page: str, test: str) -> None:
+def test_tests_listed_in_elsewhere_mention_the_page(page: str, test: str) -> None:
     assert re.search(rf"\b{re.escape(Path(page).name)}\b", (TESTS / test).read_text("utf-8"))
 
 
 @pytest.mark.parametrize("page", sorted({page for page, _ in IN_HELP}))
-def test_lines_that_a_test_of_help_runs_are_in_a_help(page: str) -> None:
+def test_lines_listed_in_in_help_occur_in_a_help_text(page: str) -> None:
     for block in blocks_of(page):
         if IN_HELP.intersection(exceptions_of(block)):
             assert block.code in help_examples(block.code.split()[1]), block.place
@@ -64,7 +64,7 @@ def help_examples(name: str) -> list[str]:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_to_run(page)])
-def test_the_blocks_of_a_page_print_what_it_shows(
+def test_page_blocks_print_the_shown_output(
     page: str, tmp_path: Path, minilm_bundle: Path, minilm_server: ServerProcess
 ) -> None:
     with reader(tmp_path, minilm_bundle, minilm_server) as follower:

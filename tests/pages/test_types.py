@@ -9,12 +9,12 @@ import pytest
 from pages.blocks import PAGES, ROOT, blocks_of
 from pages.exceptions import CONTINUED
 
-# Their code is that of files which `make check` checks, or which run in environments with other packages.
+# Code from files that `make check` covers or that run in environments with other packages.
 CHECKED_AS_FILES = ("docs/ecosystem.md", "docs/integrations.md")
 
 
 @pytest.mark.extended
-def test_the_python_of_the_pages_passes_a_strict_type_checker(tmp_path: Path) -> None:
+def test_python_blocks_pass_strict_type_checking(tmp_path: Path) -> None:
     paths = []
     for page in PAGES:
         blocks = [block.code for block in blocks_of(page) if block.form == "python"]

@@ -28,13 +28,13 @@ def attend(run: Run, minilm_server: ServerProcess) -> Run:
 
 @pytest.fixture
 def weights(minilm_server: ServerProcess) -> np.ndarray:
-    """All weights of the sentence, shape (L, H, T, T)."""
+    """Return all weights of the sentence, (L, H, T, T)."""
     with Client(minilm_server.address) as client:
         [result] = client.encode([SENTENCE], attention=AttentionQuery())
     return result.weights
 
 
-def test_json_holds_tokens_and_all_weights(attend: Run, weights: np.ndarray) -> None:
+def test_json_contains_tokens_and_all_weights(attend: Run, weights: np.ndarray) -> None:
     result = attend("--json", "--layer", "3", "--head", "-11")
     assert (result.returncode, result.stderr) == (0, "")
     answer = json.loads(result.stdout)
@@ -51,7 +51,7 @@ def test_the_default_is_the_mean_over_the_heads_of_the_last_layer(attend: Run, w
 
 
 @pytest.mark.parametrize(("columns", "width"), [("120", 5), ("100", 4), ("80", 3)])
-def test_the_table_shows_every_weight_where_the_terminal_is_wide_enough(
+def test_table_shows_every_weight_in_a_wide_terminal(
     attend: Run, weights: np.ndarray, columns: str, width: int
 ) -> None:
     result = attend("--layer", "3", "--head", "1", env={"COLUMNS": columns})
@@ -64,7 +64,7 @@ def test_the_table_shows_every_weight_where_the_terminal_is_wide_enough(
     assert np.abs(shown - weights[3, 1]).max() <= 0.00501
 
 
-def test_a_narrow_terminal_gets_the_largest_weights_and_a_note(attend: Run, weights: np.ndarray) -> None:
+def test_narrow_terminal_gets_the_largest_weights_and_a_note(attend: Run, weights: np.ndarray) -> None:
     result = attend("--layer", "3", "--head", "1", env={"COLUMNS": "70"})
     assert "These are the 4 largest weights of each token" in " ".join(result.stdout.split())
     [row] = [line for line in result.stdout.splitlines() if line.startswith(" 10 it")]
@@ -73,7 +73,7 @@ def test_a_narrow_terminal_gets_the_largest_weights_and_a_note(attend: Run, weig
     assert attend("--top", "2").stdout.splitlines()[11].count(".") == 2
 
 
-def test_one_token_is_shown_as_bars_from_the_largest_weight(attend: Run, weights: np.ndarray) -> None:
+def test_one_token_is_shown_as_bars_sorted_by_weight(attend: Run, weights: np.ndarray) -> None:
     result = attend("--layer", "3", "--head", "1", "--token", "IT", "--top", "4")
     lines = result.stdout.splitlines()
     assert lines[1] == "Token 10, 'it', attends to:"
@@ -85,7 +85,7 @@ def test_one_token_is_shown_as_bars_from_the_largest_weight(attend: Run, weights
     assert lines[-1].startswith("12 more tokens share 0.")
 
 
-def test_a_token_can_be_named_by_number_and_stand_in_several_places(attend: Run) -> None:
+def test_token_can_be_selected_by_index_and_occur_several_times(attend: Run) -> None:
     assert "Token 15, '[SEP]', attends to:" in attend("--token", "-1").stdout
     both = attend("--token", "the").stdout
     assert "Token 1, 'the'" in both
@@ -116,7 +116,7 @@ def test_a_word_is_found_by_all_its_tokens(run: Run, minilm_server: ServerProces
         (("--image", "x.jpg"), "invalid value for '--image': x.jpg must end in .png or .svg or .pdf"),
     ],
 )
-def test_a_layer_head_or_token_that_does_not_exist_is_a_mistake(
+def test_nonexistent_layer_head_or_token_is_a_usage_error(
     attend: Run, args: tuple[str, ...], line: str
 ) -> None:
     result = attend(*args)
@@ -124,7 +124,7 @@ def test_a_layer_head_or_token_that_does_not_exist_is_a_mistake(
     assert result.stderr.startswith(f"attnlens attend: {line}")
 
 
-def test_a_text_that_is_not_utf_8_is_a_mistake(run: Run) -> None:
+def test_text_that_is_not_utf_8_is_a_usage_error(run: Run) -> None:
     result = run("attend", b"caf\xe9")
     assert (result.returncode, result.stderr) == (
         2,
@@ -132,7 +132,7 @@ def test_a_text_that_is_not_utf_8_is_a_mistake(run: Run) -> None:
     )
 
 
-def test_tokens_of_a_prompt_and_of_a_second_text_are_marked(run: Run, minilm_server: ServerProcess) -> None:
+def test_tokens_of_a_prompt_and_a_second_text_are_marked(run: Run, minilm_server: ServerProcess) -> None:
     pair = ("attend", "Who rained?", "--text-pair", "It rained.", "--prompt", "query: ")
     shown = run(*pair, "--address", minilm_server.address).stdout.splitlines()
     assert [line[4:19].strip() for line in shown[4:]] == [
@@ -159,7 +159,7 @@ def test_a_word_of_the_second_text_is_found(run: Run, minilm_server: ServerProce
     assert found[0].startswith("Token 4, ")
 
 
-def test_a_pair_that_is_too_long_is_refused(run: Run, minilm_server: ServerProcess) -> None:
+def test_pair_that_is_too_long_is_rejected(run: Run, minilm_server: ServerProcess) -> None:
     long = ("attend", "Who?", "--text-pair", "word " * 300, "--address", minilm_server.address)
     assert (
         "TEXT with --text-pair has 305 tokens, but the limit is 256: shorten it, or give" in run(*long).stderr
@@ -167,7 +167,7 @@ def test_a_pair_that_is_too_long_is_refused(run: Run, minilm_server: ServerProce
     assert "the first 256 tokens of 305" in run(*long, "--truncate").stdout
 
 
-def test_a_model_without_pairs_refuses_them(server: ScriptedServer, run: Run) -> None:
+def test_model_without_pair_support_rejects_pairs(server: ScriptedServer, run: Run) -> None:
     result = run("attend", "a", "--text-pair", "b", "--address", server.address)
     assert (result.returncode, result.stderr) == (
         2,
@@ -176,14 +176,14 @@ def test_a_model_without_pairs_refuses_them(server: ScriptedServer, run: Run) ->
     assert run("attend", "a", "--prompt", "b", "--prompt-name", "c").returncode == 2
 
 
-def test_colour_is_for_terminals_that_want_it(attend: Run) -> None:
+def test_color_follows_force_color_and_no_color(attend: Run) -> None:
     coloured = {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color"}
     assert "\x1b[" in attend(env=coloured).stdout
     assert "48;2;255;170;0m" in attend("--head", "1", env=coloured).stdout
     assert "38;" not in attend(env={**coloured, "NO_COLOR": "1"}).stdout
 
 
-def test_a_picture_without_matplotlib_names_the_extra(attend: Run, tmp_path: Path) -> None:
+def test_image_without_matplotlib_names_the_extra(attend: Run, tmp_path: Path) -> None:
     program = "import sys; sys.modules['matplotlib'] = None; from attnlens_cli.main import main; main()"
     result = attend("--image", tmp_path / "x.png", command=[sys.executable, "-c", program])
     assert result.returncode == 2
@@ -192,7 +192,7 @@ def test_a_picture_without_matplotlib_names_the_extra(attend: Run, tmp_path: Pat
     )
 
 
-def test_a_text_that_is_too_long_is_refused_or_cut(run: Run, minilm_server: ServerProcess) -> None:
+def test_text_that_is_too_long_is_rejected_or_truncated(run: Run, minilm_server: ServerProcess) -> None:
     args = ("attend", "word " * 300, "--address", minilm_server.address)
     refused = run(*args)
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
@@ -201,13 +201,13 @@ def test_a_text_that_is_too_long_is_refused_or_cut(run: Run, minilm_server: Serv
     assert "the first 256 tokens of 302" in cut.stdout
 
 
-def test_a_terminal_with_few_characters_gets_the_others_replaced(attend: Run) -> None:
+def test_characters_missing_from_the_terminal_encoding_are_replaced(attend: Run) -> None:
     result = attend("--token", "it", env={"PYTHONIOENCODING": "ascii"})
     assert (result.returncode, result.stderr) == (0, "")
     assert "Token 10, 'it', attends to:" in result.stdout
     assert "?" * 30 in result.stdout
 
 
-def test_json_is_utf_8_whatever_the_terminal(run: Run, minilm_server: ServerProcess) -> None:
+def test_json_is_utf_8_in_every_terminal(run: Run, minilm_server: ServerProcess) -> None:
     args = ("attend", "Zoë", "--json", "--address", minilm_server.address)
     assert json.loads(run(*args, env={"PYTHONIOENCODING": "ascii"}).stdout)["text"] == "Zoë"

@@ -1,4 +1,4 @@
-"""`attnlens attend` of attention that is no plain softmax: bands, head gates, composed weights."""
+"""`attnlens attend` with other mechanisms than softmax: bands, head gates, composed weights."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ LAYERS = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of three layers: Longformer, mixture, composed."""
+    """Serve a model with a Longformer, a mixture and a composed layer."""
     bundle = tmp_path_factory.mktemp("mechanisms") / "bundle"
     config = EncoderConfig.from_dict(
         {
@@ -54,18 +54,18 @@ def attend(run: Run, server: ServerProcess) -> Run:
     return run_attend
 
 
-def test_gates_are_a_table_that_ends_with_the_load_of_each_head(attend: Run) -> None:
+def test_gates_table_ends_with_the_load_of_each_head(attend: Run) -> None:
     result = attend("--gates", "--layer", "1")
     assert (result.returncode, result.stderr) == (0, "")
     lines = [line.split() for line in result.stdout.splitlines() if line.strip()]
     load = next(line for line in lines if line[0] == "load")
-    assert load[1] == "1.00"  # the head that all tokens take
+    assert load[1] == "1.00"  # the head that all tokens use
     assert sum(float(share) for share in load[2:]) == pytest.approx(2, abs=0.02)
     assert "head gates" in result.stdout
     assert "·" in result.stdout
 
 
-def test_gates_as_json_are_those_of_the_server(attend: Run, server: ServerProcess) -> None:
+def test_gates_as_json_match_the_server(attend: Run, server: ServerProcess) -> None:
     answer = json.loads(attend("--gates", "--layer", "1", "--json").stdout)
     with Client(server.address) as client:
         query = AttentionQuery(role="head_gates", layers=[1])
@@ -89,7 +89,7 @@ def test_composed_weights_keep_their_sign(attend: Run, server: ServerProcess) ->
     assert "head 1, composed, " in shown
 
 
-def test_a_band_is_shown_as_the_weights_that_it_stands_for(attend: Run, tmp_path: Path) -> None:
+def test_band_is_shown_as_dense_weights(attend: Run, tmp_path: Path) -> None:
     weights = np.array(json.loads(attend("--layer", "0", "--json").stdout)["weights"])
     places = np.arange(len(weights))
     outside = (np.abs(places[:, None] - places) > 2) & (places[:, None] > 0) & (places > 0)
@@ -101,7 +101,7 @@ def test_a_band_is_shown_as_the_weights_that_it_stands_for(attend: Run, tmp_path
     assert (tmp_path / "band.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_a_model_or_layer_does_not_have_is_refused(attend: Run) -> None:
+def test_output_that_a_model_or_layer_lacks_is_rejected(attend: Run) -> None:
     result = attend("--gates", "--layer", "0")
     assert result.returncode != 0
     assert "a layer without this output: use 1" in result.stderr
@@ -109,7 +109,7 @@ def test_what_a_model_or_layer_does_not_have_is_refused(attend: Run) -> None:
     assert (both.returncode, "--gates excludes" in both.stderr) == (2, True)
 
 
-def test_layers_of_several_kinds_are_shown_together(attend: Run, tmp_path: Path) -> None:
+def test_layers_of_different_kinds_are_shown_together(attend: Run, tmp_path: Path) -> None:
     picture = tmp_path / "all.svg"
     result = attend("--layer", "all", "--image", picture, "--json")
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""`attnlens attend --image`: one map, or a grid of all layers and heads."""
+"""`attnlens attend --image`, with a single map or a grid of layers and heads."""
 
 import struct
 import subprocess
@@ -31,7 +31,7 @@ def attend(run: Run, minilm_server: ServerProcess) -> Run:
 
 @pytest.fixture
 def fetch(minilm_server: ServerProcess) -> Fetch:
-    """Return the weights of a text; the options are those of a query."""
+    """Return the weights of a text for the given query options."""
 
     def fetch_map(text: str, **options: object) -> AttentionMap:
         with Client(minilm_server.address) as client:
@@ -48,7 +48,7 @@ def _size(path: Path) -> tuple[int, int]:
     return width, height
 
 
-def test_a_png_has_one_map_or_a_grid_of_all(attend: Run, tmp_path: Path) -> None:
+def test_png_has_one_map_or_a_grid_of_maps(attend: Run, tmp_path: Path) -> None:
     one, grid = tmp_path / "one.png", tmp_path / "grid.png"
     result = attend("It rained.", "--image", one, "--layer", "3", "--head", "1")
     assert (result.returncode, result.stdout) == (0, "")
@@ -61,7 +61,7 @@ def test_a_png_has_one_map_or_a_grid_of_all(attend: Run, tmp_path: Path) -> None
     assert sorted(tmp_path.iterdir()) == [grid, one]
 
 
-def test_a_long_text_keeps_its_pixels_and_says_what_it_leaves_out(attend: Run, tmp_path: Path) -> None:
+def test_long_text_keeps_the_image_size_and_reports_omitted_tokens(attend: Run, tmp_path: Path) -> None:
     picture = tmp_path / "map.png"
     result = attend("word " * 300, "--truncate", "--image", picture)
     assert "the first 256 tokens of 302" in result.stderr
@@ -69,7 +69,7 @@ def test_a_long_text_keeps_its_pixels_and_says_what_it_leaves_out(attend: Run, t
     assert all(256 * 5 < length < 256 * 9 for length in _size(picture))
 
 
-def test_an_svg_holds_the_tokens_as_text_where_no_font_here_has_them(fetch: Fetch, tmp_path: Path) -> None:
+def test_svg_keeps_tokens_as_text_if_no_installed_font_has_them(fetch: Fetch, tmp_path: Path) -> None:
     path = tmp_path / "map.svg"
     letter = "\U00012000"  # a cuneiform sign
     note = write_picture(fetch(f"{letter} $x$ <b>", layers=[0], heads=[0]), path, "sqrt")
@@ -83,13 +83,13 @@ def test_an_svg_holds_the_tokens_as_text_where_no_font_here_has_them(fetch: Fetc
     assert path.read_bytes() == before
 
 
-def test_boxes_in_a_png_are_named_with_the_remedy(fetch: Fetch, tmp_path: Path) -> None:
-    attention = fetch("it \U0010fffd", layers=[0], heads=[0])  # of private use: no font has it
+def test_missing_glyphs_in_a_png_are_reported_with_the_remedy(fetch: Fetch, tmp_path: Path) -> None:
+    attention = fetch("it \U0010fffd", layers=[0], heads=[0])  # private use: no font has a glyph for it
     note = write_picture(attention, tmp_path / "map.png", "sqrt")
     assert note.startswith("; no installed font has \U0010fffd: shown as boxes; install a font")
 
 
-def test_a_font_that_has_what_the_first_lacks_is_found() -> None:
+def test_fallback_font_is_found_for_missing_glyphs() -> None:
     of_stix = picture._characters(picture._plain_fonts()["STIXGeneral"])
     lacking = min(of_stix - picture._characters(font_manager.findfont(picture._DEFAULT_FONT)))
     families, missing = picture.font_families(["plain", lacking])
@@ -109,11 +109,11 @@ def test_a_larger_weight_is_a_darker_color(fetch: Fetch, scale: picture.Scale) -
     assert norm(small) == pytest.approx({"sqrt": 0.1, "linear": 0.01}[scale])
 
 
-def test_the_map_is_where_the_weights_are(fetch: Fetch, tmp_path: Path) -> None:
-    attention = fetch("It rained, so it was wet.", layers=[0], heads=[2])  # to the token before
+def test_map_shows_each_weight_at_its_row_and_column(fetch: Fetch, tmp_path: Path) -> None:
+    attention = fetch("It rained, so it was wet.", layers=[0], heads=[2])  # attention to the previous token
     path = tmp_path / "map.png"
     write_picture(attention, path, "linear")
     dark = np.asarray(imread(path))[..., :3].max(axis=-1) < 0.1  # darker than text
     rows, columns = np.nonzero(dark)
-    left = columns < dark.shape[1] * 0.8  # without the color bar
+    left = columns < dark.shape[1] * 0.8  # exclude the color bar
     assert np.corrcoef(rows[left], columns[left])[0, 1] > 0.9

@@ -26,14 +26,14 @@ def attend(run: Run, minilm_server: ServerProcess) -> Run:
 
 @pytest.fixture
 def whole(minilm_server: ServerProcess) -> EncodedText:
-    """All weights of the sentence, (L, H, T, T)."""
+    """Return all weights of the sentence, (L, H, T, T)."""
     with Client(minilm_server.address) as client:
         [result] = client.encode([SENTENCE], attention=AttentionQuery())
     return result
 
 
 def made_of(whole: EncodedText, reduction: AttentionReduction) -> np.ndarray:
-    """The mean over heads, reduced here."""
+    """Return the reference reduction of the mean over heads."""
     tokens = whole.tokens
     text = TextUnits.of(
         [token.word_index for token in tokens], [token.is_special for token in tokens], [False] * len(tokens)
@@ -43,7 +43,7 @@ def made_of(whole: EncodedText, reduction: AttentionReduction) -> np.ndarray:
     return np.asarray(result.data[0])
 
 
-def test_words_without_special_tokens_are_a_table_of_words(attend: Run, whole: EncodedText) -> None:
+def test_words_without_special_tokens_are_shown_as_a_table(attend: Run, whole: EncodedText) -> None:
     lines = attend("--words", "--no-special", "--layer", "mean").stdout.splitlines()
     assert " ".join(" ".join(lines[:2]).split()) == (
         "all-MiniLM-L6-v2, mean of layers 0-5, mean of 12 heads, 15 tokens as 9 words, without special "
@@ -66,7 +66,7 @@ def test_a_word_of_several_tokens_is_found_by_its_spelling_and_by_its_tokens(
         assert f"{weights[2].max():.4f}     0 [CLS]" in output
 
 
-def test_json_says_which_tokens_make_a_word_and_what_was_lost(attend: Run, whole: EncodedText) -> None:
+def test_json_lists_the_tokens_of_each_word_and_the_removed_weight(attend: Run, whole: EncodedText) -> None:
     answer = json.loads(attend("--json", "--words", "--no-special", "--rollout").stdout)
     weights = made_of(whole, AttentionReduction(level="words", special_tokens="drop", layers="rollout"))
     np.testing.assert_allclose(answer["weights"], weights, atol=1e-6)
@@ -75,7 +75,7 @@ def test_json_says_which_tokens_make_a_word_and_what_was_lost(attend: Run, whole
     assert len(answer["special_token_mass"]) == len(answer["units"]) == 9
 
 
-def test_json_of_the_largest_has_the_rest(attend: Run, whole: EncodedText) -> None:
+def test_json_of_the_largest_weights_includes_the_remaining_mass(attend: Run, whole: EncodedText) -> None:
     answer = json.loads(attend("--json", "--top", "3", "--layer", "2", "--head", "mean").stdout)
     weights = whole.weights[2].mean(axis=0)
     assert answer["layer"] == 2
@@ -94,13 +94,13 @@ def test_json_of_the_largest_has_the_rest(attend: Run, whole: EncodedText) -> No
         (["--composed", "--no-special"], "--composed excludes --rollout and --no-special"),
     ],
 )
-def test_what_does_not_go_together_is_a_mistake(attend: Run, args: list[str], line: str) -> None:
+def test_incompatible_options_are_a_usage_error(attend: Run, args: list[str], line: str) -> None:
     result = attend(*args)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith(f"attnlens attend: {line}")
 
 
-def test_a_text_without_words_has_nothing_left(run: Run, minilm_server: ServerProcess) -> None:
+def test_text_without_words_is_an_error(run: Run, minilm_server: ServerProcess) -> None:
     result = run("attend", "", "--address", minilm_server.address, "--no-special")
     assert (result.returncode, result.stdout) == (1, "")
     assert "TEXT has only special tokens: omit --no-special" in result.stderr
@@ -130,7 +130,7 @@ def test_all_heads_of_words_without_special_tokens(attend: Run) -> None:
     assert [line.split()[:2] for line in lines[-73:-1]] == [[str(at // 12), str(at % 12)] for at in range(72)]
 
 
-def test_a_line_for_each_layer_says_where_its_weight_goes(attend: Run, whole: EncodedText) -> None:
+def test_each_layer_has_a_line_about_its_weights(attend: Run, whole: EncodedText) -> None:
     shown = attend("--layer", "all").stdout
     assert "which may be neighbors, too" in " ".join(shown.split())
     lines = shown.splitlines()[-7:-1]

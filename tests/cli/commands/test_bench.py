@@ -1,4 +1,4 @@
-"""`attnlens bench` as a process: a small bundle for a moment, a user's own texts, mistakes."""
+"""`attnlens bench` in a subprocess: a small bundle, user texts, usage errors."""
 
 import os
 import pty
@@ -65,7 +65,7 @@ def _pairs(words: list[str]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.extended
-def test_engines_are_compared_on_the_texts_that_are_given(
+def test_engines_are_compared_on_the_given_texts(
     run: Run, small_bundle: Callable[[str], Path], tmp_path: Path
 ) -> None:
     (tmp_path / "texts.txt").write_text("It rained.\nso it was wet\n" * 10, encoding="utf-8")
@@ -130,7 +130,7 @@ def test_the_tables_end_with_the_command_to_copy(run: Run, small_bundle: Callabl
         (["--provider", "cuda"], 1, "provider cuda was requested, but this build of ONNX Runtime has only"),
     ],
 )
-def test_a_mistake_is_one_line(
+def test_usage_error_is_reported_in_one_line(
     run: Run, small_bundle: Callable[[str], Path], tmp_path: Path, args: list[str], code: int, line: str
 ) -> None:
     (tmp_path / "empty.txt").write_bytes(b"")
@@ -143,7 +143,7 @@ def test_a_mistake_is_one_line(
     assert result.stderr.count("\n") == 1
 
 
-def test_no_bundle_is_one_line(run: Run, tmp_path: Path) -> None:
+def test_missing_bundle_is_reported_in_one_line(run: Run, tmp_path: Path) -> None:
     result = run("bench", tmp_path)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
     assert str(tmp_path) in result.stderr
@@ -165,7 +165,7 @@ def test_ctrl_c_replaces_the_progress_bar_by_one_line(small_bundle: Callable[[st
         while b"settings, round 1" not in shown:
             shown += os.read(terminal, 4096)
         process.send_signal(signal.SIGINT)
-        with suppress(OSError):  # a terminal raises it when its other end is closed
+        with suppress(OSError):  # reading a terminal raises it when the other end is closed
             while more := os.read(terminal, 4096):
                 shown += more
         assert process.communicate(timeout=20)[0] == b""

@@ -1,4 +1,4 @@
-"""`attnlens completion`: the scripts that shells source."""
+"""`attnlens completion` scripts."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
-# Completes the words that follow as bash does when the last one is being written, and prints what it offers.
+# Completes the last of the following words as bash does, and prints the candidates.
 COMPLETE = """
 . "$1"; shift
 COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
@@ -66,7 +66,7 @@ def test_the_scripts_of_other_shells_are_printed(run: Run, shell: str, start: st
     assert printed.stdout.startswith(start)
 
 
-def test_a_shell_that_is_not_known_is_a_mistake(run: Run) -> None:
+def test_unknown_shell_is_a_usage_error(run: Run) -> None:
     result = run("completion", "tcsh")
     assert (result.returncode, result.stdout) == (2, "")
     assert "'tcsh' is not one of" in result.stderr

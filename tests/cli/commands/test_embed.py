@@ -36,7 +36,7 @@ def test_row_i_of_an_npy_file_belongs_to_line_i(
     run: Run, minilm_server: ServerProcess, vectors: np.ndarray, tmp_path: Path
 ) -> None:
     source, output = tmp_path / "texts.txt", tmp_path / "vectors.npy"
-    source.write_bytes("\r\n".join(TEXTS).encode())  # no line end after the last
+    source.write_bytes("\r\n".join(TEXTS).encode())  # no trailing newline
     result = run(
         "embed", source, "--address", minilm_server.address, "--output", output, "--batch-size", "37"
     )
@@ -64,7 +64,7 @@ def test_json_lines_in_and_out_keep_text_and_order(
     assert np.abs(np.array([row["embedding"] for row in rows]) - vectors).max() <= 1e-5
 
 
-def test_json_lines_may_hold_pairs(run: Run, minilm_server: ServerProcess) -> None:
+def test_json_lines_can_contain_pairs(run: Run, minilm_server: ServerProcess) -> None:
     pairs = [("Who rained?", "It rained."), ("", "")]
     lines = [json.dumps({"text": text, "text_pair": second}) for text, second in pairs]
     lines.append(json.dumps({"text": "It rained.", "text_pair": None}))
@@ -102,7 +102,7 @@ def test_options_reach_the_server(run: Run, minilm_server: ServerProcess, tmp_pa
     assert np.abs(written[0] - expected[0]).max() <= 1e-3
 
 
-def test_an_empty_input_gives_an_empty_array(run: Run, minilm_server: ServerProcess, tmp_path: Path) -> None:
+def test_empty_input_gives_an_empty_array(run: Run, minilm_server: ServerProcess, tmp_path: Path) -> None:
     output = tmp_path / "vectors.npy"
     assert run("embed", "--address", minilm_server.address, "-o", output).returncode == 0
     assert np.load(output).shape == (0, 384)
@@ -125,7 +125,7 @@ def test_an_empty_input_gives_an_empty_array(run: Run, minilm_server: ServerProc
         ("a.txt", b"fine\n" * 200 + b"word " * 300, ", line 201 has 302 tokens, but the limit is 256"),
     ],
 )
-def test_a_bad_line_is_named_and_no_output_is_left(
+def test_invalid_line_is_reported_and_no_output_is_left(
     run: Run, minilm_server: ServerProcess, tmp_path: Path, name: str, content: bytes, message: str
 ) -> None:
     source, output = tmp_path / name, tmp_path / "vectors.npy"
@@ -140,9 +140,7 @@ def test_a_bad_line_is_named_and_no_output_is_left(
     ("output", "message"),
     [("x.csv", "x.csv must end in .npy or .jsonl"), ("no/x.npy", "there is no directory no")],
 )
-def test_an_output_that_can_not_be_written_is_a_mistake(
-    run: Run, tmp_path: Path, output: str, message: str
-) -> None:
+def test_unwritable_output_is_a_usage_error(run: Run, tmp_path: Path, output: str, message: str) -> None:
     result = run("embed", "-o", output, cwd=tmp_path)
     assert (result.returncode, result.stderr) == (
         2,
@@ -161,7 +159,7 @@ def test_a_closed_pipe_ends_the_run_quietly(minilm_server: ServerProcess) -> Non
     assert result.stderr == ""
 
 
-def test_a_terminal_sees_progress(minilm_server: ServerProcess, tmp_path: Path) -> None:
+def test_progress_is_shown_in_a_terminal(minilm_server: ServerProcess, tmp_path: Path) -> None:
     source = tmp_path / "texts.txt"
     source.write_text("It rained.\n" * 600)
     terminal, child_end = pty.openpty()
@@ -175,7 +173,7 @@ def test_a_terminal_sees_progress(minilm_server: ServerProcess, tmp_path: Path) 
         while True:
             try:
                 shown += os.read(terminal, 4096)
-            except OSError:  # Linux raises it when the other end is closed
+            except OSError:  # raised by Linux when the other end is closed
                 break
         assert process.wait(timeout=30) == 0
     os.close(terminal)

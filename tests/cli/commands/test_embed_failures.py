@@ -1,4 +1,4 @@
-"""`attnlens embed` with a wrong input, output or reply, against a scripted server."""
+"""`attnlens embed` with invalid inputs, outputs or responses, against a scripted server."""
 
 import json
 import stat
@@ -22,7 +22,7 @@ SOON_S = 30.0
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-def test_a_line_that_is_too_long_is_named_and_never_sent(
+def test_line_that_is_too_long_is_reported_and_never_sent(
     server: ScriptedServer, run: Run, tmp_path: Path, name: str
 ) -> None:
     source = tmp_path / name
@@ -35,7 +35,7 @@ def test_a_line_that_is_too_long_is_named_and_never_sent(
     assert not any(long in str(request) for request in server.requests)
 
 
-def test_a_line_without_end_takes_no_memory(server: ScriptedServer) -> None:
+def test_endless_line_does_not_exhaust_memory(server: ScriptedServer) -> None:
     limited = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (600 << 20,) * 2)"
     program = f"{limited}; from attnlens_cli.main import main; main()"
     command = [sys.executable, "-c", program, "embed", "--address", server.address]
@@ -54,7 +54,7 @@ def test_a_line_without_end_takes_no_memory(server: ScriptedServer) -> None:
         (b"[" * 200_000, ", line 1: cannot be read as JSON: "),
     ],
 )
-def test_json_that_python_can_not_read_is_a_bad_line(
+def test_json_that_python_cannot_parse_is_an_invalid_line(
     run: Run, tmp_path: Path, content: bytes, message: str
 ) -> None:
     source = tmp_path / "a.jsonl"
@@ -73,7 +73,7 @@ def test_json_that_python_can_not_read_is_a_bad_line(
         ("</dev/null 2>&-", 0, ""),
     ],
 )
-def test_a_closed_stream_is_a_mistake_or_ignored(
+def test_closed_stream_is_a_usage_error_or_ignored(
     server: ScriptedServer, redirection: str, code: int, line: str
 ) -> None:
     command = f"{sys.executable} -m attnlens_cli.main embed --address {server.address} {redirection}"
@@ -81,7 +81,7 @@ def test_a_closed_stream_is_a_mistake_or_ignored(
     assert (result.returncode, result.stdout, result.stderr.strip()) == (code, "", line)
 
 
-def test_the_new_file_has_the_mode_of_the_old_one_and_a_link_stays_one(
+def test_replaced_file_keeps_its_mode_and_a_link_stays_a_link(
     server: ScriptedServer, run: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()
@@ -98,7 +98,7 @@ def test_the_new_file_has_the_mode_of_the_old_one_and_a_link_stays_one(
 
 
 @pytest.mark.parametrize("args", [("embed",), ("encode", "-i")], ids=["embed", "encode"])
-def test_the_file_of_the_texts_is_not_replaced(
+def test_input_file_is_not_replaced(
     run_here: RunHere, server: ScriptedServer, tmp_path: Path, args: tuple[str, ...]
 ) -> None:
     source, link = tmp_path / "Texts.jsonl", tmp_path / "link.jsonl"
@@ -121,7 +121,7 @@ def test_standard_input_is_not_replaced_either(run: Run, tmp_path: Path) -> None
     assert source.read_text() == '{"text": "a"}\n'
 
 
-def test_an_output_that_fails_is_named(server: ScriptedServer, tmp_path: Path) -> None:
+def test_failing_output_is_reported(server: ScriptedServer, tmp_path: Path) -> None:
     output = tmp_path / "vectors.jsonl"
     program = (
         "import resource, signal; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); "
@@ -136,9 +136,7 @@ def test_an_output_that_fails_is_named(server: ScriptedServer, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_more_dimensions_than_the_model_has_fail_before_anything_is_read(
-    server: ScriptedServer, run: Run
-) -> None:
+def test_too_many_dimensions_fail_before_input_is_read(server: ScriptedServer, run: Run) -> None:
     result = run("embed", "--address", server.address, "--dimensions", "5", stdin=subprocess.PIPE)
     message = "attnlens embed: invalid value for '--dimensions': is 5: use 1 to 4\n"
     assert (result.returncode, result.stderr) == (2, message)
@@ -158,7 +156,7 @@ def test_more_dimensions_than_the_model_has_fail_before_anything_is_read(
         (lambda reply: reply.usages.pop(), "2 usages for texts[0:3], expected 3"),
     ],
 )
-def test_a_wrong_reply_has_an_exit_code_of_its_own_and_leaves_no_file(
+def test_invalid_response_has_its_own_exit_code_and_leaves_no_file(
     server: ScriptedServer,
     run: Run,
     tmp_path: Path,
@@ -174,7 +172,7 @@ def test_a_wrong_reply_has_an_exit_code_of_its_own_and_leaves_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_all_batches_of_a_file_are_as_wide_as_the_first(
+def test_all_batches_must_have_the_width_of_the_first(
     server: ScriptedServer, run: Run, tmp_path: Path
 ) -> None:
     def embed(request: pb.EmbedRequest, _: grpc.ServicerContext) -> pb.EmbedResponse:
@@ -193,7 +191,7 @@ def test_all_batches_of_a_file_are_as_wide_as_the_first(
     )
 
 
-def test_every_batch_asks_for_the_model_of_the_first_one(server: ScriptedServer, run: Run) -> None:
+def test_every_batch_requests_the_model_of_the_first(server: ScriptedServer, run: Run) -> None:
     result = run("embed", "--address", server.address, "--batch-size", "1", input="a\nb\n")
     assert result.returncode == 0
     assert {request.model for request in server.requests if isinstance(request, pb.EmbedRequest)} == {
@@ -202,7 +200,7 @@ def test_every_batch_asks_for_the_model_of_the_first_one(server: ScriptedServer,
 
 
 @pytest.mark.parametrize("number", [7, 2**31 - 1])
-def test_a_refusal_of_a_text_that_was_not_sent_is_reported_as_it_is(
+def test_rejection_of_a_text_that_was_not_sent_is_reported_unchanged(
     server: ScriptedServer, run: Run, number: int
 ) -> None:
     told = violation(f"inputs[{number}].text", "is bad", number)
@@ -211,7 +209,7 @@ def test_a_refusal_of_a_text_that_was_not_sent_is_reported_as_it_is(
     assert (result.returncode, result.stderr) == (1, f"attnlens embed: texts[{number}] is bad\n")
 
 
-def test_a_refused_text_is_named_by_its_line(server: ScriptedServer, run: Run) -> None:
+def test_rejected_text_is_reported_with_its_line(server: ScriptedServer, run: Run) -> None:
     told = violation("inputs[1].text_pair", "cannot be used: texts[9] is no line", 1)
     server.embed = fails(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "not this", told, times=2)
     for options in ((), ("--batch-size", "2")):
@@ -220,7 +218,7 @@ def test_a_refused_text_is_named_by_its_line(server: ScriptedServer, run: Run) -
         assert (result.returncode, result.stderr) == (1, line)
 
 
-def test_vectors_of_two_versions_are_not_mixed_in_a_file(
+def test_vectors_of_two_model_versions_are_not_mixed_in_a_file(
     server: ScriptedServer, run: Run, tmp_path: Path
 ) -> None:
     def embed(request: pb.EmbedRequest, _: grpc.ServicerContext) -> pb.EmbedResponse:
@@ -238,11 +236,11 @@ def test_vectors_of_two_versions_are_not_mixed_in_a_file(
     )
 
 
-def test_the_summary_says_one_text_and_one_token(server: ScriptedServer, run: Run) -> None:
+def test_summary_uses_the_singular(server: ScriptedServer, run: Run) -> None:
     assert run("embed", "--address", server.address, input="a\n").stderr.startswith("1 text, 1 token in ")
 
 
-def test_other_keys_of_a_line_are_kept_as_they_are(
+def test_other_keys_of_a_line_are_kept_unchanged(
     server: ScriptedServer, run_here: RunHere, tmp_path: Path
 ) -> None:
     others = {"id": 7, "größe": [1.5, None, {"text": "x"}], "half": "\ud800"}
@@ -264,7 +262,7 @@ def test_other_keys_of_a_line_are_kept_as_they_are(
         ('{"text": "a", "x": NaN}', "the value of another key is not JSON: "),
     ],
 )
-def test_a_key_that_the_output_can_not_keep_is_an_error_that_names_the_line(
+def test_key_that_the_output_cannot_keep_is_reported_with_its_line(
     server: ScriptedServer, run_here: RunHere, tmp_path: Path, line: str, message: str
 ) -> None:
     source, output = tmp_path / "a.jsonl", tmp_path / "vectors.jsonl"
@@ -273,5 +271,5 @@ def test_a_key_that_the_output_can_not_keep_is_an_error_that_names_the_line(
     assert (code, err.count("\n")) == (1, 1)
     assert f"{source}, line 2: {message}" in err
     assert not output.exists()
-    rows = tmp_path / "vectors.npy"  # which keeps no keys
+    rows = tmp_path / "vectors.npy"  # .npy files store no keys
     assert run_here("embed", source, "--address", server.address, "-o", rows)[0] == 0

@@ -1,4 +1,4 @@
-"""`attnlens embed` while its input is open: signals, restarts of the server, results as they come."""
+"""`attnlens embed` while its input is open: signals, server restarts, incremental results."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def test_a_signal_ends_a_run_that_waits_for_input(
         assert process.stderr
         _wait_for(lambda: list(tmp_path.iterdir()))
         process.send_signal(signal_number)
-        assert process.wait(timeout=SOON_S) == 130  # with standard input still open
+        assert process.wait(timeout=SOON_S) == 130  # standard input is still open
         assert process.stderr.read().decode().strip() == "attnlens embed: interrupted"
     assert list(tmp_path.iterdir()) == []
 
@@ -60,7 +60,7 @@ def test_an_interrupted_run_leaves_the_old_file(server: ScriptedServer, tmp_path
         assert process.stdin
         process.stdin.write(b"It rained.\n" * 20)
         process.stdin.flush()
-        _wait_for(lambda: len(list(tmp_path.iterdir())) == 2)  # the partial file is there
+        _wait_for(lambda: len(list(tmp_path.iterdir())) == 2)  # the partial file exists
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=SOON_S) == 130
     assert list(tmp_path.iterdir()) == [output]
@@ -78,7 +78,7 @@ def test_sigterm_ends_a_run_that_ignores_interrupts(server: ScriptedServer, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_results_come_while_the_input_is_open(server: ScriptedServer) -> None:
+def test_results_are_written_while_the_input_is_open(server: ScriptedServer) -> None:
     with _embed(server) as process:
         assert process.stdin
         assert process.stdout
@@ -90,7 +90,7 @@ def test_results_come_while_the_input_is_open(server: ScriptedServer) -> None:
         assert process.wait(timeout=SOON_S) == 0
 
 
-def test_a_refusal_is_reported_while_the_input_is_open(server: ScriptedServer) -> None:
+def test_rejection_is_reported_while_the_input_is_open(server: ScriptedServer) -> None:
     def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
         if any(text_input.text == "bad" for text_input in request.inputs):
             told = violation("inputs[1].text", "is bad", 1)
@@ -137,9 +137,7 @@ def test_a_run_survives_a_restart_of_the_server(server: ScriptedServer, tmp_path
     assert [json.loads(line)["text"] for line in output.read_text().splitlines()] == ["a", "bb"]
 
 
-def test_a_run_survives_a_server_that_is_away_for_more_attempts_than_grpc_makes(
-    server: ScriptedServer, run: Run
-) -> None:
+def test_run_survives_an_outage_longer_than_the_grpc_retries(server: ScriptedServer, run: Run) -> None:
     left = [7]  # gRPC makes 5 attempts
 
     def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
@@ -158,7 +156,7 @@ def test_a_run_survives_a_server_that_is_away_for_more_attempts_than_grpc_makes(
     assert left == [0]
 
 
-def test_a_run_that_loses_its_server_says_how_far_it_came(server: ScriptedServer) -> None:
+def test_run_that_loses_its_server_reports_its_progress(server: ScriptedServer) -> None:
     with _embed(server, "--timeout-s", "2") as process:
         assert process.stdin
         assert process.stdout
@@ -176,7 +174,7 @@ def test_a_run_that_loses_its_server_says_how_far_it_came(server: ScriptedServer
     assert message.endswith("; 2 texts were done\n")
 
 
-def test_lines_that_are_there_fill_whole_batches(server: ScriptedServer, run: Run) -> None:
+def test_available_lines_fill_whole_batches(server: ScriptedServer, run: Run) -> None:
     result = run("embed", "--address", server.address, "--batch-size", "50", input="x\n" * 500)
     assert result.returncode == 0, result.stderr
     sizes = [len(request.inputs) for request in server.requests if isinstance(request, pb.EmbedRequest)]

@@ -1,4 +1,4 @@
-"""`attnlens encode`: against a real server, and against a scripted one where it goes wrong."""
+"""`attnlens encode` against a real server, and its failures against a scripted server."""
 
 import json
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def states_of(found: EncodedText) -> np.ndarray:
     return found.last_hidden_state
 
 
-def test_an_archive_has_all_that_the_server_returns(
+def test_archive_contains_everything_the_server_returns(
     run_here: RunHere, minilm_server: ServerProcess, tmp_path: Path
 ) -> None:
     output = tmp_path / "text.npz"
@@ -105,7 +105,7 @@ def test_the_texts_of_a_file_have_numbered_arrays_and_keep_their_keys(
     assert "last_hidden_state" not in told[0]
 
 
-def test_a_text_that_is_too_long_is_named_or_cut(
+def test_text_that_is_too_long_is_reported_or_truncated(
     run_here: RunHere, minilm_server: ServerProcess, tmp_path: Path
 ) -> None:
     source, output = tmp_path / "texts.txt", tmp_path / "texts.jsonl"
@@ -122,7 +122,7 @@ def test_a_text_that_is_too_long_is_named_or_cut(
     assert (second["num_tokens"], second["num_tokens_total"], second["truncated"]) == (256, 302, True)
 
 
-def test_gates_are_an_output_of_their_own_and_numbers_come_in_streams(
+def test_gates_are_a_separate_output_and_arrays_are_streamed(
     run_here: RunHere, server: ScriptedServer, tmp_path: Path
 ) -> None:
     output = tmp_path / "gates.npz"
@@ -136,7 +136,7 @@ def test_gates_are_an_output_of_their_own_and_numbers_come_in_streams(
 
 
 @pytest.mark.parametrize("suffix", ["npz", "jsonl"])
-def test_a_wrong_reply_leaves_no_file(
+def test_invalid_response_leaves_no_file(
     run_here: RunHere, server: ScriptedServer, tmp_path: Path, suffix: str
 ) -> None:
     def change(reply: Any) -> None:
@@ -176,7 +176,7 @@ def test_a_wrong_reply_leaves_no_file(
         (("a", "b"), "got unexpected extra argument (b): put quotes around a text"),
     ],
 )
-def test_a_mistake_is_one_line(
+def test_usage_error_is_reported_in_one_line(
     run_here: RunHere, server: ScriptedServer, args: tuple[str, ...], message: str
 ) -> None:
     code, out, err = run_here("encode", *args, "--address", server.address)

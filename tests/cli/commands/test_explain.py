@@ -32,7 +32,7 @@ def numbers_of(line: str) -> list[float]:
     return [float(number) for number in re.findall(r"[+-]\d\.\d{4}", line)]
 
 
-def test_names_are_those_of_the_client() -> None:
+def test_names_match_the_client() -> None:
     assert get_args(ExplainMethodName) == EXPLAIN_METHODS
     assert get_args(PairMatrixName) == PAIR_MATRICES
 
@@ -58,7 +58,7 @@ def test_every_token_has_its_score_and_a_bar(ask: Run, minilm_server: ServerProc
     assert "\x1b" not in result.stdout
 
 
-def test_verify_leaves_out_each_token_and_says_how_well_it_agrees(ask: Run) -> None:
+def test_verify_leaves_out_each_token_and_reports_the_agreement(ask: Run) -> None:
     lines = ask("explain", SENTENCE, "--verify").stdout.splitlines()
     assert lines[1].split() == ["contributions", "leave_one_out"]
     [animal] = [line for line in lines if line.startswith("animal")]
@@ -78,7 +78,7 @@ def test_words_are_spelled_as_in_the_text(ask: Run) -> None:
     assert re.search(r"^ +\[CLS\] +RAIN +\[SEP\]$", result, re.MULTILINE)
 
 
-def test_a_contrast_has_bars_of_either_sign(ask: Run) -> None:
+def test_contrast_has_bars_of_both_signs(ask: Run) -> None:
     query = "How do I reset a forgotten password?"
     result = ask(
         "explain", query, "--to", "Recover an account", "--rather-than", "Reset the router", "--words"
@@ -92,7 +92,7 @@ def test_a_contrast_has_bars_of_either_sign(ask: Run) -> None:
     assert "█" not in reset
 
 
-def test_json_has_all_of_it_and_null_for_what_is_no_number(ask: Run) -> None:
+def test_json_is_complete_and_has_null_for_nan(ask: Run) -> None:
     methods = ("--method", "contributions", "--method", "output_share")
     result = ask("explain", A, "--to", B, "--json", "--verify", "--head-contributions", *methods)
     answer = json.loads(result.stdout)
@@ -112,14 +112,16 @@ def test_json_has_all_of_it_and_null_for_what_is_no_number(ask: Run) -> None:
     assert [token["text"] for token in answer["tokens"]][:2] == ["[CLS]", "a"]
 
 
-def test_many_tokens_are_shown_from_the_largest(ask: Run) -> None:
+def test_many_tokens_are_sorted_by_score(ask: Run) -> None:
     text = "The cat sat on the mat and looked at the rain. " * 5
     lines = ask("explain", text).stdout.splitlines()
     values = [abs(numbers_of(line)[0]) for line in lines[1:21]]
     assert values == sorted(values, reverse=True)
     assert re.match(r"\d+ more tokens: [+-]0\.", lines[22])
     shown = ask("explain", text, "--top", "3").stdout.splitlines()
-    assert [bool(numbers_of(line)) for line in shown[1:6]] == [True] * 5  # 3 tokens, baseline, the rest
+    assert [bool(numbers_of(line)) for line in shown[1:6]] == [
+        True
+    ] * 5  # 3 tokens, the baseline and the remaining tokens
     assert not any(numbers_of(line) for line in shown[6:])
 
 
@@ -181,7 +183,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("args", "line", "code"), REFUSED.values(), ids=REFUSED)
-def test_what_is_wrong_is_one_line(ask: Run, args: tuple[str, ...], line: str, code: int) -> None:
+def test_error_is_reported_in_one_line(ask: Run, args: tuple[str, ...], line: str, code: int) -> None:
     result = ask(*args)
     assert result.returncode == code
     assert line in result.stderr

@@ -1,4 +1,4 @@
-"""`attnlens heads` on MiniLM, files of every kind, mistakes."""
+"""`attnlens heads` on MiniLM: output formats and usage errors."""
 
 import json
 import re
@@ -50,7 +50,9 @@ def treebank(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_treebank_in_every_form(run: Run, minilm_bundle: Path, treebank: Path, tmp_path: Path) -> None:
+def test_treebank_report_has_every_format(
+    run: Run, minilm_bundle: Path, treebank: Path, tmp_path: Path
+) -> None:
     pairs = tmp_path / "pairs.csv"
     pairs.write_text(
         'first,second,score\nA cat.,"A dog, too.",1\nIt rained.,It poured.,4.5\n', encoding="utf-8"
@@ -85,7 +87,7 @@ def test_a_treebank_in_every_form(run: Run, minilm_bundle: Path, treebank: Path,
     assert "b" not in links.tags
     assert "mine &amp; yours.conllu" in page
     assert "@" not in page.split("<body>")[1].split("<script>")[0].replace("@15d613d", "")
-    for table in page.split("<table>")[1:]:  # headings are aligned as their columns
+    for table in page.split("<table>")[1:]:  # headings are aligned with their columns
         heading, *rows = (
             re.findall(r"<t[hd]([^>]*)>", row) for row in table.split("</table>")[0].split("<tr>")[1:]
         )
@@ -94,10 +96,10 @@ def test_a_treebank_in_every_form(run: Run, minilm_bundle: Path, treebank: Path,
     assert "\n| L0H2 | 1.000 | " in (tmp_path / "h.md").read_text("utf-8")
 
 
-def test_the_terminal_shows_labels_rules_and_the_licence(
+def test_terminal_shows_labels_rules_and_the_license(
     run: Run, minilm_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnlens_analysis.heads.tied.NUM_TEXTS", 1)  # its figures are not looked at here
+    monkeypatch.setattr("attnlens_analysis.heads.tied.NUM_TEXTS", 1)  # its values are not checked here
     result = run("heads", minilm_bundle, "--importance-texts", 0, "--threads", 1, env={"COLUMNS": "80"})
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
@@ -137,7 +139,7 @@ def test_plain_lines_have_no_relations(run: Run, minilm_bundle: Path, tmp_path: 
         (["--html", "heads.txt", "--texts"], "It rained.\n", 2, "must end in .html or .htm"),
     ],
 )
-def test_a_mistake_is_one_line(
+def test_usage_error_is_reported_in_one_line(
     run: Run, minilm_bundle: Path, tmp_path: Path, options: list[str], content: str, code: int, message: str
 ) -> None:
     path = tmp_path / "input"
@@ -148,13 +150,13 @@ def test_a_mistake_is_one_line(
     assert result.stdout == ""
 
 
-def test_two_kinds_of_texts_exclude_each_other(run: Run, minilm_bundle: Path, treebank: Path) -> None:
+def test_text_sources_are_mutually_exclusive(run: Run, minilm_bundle: Path, treebank: Path) -> None:
     result = run("heads", minilm_bundle, "--conllu", treebank, "--texts", treebank)
     assert result.returncode == 2
     assert "exclude each other" in result.stderr
 
 
-def test_what_is_no_bundle_is_told(run: Run, tmp_path: Path) -> None:
+def test_path_that_is_not_a_bundle_is_reported(run: Run, tmp_path: Path) -> None:
     result = run("heads", tmp_path)
     assert result.returncode == 1
     assert "manifest.json" in result.stderr

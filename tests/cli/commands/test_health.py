@@ -48,7 +48,9 @@ def test_a_real_server_is_serving(
     assert run_here("health", "--address", address, *options) == (0, f"{address} is serving\n", "")
 
 
-def test_a_server_without_attention_weights_is_told(run_here: RunHere, minilm_server: ServerProcess) -> None:
+def test_server_without_attention_weights_is_reported(
+    run_here: RunHere, minilm_server: ServerProcess
+) -> None:
     code, out, _ = run_here("health", "--attention", "--json", "--address", minilm_server.address)
     assert (code, json.loads(out)) == (
         0,
@@ -64,27 +66,27 @@ def test_a_server_without_attention_weights_is_told(run_here: RunHere, minilm_se
         (b"\x08\x03", f"has no service {SERVICE}"),
     ],
 )
-def test_what_does_not_serve_has_exit_code_1_and_a_line(run_here: RunHere, reply: bytes, words: str) -> None:
+def test_non_serving_status_has_exit_code_1_and_one_line(run_here: RunHere, reply: bytes, words: str) -> None:
     with answering(reply) as (address, asked):
         assert run_here("health", "--address", address) == (1, f"{address} {words}\n", "")
     assert asked == [b"\x0a" + bytes([len(SERVICE)]) + SERVICE.encode()]
 
 
 @pytest.mark.parametrize("reply", [b"\xff", b"\x08\x09"])
-def test_a_reply_that_is_no_answer_is_one_line(run_here: RunHere, reply: bytes) -> None:
+def test_undecodable_response_is_reported_in_one_line(run_here: RunHere, reply: bytes) -> None:
     with answering(reply) as (address, _):
         code, out, err = run_here("health", "--address", address)
     assert (code, out, err.count("\n")) == (76, "", 1)
     assert "not a message of grpc.health.v1" in err
 
 
-def test_waiting_asks_again_until_the_server_serves(run_here: RunHere) -> None:
+def test_wait_polls_until_the_server_is_serving(run_here: RunHere) -> None:
     with answering(NOT_SERVING, NOT_SERVING, SERVING) as (address, asked):
         assert run_here("health", "--address", address, "--wait", "60")[0] == 0
     assert len(asked) == 3
 
 
-def test_waiting_ends(run_here: RunHere) -> None:
+def test_wait_times_out(run_here: RunHere) -> None:
     with answering(NOT_SERVING) as (address, asked):
         assert run_here("health", "--address", address, "--wait", "0.3")[0] == 1
     assert len(asked) > 1
@@ -92,14 +94,14 @@ def test_waiting_ends(run_here: RunHere) -> None:
     assert (code, err.startswith("attnlens health: no server answers at 127.0.0.1:1: start")) == (1, True)
 
 
-def test_no_server_is_an_object_too(run_here: RunHere) -> None:
+def test_missing_server_is_reported_as_a_json_object(run_here: RunHere) -> None:
     code, out, err = run_here("health", "--address", "127.0.0.1:1", "--json")
     told = json.loads(out)
     assert (code, told["status"], err) == (1, "unreachable", "")
     assert told["message"].startswith("no server answers at 127.0.0.1:1: ")
 
 
-def test_a_server_that_does_not_answer_is_given_up_after_the_timeout(run_here: RunHere) -> None:
+def test_unresponsive_server_is_reported_after_the_timeout(run_here: RunHere) -> None:
     with socket.socket() as silent:  # accepts no connection
         silent.bind(("127.0.0.1", 0))
         silent.listen()

@@ -26,7 +26,7 @@ def test_info_shows_the_model(run: Run, minilm_server: ServerProcess) -> None:
         assert words in shown
 
 
-def test_info_cuts_no_number_in_a_narrow_terminal(run: Run, minilm_server: ServerProcess) -> None:
+def test_info_truncates_no_number_in_a_narrow_terminal(run: Run, minilm_server: ServerProcess) -> None:
     wide = run("info", "--address", minilm_server.address, env={"COLUMNS": "120"}).stdout
     narrow = run("info", "--address", minilm_server.address, env={"COLUMNS": "60"}).stdout
     numbers = re.findall(r"\d\.\de-\d\d|\d\.\d{9}", wide)
@@ -34,7 +34,7 @@ def test_info_cuts_no_number_in_a_narrow_terminal(run: Run, minilm_server: Serve
     assert re.findall(r"\d\.\de-\d\d|\d\.\d{9}", narrow) == numbers
 
 
-def test_info_as_json_holds_everything(run: Run, minilm_server: ServerProcess) -> None:
+def test_info_as_json_is_complete(run: Run, minilm_server: ServerProcess) -> None:
     answer = json.loads(run("info", "--json", "--address", minilm_server.address).stdout)
     assert (answer["hidden_size"], answer["num_layers"], answer["num_heads"]) == (384, 6, 12)
     assert answer["parity"]["passed"] is True
@@ -42,7 +42,9 @@ def test_info_as_json_holds_everything(run: Run, minilm_server: ServerProcess) -
     assert answer["limits"]["max_inputs_per_request"] == 512
 
 
-def test_errors_are_below_their_graph_in_lines_of_80_columns(server: ScriptedServer, run: Run) -> None:
+def test_parity_errors_are_listed_below_their_graph_within_80_columns(
+    server: ScriptedServer, run: Run
+) -> None:
     hidden, weights = OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE, OutputRole.OUTPUT_ROLE_ATTENTION_WEIGHTS
     roles = {"attention": [weights, hidden], "embeddings": [hidden], "embeddings.fp16": [hidden]}
     figures = [ParityFigure(graph=graph, role=role) for graph in roles for role in roles[graph]]
@@ -64,7 +66,7 @@ def test_errors_are_below_their_graph_in_lines_of_80_columns(server: ScriptedSer
     ]
 
 
-def test_info_tells_what_a_server_can_do_now(server: ScriptedServer, run: Run) -> None:
+def test_info_reports_the_current_capabilities_of_a_server(server: ScriptedServer, run: Run) -> None:
     server.model.state = ModelState.MODEL_STATE_DEGRADED
     server.model.source, server.model.source_revision = "a/b", "0123abc"
     layers = [

@@ -1,4 +1,4 @@
-"""`attnlens list`: bundles of directories, whatever state they are in."""
+"""`attnlens list` with valid and damaged bundles."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ def listed(*arguments: object) -> dict[str, Any]:
     return {Path(bundle["directory"]).name: bundle for bundle in json.loads(result.stdout)}
 
 
-def test_json_says_what_the_manifests_say_and_what_is_wrong(bundles: Path) -> None:
+def test_json_contains_the_manifest_values_and_the_problems(bundles: Path) -> None:
     found = listed(bundles)
     assert list(found) == ["altered", "failed", "garbage", "short", "sound"]
     assert found["sound"]["problem"] == found["altered"]["problem"] == ""  # without --verify
@@ -59,7 +59,7 @@ def test_json_says_what_the_manifests_say_and_what_is_wrong(bundles: Path) -> No
     assert facts["size_bytes"] == sum(path.stat().st_size for path in files if path.name != "manifest.json")
 
 
-def test_verify_finds_what_sizes_do_not_show_and_fails(bundles: Path) -> None:
+def test_verify_detects_damage_that_keeps_the_file_size(bundles: Path) -> None:
     result = run_list(bundles, "--verify", "--json")
     assert result.exit_code == 1
     assert "altered: its SHA-256 is" in listed(bundles, "--verify")["altered"]["problem"]
@@ -67,9 +67,7 @@ def test_verify_finds_what_sizes_do_not_show_and_fails(bundles: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [60, 100])
-def test_the_table_has_a_row_for_each_bundle_and_stays_within_the_terminal(
-    bundles: Path, columns: int
-) -> None:
+def test_table_has_a_row_per_bundle_and_fits_the_terminal(bundles: Path, columns: int) -> None:
     result = run_list(bundles, columns=columns)
     assert result.exit_code == 0
     title, *lines = result.stdout.splitlines()
@@ -81,11 +79,11 @@ def test_the_table_has_a_row_for_each_bundle_and_stays_within_the_terminal(
     assert result.stdout.count("verified") == 2
 
 
-def test_a_bundle_itself_is_listed(bundles: Path) -> None:
+def test_bundle_given_as_the_directory_is_listed(bundles: Path) -> None:
     assert list(listed(bundles / "sound")) == ["sound"]
 
 
-def test_without_directories_the_cache_and_bundles_are_looked_at(
+def test_cache_and_bundles_directory_are_searched_by_default(
     bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(bundles.parent)

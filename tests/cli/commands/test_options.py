@@ -17,9 +17,9 @@ def _defaults(command: click.Command) -> dict[str, object]:
     return {str(param.name): param.default for param in command.params if isinstance(param, click.Option)}
 
 
-def test_every_field_of_the_configuration_is_an_option_of_serve_with_its_default() -> None:
+def test_every_configuration_field_is_a_serve_option_with_its_default() -> None:
     defaults = _defaults(serve)
-    del defaults["cache_dir"]  # where a checkpoint becomes a bundle, before there is a configuration
+    del defaults["cache_dir"]  # used to export a checkpoint, before the configuration exists
     assert defaults == DEFAULTS
 
 
@@ -28,7 +28,7 @@ def test_bench_has_the_defaults_of_serve() -> None:
     assert {name: _defaults(bench)[name] for name in shared} == {name: DEFAULTS[name] for name in shared}
 
 
-def test_the_poolings_are_those_of_the_protocol() -> None:
+def test_poolings_match_the_protocol() -> None:
     assert set(POOLINGS) == {
         name.removeprefix("POOLING_").lower() for name, value in Pooling.items() if value
     }

@@ -11,7 +11,7 @@ import pytest
 
 from schemas import conforms
 
-pytest.importorskip("onnx")  # of the extra `export`
+pytest.importorskip("onnx")  # installed by the extra `export`
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -32,7 +32,7 @@ def test_the_lesson_is_printed(run: Run, minilm_bundle: Path) -> None:
     assert "--token it --layer 3 --head 2\n" in result.stdout
 
 
-def test_files_take_the_place_of_the_print_and_hold_the_head(
+def test_output_files_replace_the_printed_lesson_and_contain_the_head(
     run: Run, minilm_bundle: Path, tmp_path: Path
 ) -> None:
     files = [tmp_path / f"it{suffix}" for suffix in (".md", ".html", ".npz")]
@@ -65,7 +65,7 @@ def test_files_take_the_place_of_the_print_and_hold_the_head(
         ((b"\xff", "--token", "it"), "it is not UTF-8"),
     ],
 )
-def test_what_can_not_be_asked_is_one_line(
+def test_invalid_teach_option_is_reported_in_one_line(
     run: Run, minilm_bundle: Path, args: tuple[str, ...], message: str
 ) -> None:
     result = run("teach", minilm_bundle, *args, "--no-cost")
@@ -74,7 +74,7 @@ def test_what_can_not_be_asked_is_one_line(
 
 
 @pytest.mark.parametrize("args", [("teach", SENTENCE, "--token", "it"), ("profile",)])
-def test_both_need_onnx_and_say_which_extra_brings_it(
+def test_both_commands_name_the_extra_that_installs_onnx(
     run: Run, minilm_bundle: Path, args: tuple[str, ...]
 ) -> None:
     command, *rest = args
@@ -113,7 +113,7 @@ def test_a_profile_is_a_table_or_json_and_a_chart(run: Run, minilm_bundle: Path,
         ("600..4096", "no length can be measured (skipped 600, 1,200, 2,400"),
     ],
 )
-def test_lengths_that_are_none_are_refused(run: Run, minilm_bundle: Path, lengths: str, message: str) -> None:
+def test_invalid_lengths_are_rejected(run: Run, minilm_bundle: Path, lengths: str, message: str) -> None:
     result = run("profile", minilm_bundle, "--lengths", lengths)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert message in result.stderr

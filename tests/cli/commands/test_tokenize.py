@@ -27,7 +27,7 @@ def test_every_token_has_a_row(run_here: RunHere, minilm_server: ServerProcess) 
     assert rows[4] == ["4", "8671", "##bel", "text", "9-12"]
 
 
-def test_json_says_what_the_model_takes_and_what_stands_where(
+def test_json_contains_the_limit_and_the_token_positions(
     run_here: RunHere, minilm_server: ServerProcess
 ) -> None:
     args = ("--text-pair", "b", "--json", "--address", minilm_server.address)
@@ -39,9 +39,7 @@ def test_json_says_what_the_model_takes_and_what_stands_where(
     assert told["tokens"][-2]["source"] == "second_text"
 
 
-def test_a_text_beyond_the_models_limit_is_shown_whole(
-    run_here: RunHere, minilm_server: ServerProcess
-) -> None:
+def test_text_over_the_model_limit_is_shown_in_full(run_here: RunHere, minilm_server: ServerProcess) -> None:
     address = ("--address", minilm_server.address)
     lines = run_here("tokenize", "word " * 300, *address)[1].splitlines()
     assert lines[0].endswith("302 tokens, the limit is 256; other commands truncate the text with --truncate")
@@ -49,7 +47,7 @@ def test_a_text_beyond_the_models_limit_is_shown_whole(
     assert json.loads(run_here("tokenize", "word " * 300, "--json", *address)[1])["exceeds_max_tokens"]
 
 
-def test_a_file_becomes_json_lines_that_keep_their_keys(
+def test_file_becomes_json_lines_that_keep_their_keys(
     run_here: RunHere, minilm_server: ServerProcess, tmp_path: Path
 ) -> None:
     source = tmp_path / "texts.jsonl"
@@ -64,7 +62,7 @@ def test_a_file_becomes_json_lines_that_keep_their_keys(
     assert 'line 1: the output uses the key "tokens" itself' in err
 
 
-def test_a_token_can_not_control_the_terminal(run_here: RunHere, server: ScriptedServer) -> None:
+def test_control_characters_in_a_token_are_escaped(run_here: RunHere, server: ScriptedServer) -> None:
     evil = "\x1b[2J\u009b31m"
     for options in ((), ("--json",)):
         out = run_here("tokenize", evil, *options, "--address", server.address)[1]

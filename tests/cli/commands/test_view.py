@@ -32,7 +32,7 @@ def data_of(path: Path) -> dict[str, Any]:
     return data
 
 
-def test_the_page_holds_the_tokens_and_the_weights_that_the_server_gives(
+def test_page_contains_the_tokens_and_weights_from_the_server(
     view: Run, minilm_server: ServerProcess, tmp_path: Path
 ) -> None:
     path = tmp_path / "animal.html"
@@ -53,14 +53,14 @@ def test_the_page_holds_the_tokens_and_the_weights_that_the_server_gives(
         assert np.abs((content.reshape(weights.shape) / 255) ** 2 - weights).max() <= 1 / 255
 
 
-def test_a_text_has_its_contributions(view: Run, tmp_path: Path) -> None:
+def test_page_contains_the_contributions_of_a_text(view: Run, tmp_path: Path) -> None:
     path = tmp_path / "animal.html"
     assert view(SENTENCE, "-o", path).returncode == 0
     data = data_of(path)
     [text] = data["texts"]
     [scores] = text["scores"]
     assert (scores["method"], scores["target"]) == ("contributions", "the similarity of the text to itself")
-    # Figures of another program, in docs/explanations.md.
+    # Reference values from an independent program, in docs/explanations.md.
     assert scores["baseline"] == pytest.approx(0.082509, abs=2e-4)
     assert scores["values"][2] == pytest.approx(0.28130, abs=2e-4)
     assert scores["sum"] == pytest.approx(1, abs=1e-5)
@@ -68,7 +68,7 @@ def test_a_text_has_its_contributions(view: Run, tmp_path: Path) -> None:
     assert (data["pair"], data["contrast"], data["notes"]) == (None, None, [])
 
 
-def test_two_texts_have_scores_towards_each_other_a_matrix_and_a_contrast(
+def test_page_of_two_texts_has_mutual_scores_a_matrix_and_a_contrast(
     view: Run, minilm_server: ServerProcess, tmp_path: Path
 ) -> None:
     path = tmp_path / "pair.html"
@@ -116,9 +116,7 @@ def test_explain_and_compare_write_the_same_page(
     assert "Tokens without a score count as 0." in scores[1]["description"]
 
 
-def test_a_server_that_does_not_explain_gives_a_page_of_attention_that_says_why(
-    run: Run, minilm_bundle: Path, tmp_path: Path
-) -> None:
+def test_page_without_explanations_states_the_reason(run: Run, minilm_bundle: Path, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     with ServerProcess(minilm_bundle, "--no-explain") as server:
         assert run("view", SENTENCE, "-o", path, "--address", server.address).returncode == 0
@@ -127,7 +125,7 @@ def test_a_server_that_does_not_explain_gives_a_page_of_attention_that_says_why(
     assert "the server does not support explanations" in data["notes"][0]
 
 
-def test_two_texts_make_one_page(view: Run, tmp_path: Path) -> None:
+def test_two_texts_are_written_to_one_page(view: Run, tmp_path: Path) -> None:
     path = tmp_path / "pair.html"
     assert view("A man plays.", "It rained all day.", "-o", path).returncode == 0
     data = data_of(path)
@@ -136,7 +134,7 @@ def test_two_texts_make_one_page(view: Run, tmp_path: Path) -> None:
     assert [text["label"] for text in data["texts"]] == ["First text", "Second text"]
 
 
-def test_a_small_page_is_smaller_and_says_so(view: Run, tmp_path: Path) -> None:
+def test_small_page_is_smaller_and_records_the_reason(view: Run, tmp_path: Path) -> None:
     long = "The lamps were lit along the river, and nobody had thought of supper. " * 8
     whole, small = tmp_path / "whole.html", tmp_path / "small.html"
     assert view(long, "-o", whole).returncode == 0
@@ -145,7 +143,7 @@ def test_a_small_page_is_smaller_and_says_so(view: Run, tmp_path: Path) -> None:
     assert (data_of(small)["kept"], data_of(small)["reason"]) == (32, "requested")
 
 
-def test_a_prompt_is_part_of_the_text_and_a_cut_is_said(view: Run, tmp_path: Path) -> None:
+def test_prompt_is_part_of_the_text_and_truncation_is_reported(view: Run, tmp_path: Path) -> None:
     path = tmp_path / "cut.html"
     result = view("word " * 400, "--prompt", "query: ", "--truncate", "-o", path)
     assert result.returncode == 0
@@ -165,7 +163,7 @@ def test_a_prompt_is_part_of_the_text_and_a_cut_is_said(view: Run, tmp_path: Pat
         (("text", "-o", "x.html", "--matrix", "output"), 2, "--matrix needs TEXT2"),
     ],
 )
-def test_what_is_wrong_is_said_and_leaves_no_file(
+def test_error_is_reported_and_leaves_no_file(
     view: Run, tmp_path: Path, args: tuple[str, ...], code: int, message: str
 ) -> None:
     result = view(*args, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Output files: complete or absent, whoever else writes the same file."""
+"""Output files are complete or absent, even with concurrent writers."""
 
 import os
 import stat
@@ -10,7 +10,7 @@ from attnlens_cli.files.output_file import replacing
 
 
 def test_two_processes_with_the_same_id_write_the_same_file(tmp_path: Path) -> None:
-    """As two containers do that share a volume."""
+    """This happens if two containers share a volume."""
     path = tmp_path / "vectors.npy"
     with replacing(path) as first:
         first.write(b"first")
@@ -21,7 +21,7 @@ def test_two_processes_with_the_same_id_write_the_same_file(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_killed_process_left_is_no_obstacle(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "vectors.npy"
     left = tmp_path / f".{path.name}.{os.getpid()}.partial"
     left.write_bytes(b"half")
@@ -40,7 +40,7 @@ def test_a_new_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "page.html").stat().st_mode) == 0o640
 
 
-def test_nothing_is_left_of_a_file_that_fails(tmp_path: Path) -> None:
+def test_failed_write_leaves_no_file(tmp_path: Path) -> None:
     def write_half() -> None:
         with replacing(tmp_path / "page.html") as file:
             file.write(b"half")

@@ -15,7 +15,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_json_numbers_read_back_as_the_same_numbers(dtype: type[np.floating], tmp_path: Path) -> None:
+def test_json_numbers_round_trip(dtype: type[np.floating], tmp_path: Path) -> None:
     numbers = np.random.default_rng(0).normal(size=(50, 40)).astype(dtype)
     numbers[0, :4] = [0, 1, np.finfo(dtype).smallest_subnormal, np.finfo(dtype).max]
     with (tmp_path / "vectors.jsonl").open("wb") as file:
@@ -27,7 +27,7 @@ def test_json_numbers_read_back_as_the_same_numbers(dtype: type[np.floating], tm
     assert np.array_equal(read, numbers)
 
 
-def test_an_npy_file_grows_without_knowing_its_length(tmp_path: Path) -> None:
+def test_npy_file_can_be_written_without_knowing_its_length(tmp_path: Path) -> None:
     rows = np.arange(30_000, dtype=np.float32).reshape(-1, 3)
     with (tmp_path / "vectors.npy").open("wb") as file:
         writer = NpyWriter(file, rows[:0])

@@ -23,7 +23,7 @@ _NO_FILE = "embed: invalid value for '[FILE]': File 'It rained.' does not exist"
         (("embed", "It rained."), f"{_NO_FILE}: use a file with one text a line, or for one text `attn"),
     ],
 )  # fmt: skip
-def test_a_usual_mistake_is_one_line_with_its_remedy(
+def test_common_mistake_is_reported_in_one_line_with_its_remedy(
     run_here: RunHere, args: tuple[str, ...], line: str
 ) -> None:
     code, out, err = run_here(*args)
@@ -31,7 +31,7 @@ def test_a_usual_mistake_is_one_line_with_its_remedy(
     assert err.startswith(f"attnlens {line}")
 
 
-def test_embed_without_a_file_says_on_a_terminal_what_it_reads(
+def test_embed_without_a_file_announces_in_a_terminal_that_it_reads_stdin(
     run_process: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     terminal, child_end = pty.openpty()

@@ -1,4 +1,4 @@
-"""How log records look."""
+"""Format of log records."""
 
 import io
 import json
@@ -50,13 +50,13 @@ def test_without_a_terminal_each_record_is_one_json_object() -> None:
     assert failed["exception"].endswith("ValueError: invalid literal for int() with base 10: 'no'")
 
 
-def test_a_terminal_gets_lines_to_read() -> None:
+def test_terminal_gets_human_readable_lines() -> None:
     lines = _written(_Terminal(), "info").splitlines()
     assert lines[0].endswith(" INFO    opened it model=m batch=3")
     assert lines[-1].startswith("ValueError: ")
 
 
-def test_the_level_is_kept() -> None:
+def test_log_level_is_applied() -> None:
     assert "opened" not in _written(io.StringIO(), "warning")
     assert "too fine" in _written(io.StringIO(), "debug")
     assert "not ours" not in _written(io.StringIO(), "debug")
@@ -72,14 +72,14 @@ def _hostile(stream: io.StringIO) -> str:
     return stream.getvalue()
 
 
-def test_what_others_say_stays_in_its_line_and_field_on_a_terminal() -> None:
+def test_untrusted_values_are_escaped_in_terminal_lines() -> None:
     [line] = _hostile(_Terminal()).splitlines()
     assert line.isprintable()
     value = json.dumps(printable(HOSTILE), ensure_ascii=False)
     assert line.endswith(f' value={value} plain=Embed path="GET /" count=3 empty=""')
 
 
-def test_what_others_say_stays_in_its_line_and_field_in_json() -> None:
+def test_untrusted_values_are_escaped_in_json_lines() -> None:
     written = _hostile(io.StringIO())
     [line] = written.splitlines()
     assert written.encode() == f"{line}\n".encode()

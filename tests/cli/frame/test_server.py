@@ -1,4 +1,4 @@
-"""The commands that ask a server: wrong options, no server, another program, replies that are wrong."""
+"""Commands that call a server: invalid options, missing servers, other programs, invalid responses."""
 
 import json
 import os
@@ -63,7 +63,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         ),
     ],
 )
-def test_a_value_out_of_range_is_a_mistake(run: Run, args: list[str], line: str) -> None:
+def test_out_of_range_value_is_a_usage_error(run: Run, args: list[str], line: str) -> None:
     result = run(*args)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert result.stderr.startswith(f"attnlens {line}")
@@ -83,7 +83,7 @@ def test_a_value_of_a_configuration_file_is_reported_with_the_file(run: Run, tmp
 
 
 @pytest.mark.parametrize("name", ["--tls-ca", "--tls-cert"])
-def test_a_tls_file_without_its_part_is_named(run: Run, tmp_path: Path, name: str) -> None:
+def test_tls_file_without_its_counterpart_is_reported(run: Run, tmp_path: Path, name: str) -> None:
     key, damaged = tmp_path / "key.pem", tmp_path / "damaged.pem"
     trustme.CA().issue_cert("localhost").private_key_pem.write_to_path(key)
     damaged.write_text("\n".join(f"-----{end}-----" for end in ("BEGIN CERTIFICATE", "END CERTIFICATE")))
@@ -95,8 +95,8 @@ def test_a_tls_file_without_its_part_is_named(run: Run, tmp_path: Path, name: st
     assert result.stderr.startswith(f"attnlens info: invalid value for '{name}': {damaged} ")
 
 
-def test_a_reader_that_leaves_early_is_no_failure(server: ScriptedServer) -> None:
-    """As `attnlens info | head -1` does; `--json` is written without rich."""
+def test_closed_output_pipe_is_not_a_failure(server: ScriptedServer) -> None:
+    """For example, `attnlens info | head -1`. `--json` is written without rich."""
     for options in ([], ["--json"]):
         reading, writing = os.pipe()
         os.close(reading)
@@ -106,9 +106,7 @@ def test_a_reader_that_leaves_early_is_no_failure(server: ScriptedServer) -> Non
         assert (result.returncode, result.stderr) == (0, b"")
 
 
-def test_a_value_that_the_model_does_not_take_is_reported_with_its_option(
-    server: ScriptedServer, run: Run
-) -> None:
+def test_value_that_the_model_rejects_is_reported_with_its_option(server: ScriptedServer, run: Run) -> None:
     result = run("embed", "--dimensions", "999", "--address", server.address, input="a\n")
     assert result.returncode == 2
     assert result.stderr == "attnlens embed: invalid value for '--dimensions': is 999: use 1 to 4\n"
@@ -163,7 +161,7 @@ def test_a_reply_that_cannot_be_parsed_is_one_line(run: Run, garbled_server: str
         assert "not a message of the expected type" in result.stderr
 
 
-def test_other_commands_check_replies_too(server: ScriptedServer, run: Run, tmp_path: Path) -> None:
+def test_other_commands_validate_responses(server: ScriptedServer, run: Run, tmp_path: Path) -> None:
     def change(reply: Any) -> None:
         if isinstance(reply, pb.EncodeResponse):
             reply.results[0].attention[0].layers[0] = 0
@@ -179,7 +177,7 @@ def test_other_commands_check_replies_too(server: ScriptedServer, run: Run, tmp_
     assert (info.returncode, info.stdout, info.stderr.count("\n")) == (76, "", 1)
 
 
-def test_a_message_can_not_control_the_terminal(server: ScriptedServer, run: Run) -> None:
+def test_control_characters_in_an_error_message_are_escaped(server: ScriptedServer, run: Run) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\u009b31m\u202e\x7f"
 
     def change(reply: Any) -> None:

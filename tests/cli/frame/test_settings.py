@@ -1,4 +1,4 @@
-"""Values from the environment: of one command, or of all that ask a server."""
+"""Options from environment variables, per command or shared by all commands that call a server."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from scripted import ScriptedServer
 
 RunHere = Callable[..., tuple[int, str, str]]
 
-# Less than the first backoff of the retries, which would take seconds.
+# Shorter than the first retry backoff, which would take seconds.
 NOWHERE = {"ATTNLENS_ADDRESS": "127.0.0.1:1", "ATTNLENS_TIMEOUT_S": "0.1"}
 ASKING = {
     "attend": ("attend", "abc"),
@@ -26,7 +26,7 @@ def test_one_variable_names_the_server_for_every_command(run_here: RunHere, args
     assert err.startswith(f"attnlens {args[0]}: no server answered at 127.0.0.1:1 within 0.1 s: ")
 
 
-def test_the_command_line_comes_before_its_variable_before_the_shared_one_before_the_file(
+def test_command_line_overrides_variable_overrides_shared_variable_overrides_file(
     run_here: RunHere, server: ScriptedServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = tmp_path_factory.mktemp("file") / "attnlens.toml"
@@ -51,20 +51,20 @@ def test_the_command_line_comes_before_its_variable_before_the_shared_one_before
         ("ATTNLENS_LOG_LEVEL", "loud", "invalid value for '--log-level': 'loud' is not one of"),
     ],
 )
-def test_a_wrong_value_names_its_variable(run_here: RunHere, name: str, value: str, message: str) -> None:
+def test_invalid_value_is_reported_with_its_variable(
+    run_here: RunHere, name: str, value: str, message: str
+) -> None:
     code, out, err = run_here("info", env={name: value})
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
     assert err.endswith(f" (from the variable {name})\n")
 
 
-def test_a_wrong_value_on_the_command_line_names_no_variable(run_here: RunHere) -> None:
+def test_invalid_value_on_the_command_line_is_reported_without_a_variable(run_here: RunHere) -> None:
     assert "variable" not in run_here("info", "--timeout-s", "x", env={"ATTNLENS_TIMEOUT_S": "5"})[2]
 
 
-def test_the_other_options_of_the_server_have_variables_too(
-    run_here: RunHere, server: ScriptedServer
-) -> None:
+def test_other_connection_options_have_shared_variables(run_here: RunHere, server: ScriptedServer) -> None:
     env = {"ATTNLENS_ADDRESS": server.address, "ATTNLENS_MODEL": "scripted"}
     assert run_here("info", env=env)[0] == 0
     assert server.requests[0].model == "scripted"
@@ -72,7 +72,7 @@ def test_the_other_options_of_the_server_have_variables_too(
     assert (code, err) == (2, "attnlens info: --tls-server-name needs TLS: use --tls or --tls-ca\n")
 
 
-def test_a_text_without_quotes_is_told_to_have_some(run_here: RunHere) -> None:
+def test_unquoted_text_is_reported_with_a_hint_to_quote_it(run_here: RunHere) -> None:
     for command in ("attend", "explain"):
         code, _, err = run_here(command, "It", "rained")
         assert (code, err) == (
@@ -91,7 +91,7 @@ def test_a_text_without_quotes_is_told_to_have_some(run_here: RunHere) -> None:
         (("list", "/no/such/Model"), "ATTNLENS_LOGLEVEL", "ATTNLENS_LOG_LEVEL"),
     ],
 )
-def test_a_variable_that_no_option_reads_gives_a_warning(
+def test_unknown_variable_gives_a_warning(
     run_here: RunHere, args: tuple[str, ...], name: str, right: str
 ) -> None:
     code, out, err = run_here(*args, env=NOWHERE)
@@ -100,9 +100,7 @@ def test_a_variable_that_no_option_reads_gives_a_warning(
     assert warned == f"warning: no option reads the variable {name} (did you mean {right}?)\n{err}"
 
 
-def test_several_variables_that_no_option_reads_share_one_line(
-    run_here: RunHere, server: ScriptedServer
-) -> None:
+def test_several_unknown_variables_share_one_warning(run_here: RunHere, server: ScriptedServer) -> None:
     env = {"ATTNLENS_ADDRESS": server.address, "ATTNLENS_X\x1b": "", "ATTNLENS_TIMEOUTS": "5"}
     code, _, err = run_here("info", env=env)
     assert (code, err.count("\n")) == (0, 1)

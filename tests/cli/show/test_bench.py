@@ -1,4 +1,4 @@
-"""Output of `attnlens bench` for made-up measurements: the tables, and the commands to copy."""
+"""Output of `attnlens bench` for synthetic measurements: tables and commands to copy."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -45,9 +45,7 @@ T5_SIZES = {"d_model": 96, "d_ff": 160, "num_layers": 1, "num_heads": 3, "d_kv":
         ),
     ],
 )
-def test_tensors_that_are_left_out_are_described_in_groups(
-    tmp_path: Path, name: str, kind: str, groups: str
-) -> None:
+def test_omitted_tensors_are_described_in_groups(tmp_path: Path, name: str, kind: str, groups: str) -> None:
     changes = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1, "cls_token_id": 1, "sep_token_id": 1}
     model = OddModel(name, ONE_LAYER | changes | (T5_SIZES if name == "T5" else {})).make(kind)
     model.save_pretrained(tmp_path)
@@ -57,6 +55,6 @@ def test_tensors_that_are_left_out_are_described_in_groups(
     )
 
 
-def test_a_tensor_of_another_kind_is_not_called_a_head() -> None:
+def test_other_omitted_tensor_is_not_called_a_head() -> None:
     line = describe_left_out(["deberta.embeddings.position_embeddings.weight"])
     assert line.endswith("others (1 tensor: deberta.embeddings.position_embeddings.weight)")

@@ -37,5 +37,5 @@ def test_lines_have_no_trailing_spaces_in_a_pipe(
         ("model", "", "directory model"),
     ],
 )
-def test_the_source_of_a_local_checkpoint_is_no_hub_id(source: str, commit: str, text: str) -> None:
+def test_source_of_a_local_checkpoint_is_not_a_hub_id(source: str, commit: str, text: str) -> None:
     assert source_text(source, commit) == text

@@ -42,7 +42,7 @@ def test_bars_are_scaled_by_the_tokens_and_the_baseline_is_a_share_in_words() ->
     ("target", "baseline", "line"),
     [(0.1198, -0.0206, "is -17 % of the target."), (0.001, -0.0206, "is -0.0206, the target +0.0010.")],
 )
-def test_the_share_of_a_negative_baseline_or_of_a_small_target(
+def test_share_of_a_negative_baseline_or_of_a_small_target_is_described(
     target: float, baseline: float, line: str
 ) -> None:
     shown = printed(scores("contributions", [0, 1, 0, 0, 0, 0], baseline, None), target=target)
@@ -75,16 +75,14 @@ def test_a_low_agreement_on_the_text_is_a_caution_and_nothing_is_called_verified
 @pytest.mark.parametrize(
     ("faithfulness", "end"), [(0.85, "this model.\n"), (0.66, "this model. Caution: that is low,")]
 )
-def test_the_faithfulness_of_the_bundle_is_shown_with_a_caution_where_it_is_low(
-    faithfulness: float, end: str
-) -> None:
+def test_bundle_faithfulness_is_shown_with_a_caution_if_it_is_low(faithfulness: float, end: str) -> None:
     shown = printed(scores("contributions", [0, 4, 3, 2, 1, 0], 0.1, faithfulness))
     assert f"Spearman {faithfulness} with leave-one-out, measured for {end}" in shown
     assert "Spearman" not in printed(scores("contributions", [0, 4, 3, 2, 1, 0], 0.1, None))
 
 
 @pytest.mark.parametrize("method", ["rollout", "received_attention", "contribution_norm"])
-def test_scores_that_do_not_add_up_are_for_ranking_only(method: str) -> None:
+def test_scores_that_do_not_sum_to_the_target_are_for_ranking_only(method: str) -> None:
     shown = printed(scores(method, [1, 4, 3, 2, 1, 1], None, None))
     assert f"{method}: ranking only; the scores do not add up to the target." in shown
     assert "aseline" not in shown

@@ -1,4 +1,4 @@
-"""Progress where stderr is not a terminal."""
+"""Progress output when stderr is not a terminal."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A checkpoint is exported into the cache once. Here the export is a script that copies a bundle."""
+"""A checkpoint is exported into the cache once. A script that copies a bundle replaces the export."""
 
 import fcntl
 import json
@@ -247,7 +247,9 @@ def test_an_invalid_list_of_modules_is_reported_by_the_export(checkpoint: Path, 
 
 
 @pytest.mark.parametrize("name", ["modules.json", "config.json", "1_Pooling/config.json"])
-def test_a_pipe_in_a_checkpoint_is_rejected_unread(name: str, checkpoint: Path, tmp_path: Path) -> None:
+def test_pipe_in_a_checkpoint_is_rejected_without_reading_it(
+    name: str, checkpoint: Path, tmp_path: Path
+) -> None:
     replace_by_pipe(checkpoint / name)
     with pytest.raises(click.ClickException, match=f"{name} is not a regular file: replace it"):
         resolved(checkpoint, tmp_path / "cache")
@@ -305,7 +307,7 @@ def test_leftovers_of_a_killed_export_are_deleted(checkpoint: Path, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("exporter")
-def test_of_two_processes_one_exports_and_the_other_one_waits(
+def test_concurrent_process_waits_for_the_export(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = entry_of(tmp_path, find_checkpoint(checkpoint).exported_from("fp32"))

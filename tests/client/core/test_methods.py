@@ -1,4 +1,4 @@
-"""The steps of the core, carried out by hand: no server, no channel, no clock that runs."""
+"""The sans-I/O core, driven by a simulated clock and scripted responses."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -52,11 +52,11 @@ LATE = Refusal(grpc.StatusCode.DEADLINE_EXCEEDED)
 
 @dataclass
 class Simulation:
-    """A driver without calls: `answer` says what becomes of each, at once, or when the clock says so.
+    """Driver without I/O: `answer` returns the events of each call.
 
     Attributes:
-        now: the clock, which goes on only while the core waits.
-        pick: which of the events that are there comes next.
+        now: Simulated time. It advances only while the core waits.
+        pick: Selects the index of the next event to deliver.
         log: Requests of the core.
     """
 
@@ -111,7 +111,7 @@ class Simulation:
 
 
 def served(start: Start, **limits: int) -> list[Event]:
-    """Answer as the scripted server does."""
+    """Return the response of the scripted server."""
     if start.method == "GetModel":
         return [Reply(start.call_id, pb.GetModelResponse(model=scripted.model(**limits)))]
     if start.method == "EncodeStream":
@@ -121,7 +121,7 @@ def served(start: Start, **limits: int) -> list[Event]:
 
 
 def failing(*errors: Refusal, method: str = "Embed") -> Callable[[Start], list[Event]]:
-    """Let the first calls of a method fail, then answer."""
+    """Fail the first calls of a method, then respond normally."""
     left = iter(errors)
 
     def answer(start: Start) -> list[Event]:
@@ -131,7 +131,7 @@ def failing(*errors: Refusal, method: str = "Embed") -> Callable[[Start], list[E
     return answer
 
 
-def test_one_short_text_is_one_call() -> None:
+def test_one_short_text_takes_one_call() -> None:
     simulation = Simulation(served)
     [result] = simulation.items(calls.run(simulation.session(), plans.embed(["abc"])))
     assert result.vectors.tolist() == [[3.0] * 4]
@@ -139,7 +139,7 @@ def test_one_short_text_is_one_call() -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_results_come_in_the_order_of_the_texts_whichever_call_ends_first(order: tuple[int, ...]) -> None:
+def test_results_keep_text_order_when_calls_finish_out_of_order(order: tuple[int, ...]) -> None:
     simulation = Simulation(served)
     ranks = dict(enumerate(order))
     simulation.pick = lambda ready: min(
@@ -152,7 +152,7 @@ def test_results_come_in_the_order_of_the_texts_whichever_call_ends_first(order:
     assert simulation.most_running == 3
 
 
-def test_no_more_calls_run_at_a_time_than_may() -> None:
+def test_concurrent_calls_are_limited() -> None:
     simulation = Simulation(served)
     session = simulation.session(batch_size=1, max_in_flight=2)
     list(simulation.items(calls.run(session, plans.embed(["a"] * 9))))
@@ -160,7 +160,7 @@ def test_no_more_calls_run_at_a_time_than_may() -> None:
     assert simulation.most_running == 2
 
 
-def test_an_overloaded_server_is_asked_again_after_delays_that_double() -> None:
+def test_overload_is_retried_with_exponential_backoff() -> None:
     simulation = Simulation(failing(*[OVERLOADED] * 8))
     [result] = simulation.items(calls.run(simulation.session(), plans.embed(["abc"])))
     assert result.vectors.shape == (1, 4)
@@ -169,7 +169,7 @@ def test_an_overloaded_server_is_asked_again_after_delays_that_double() -> None:
     assert timeouts == pytest.approx([60, 59.8, 59.4, 58.6, 57, 53.8, 48.8, 43.8, 38.8])
 
 
-def test_a_server_that_says_when_is_not_asked_before() -> None:
+def test_retry_waits_for_the_delay_from_the_server() -> None:
     soon = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "soon", "RATE_LIMITED", retry_delay_s=3.0)
     simulation = Simulation(failing(soon, soon, OVERLOADED))
     list(simulation.items(calls.run(simulation.session(), plans.embed(["abc"]))))
@@ -181,7 +181,7 @@ def test_a_server_that_says_when_is_not_asked_before() -> None:
     assert simulation.waits == []
 
 
-def test_a_model_that_is_replaced_between_two_calls_is_not_mixed() -> None:
+def test_results_of_two_model_versions_are_not_mixed() -> None:
     versions = iter(["1", "2"])
 
     def answer(start: Start) -> list[Event]:
@@ -198,7 +198,7 @@ def test_a_model_that_is_replaced_between_two_calls_is_not_mixed() -> None:
     assert session.models == {}
 
 
-def test_a_stream_asks_for_the_same_as_encode() -> None:
+def test_stream_sends_the_same_request_as_encode() -> None:
     fields = [
         [(field.number, field.name, field.type) for field in kind.DESCRIPTOR.fields]
         for kind in (pb.EncodeRequest, pb.EncodeStreamRequest)
@@ -206,38 +206,40 @@ def test_a_stream_asks_for_the_same_as_encode() -> None:
     assert fields[0] == fields[1]
 
 
-def test_the_deadline_ends_the_retries_with_what_the_server_said() -> None:
+def test_deadline_ends_retries_with_the_last_server_error() -> None:
     simulation = Simulation(failing(*[OVERLOADED] * 50))
     with pytest.raises(OverloadedError, match="full") as caught:
         list(simulation.items(calls.run(simulation.session(timeout_s=2.5), plans.embed(["abc"]))))
     assert caught.value.__cause__ is OVERLOADED
-    assert simulation.waits == pytest.approx([0.2, 0.4, 0.8])  # the next would end after the deadline
+    assert simulation.waits == pytest.approx([0.2, 0.4, 0.8])  # the next delay would end after the deadline
     simulation = Simulation(failing(*[OVERLOADED] * 50))
     with pytest.raises(OverloadedError):
         list(simulation.items(calls.run(simulation.session(may_retry=False), plans.embed(["abc"]))))
     assert simulation.waits == []
 
 
-def test_without_a_deadline_the_retries_go_on() -> None:
+def test_retries_continue_without_a_deadline() -> None:
     simulation = Simulation(failing(*[OVERLOADED] * 500))
     session = simulation.session(timeout_s=None)
     assert len(list(simulation.items(calls.run(session, plans.embed(["abc"]))))) == 1
     assert Attempts(session).timeout_s() is None
 
 
-def test_a_server_that_goes_away_is_awaited_once_it_has_answered() -> None:
+def test_unavailable_server_is_retried_after_it_has_answered_once() -> None:
     simulation = Simulation(failing(AWAY))
     session = simulation.session()
     with pytest.raises(UnavailableError, match="away"):
         list(simulation.items(calls.run(session, plans.embed(["abc"]))))
     assert simulation.waits == []
-    assert len(list(simulation.items(calls.run(session, plans.embed(["abc"]))))) == 1  # it has answered
+    assert (
+        len(list(simulation.items(calls.run(session, plans.embed(["abc"]))))) == 1
+    )  # a successful call before the outage
     simulation.answer = failing(AWAY, AWAY)
     assert len(list(simulation.items(calls.run(session, plans.embed(["abc"]))))) == 1
     assert simulation.waits == pytest.approx([0.2, 0.4])
 
 
-def test_a_refused_call_is_made_again_while_others_still_run() -> None:
+def test_rejected_call_is_retried_while_others_are_in_flight() -> None:
     """The oldest call never completes before the rejected call is retried."""
     held: list[Event] = []
     starts: list[int] = []
@@ -258,7 +260,7 @@ def test_a_refused_call_is_made_again_while_others_still_run() -> None:
     assert starts == [0, 1, 1]
 
 
-def test_a_failure_that_will_not_pass_is_raised_with_the_callers_number() -> None:
+def test_permanent_failure_is_raised_with_the_callers_text_index() -> None:
     def answer(start: Start) -> list[Event]:
         if start.call_id != 2:
             return served(start)
@@ -273,7 +275,7 @@ def test_a_failure_that_will_not_pass_is_raised_with_the_callers_number() -> Non
     assert caught.value.text_index == 2
 
 
-def test_a_refusal_asks_for_limits_that_may_have_changed() -> None:
+def test_rejection_refreshes_the_limits() -> None:
     limits = {"max_inputs_per_request": 4}
 
     def answer(start: Start) -> list[Event]:
@@ -297,8 +299,8 @@ def test_a_refusal_asks_for_limits_that_may_have_changed() -> None:
     assert simulation.methods == ["GetModel", "Embed"]
 
 
-def test_calls_of_before_are_ended_when_other_limits_are_asked_for() -> None:
-    """The second call is refused while the first one runs: its late reply must not be taken for another."""
+def test_earlier_calls_are_canceled_when_limits_are_refreshed() -> None:
+    """The second call is rejected while the first is in flight. Its late response must be ignored."""
     refused: list[int] = []
 
     def answer(start: Start) -> list[Event]:
@@ -311,12 +313,12 @@ def test_calls_of_before_are_ended_when_other_limits_are_asked_for() -> None:
     simulation = Simulation(answer)
     session = simulation.session(batch_size=2)
     list(simulation.items(calls.run(session, plans.embed(["a", "b"]))))
-    simulation.pick = lambda ready: len(ready) - 1  # the failure first
+    simulation.pick = lambda ready: len(ready) - 1  # deliver the failure first
     [result] = simulation.items(calls.run(session, plans.embed(["a", "bb", "ccc", "dddd"])))
     assert result.vectors[:, 0].tolist() == [1, 2, 3, 4]
 
 
-def test_a_call_that_takes_too_long_says_whether_a_server_ever_answered() -> None:
+def test_timeout_reports_whether_a_server_ever_answered() -> None:
     simulation = Simulation(failing(LATE))
     session = simulation.session(timeout_s=0.3)
     with pytest.raises(DeadlineExceededError, match=r"no server answered at there:1 within 0.3 s: start one"):
@@ -327,17 +329,17 @@ def test_a_call_that_takes_too_long_says_whether_a_server_ever_answered() -> Non
         list(simulation.items(calls.run(session, plans.embed(["a"]))))
 
 
-def test_a_stream_hands_out_each_text_when_it_is_complete() -> None:
+def test_stream_yields_each_text_when_it_is_complete() -> None:
     simulation = Simulation(served)
     steps = calls.encode_stream(simulation.session(batch_size=2), plans.encode(["a", "bb", "ccc"]))
     texts = simulation.items(steps)
     assert next(texts).num_tokens == 1
-    assert simulation.methods == ["GetModel", "EncodeStream"]  # the second call starts when it is needed
+    assert simulation.methods == ["GetModel", "EncodeStream"]  # the second call starts on demand
     assert [text.num_tokens for text in texts] == [2, 3]
     assert simulation.methods == ["GetModel", "EncodeStream", "EncodeStream"]
 
 
-def test_a_stream_is_asked_for_again_only_while_nothing_of_it_has_come() -> None:
+def test_stream_is_retried_only_before_its_first_message() -> None:
     simulation = Simulation(failing(OVERLOADED, OVERLOADED, method="EncodeStream"))
     texts = list(simulation.items(calls.encode_stream(simulation.session(), plans.encode(["ab"]))))
     assert [text.num_tokens for text in texts] == [2]
@@ -348,14 +350,14 @@ def test_a_stream_is_asked_for_again_only_while_nothing_of_it_has_come() -> None
     assert simulation.waits == pytest.approx([0.2, 0.4])
 
 
-def test_a_stream_that_ends_too_soon_is_a_bad_reply() -> None:
+def test_truncated_stream_is_an_invalid_response() -> None:
     simulation = Simulation(lambda start: [*served(start)[:2], Ended(start.call_id)])
     plan = plans.encode(["ab"], attention=AttentionQuery())
     with pytest.raises(BadReplyError, match=r"1 .*, expected 2"):
         list(simulation.items(calls.encode_stream_parts(simulation.session(), plan)))
 
 
-def test_models_are_forgotten_when_another_one_answers() -> None:
+def test_model_cache_is_invalidated_when_the_model_changes() -> None:
     simulation = Simulation(served)
     session = simulation.session()
     list(simulation.items(calls.run(session, plans.embed(["a", "b"]))))
@@ -372,7 +374,7 @@ def test_models_are_forgotten_when_another_one_answers() -> None:
     assert session.models == {}
 
 
-def test_the_delays_of_two_clients_differ() -> None:
+def test_retry_delays_of_two_clients_differ() -> None:
     session = Simulation(served).session()
     random_session = Session(address="there:1", timeout_s=None, batch_size=1, max_in_flight=1, may_retry=True)
     fixed, spread = Attempts(session), Attempts(random_session)
@@ -382,7 +384,7 @@ def test_the_delays_of_two_clients_differ() -> None:
     assert len({most / delay for most, delay in delays}) > 1
 
 
-def test_a_thread_that_reads_the_models_is_not_disturbed_by_one_that_adds_some() -> None:
+def test_models_can_be_read_while_another_thread_adds_one() -> None:
     session = Session(address="there:1", timeout_s=None, batch_size=1, max_in_flight=1, may_retry=True)
     session.remember("", scripted.model())
     seen = iter(session.models.values())

@@ -40,14 +40,14 @@ class Failure(grpc.RpcError):
         ("Method not found!", True, False, ConnectionProblem.OTHER_PROGRAM),
     ],
 )
-def test_why_no_server_answers_follows_from_what_grpc_says(
+def test_cause_is_derived_from_the_grpc_error(
     details: str, answered: bool, uses_tls: bool, trouble: ConnectionProblem
 ) -> None:
     found, cause = connection_problem(Failure(AWAY, details), answered=answered, uses_tls=uses_tls)
     assert (found, cause) == (trouble, details.rpartition("last error: ")[2])
 
 
-def test_without_an_error_of_grpc_there_is_no_cause() -> None:
+def test_there_is_no_cause_without_a_grpc_error() -> None:
     assert connection_problem(None, answered=False, uses_tls=False) == (ConnectionProblem.NO_SERVER, "")
 
 
@@ -95,7 +95,7 @@ def test_without_an_error_of_grpc_there_is_no_cause() -> None:
         ),
     ],
 )
-def test_the_address_and_the_remedy_are_named(
+def test_message_names_the_address_and_the_remedy(
     code: grpc.StatusCode, details: str, uses_tls: bool, message: str
 ) -> None:
     session = Session(

@@ -1,4 +1,4 @@
-"""How texts are shared out over calls: pure functions, tried on anything."""
+"""Property tests of splitting texts into calls."""
 
 from typing import Any
 
@@ -48,8 +48,8 @@ MAX_BYTES = st.integers(0, 300)
     MAX_BYTES,
     st.integers(0, 99),
 )
-@example([Cost(1, 1, 1, 1)] * 3, 2, 0, 0, 0, 0, 0, 0, 0)  # by the batch size alone
-def test_runs_cover_the_texts_in_order_and_keep_the_limits(
+@example([Cost(1, 1, 1, 1)] * 3, 2, 0, 0, 0, 0, 0, 0, 0)  # limited by the batch size only
+def test_batches_cover_the_texts_in_order_within_the_limits(
     texts: list[Cost],
     batch_size: int,
     max_inputs: int,
@@ -81,8 +81,8 @@ def test_runs_cover_the_texts_in_order_and_keep_the_limits(
         assert len(run) == 1 or max_cost == 0 or computed <= max_cost
 
 
-def test_runs_of_explain_are_bounded_by_the_text_and_not_by_the_longest_input() -> None:
-    """120 short texts for a model of 8,192 tokens are a few calls, not one per text."""
+def test_explain_batches_are_bounded_by_text_length_not_by_the_model_limit() -> None:
+    """120 short texts for a model with an 8,192-token limit take a few calls, not one call per text."""
     sizes = Architecture(hidden_size=384, num_layers=6, num_heads=12)
     limits = Limits(max_computed_tokens=1 << 18, max_response_bytes=1 << 22)
     model = model_info(Model(architecture=sizes, embedding_size=384, max_tokens=8192, limits=limits))
@@ -97,7 +97,7 @@ def test_runs_of_explain_are_bounded_by_the_text_and_not_by_the_longest_input() 
 @pytest.mark.parametrize(
     ("limits", "runs"), [({"max_request_bytes": 5_000}, 5), ({"max_request_bytes": 1 << 20}, 1)]
 )
-def test_ids_are_split_by_the_size_of_the_request(limits: dict[str, int], runs: int) -> None:
+def test_token_ids_are_split_by_request_size(limits: dict[str, int], runs: int) -> None:
     model = _model(max_response_bytes=1 << 20, **limits)
     texts = [[1000] * 1000] * 10  # two bytes each
     requests = [request for _, request in plans.embed(texts).requests(model, 100)]
@@ -105,7 +105,7 @@ def test_ids_are_split_by_the_size_of_the_request(limits: dict[str, int], runs: 
     assert all(request.ByteSize() <= model.limits.max_request_bytes for request in requests)
 
 
-def test_a_prompt_leaves_less_room_for_texts() -> None:
+def test_prompt_reduces_the_space_for_texts() -> None:
     model = _model(max_request_bytes=1000)
     plan = plans.embed(["x" * 80] * 8, prompt="p" * 500)
     requests = [request for _, request in plan.requests(model, 100)]
@@ -113,7 +113,7 @@ def test_a_prompt_leaves_less_room_for_texts() -> None:
     assert all(request.ByteSize() <= 1000 for request in requests)
 
 
-def test_costs_are_bounds_of_what_is_sent() -> None:
+def test_cost_is_an_upper_bound_of_the_request_size() -> None:
     texts = [Input(text="a"), Input(text="word " * 1000)]
     model = _model()
     assert embed_response_bytes(plans.embed([]).template, model) >= 384 * 4
@@ -142,9 +142,7 @@ def test_costs_are_bounds_of_what_is_sent() -> None:
         ({"prompt_name": "no"}, 0, [6]),
     ],
 )
-def test_the_bytes_of_a_prompt_count_for_each_text(
-    options: dict[str, Any], size: int, runs: list[int]
-) -> None:
+def test_prompt_bytes_count_for_each_text(options: dict[str, Any], size: int, runs: list[int]) -> None:
     prompts = {"query": "query: ", "passage": "passage: "}
     limits = Limits(max_request_text_bytes=30, max_text_bytes=15)
     message = Model(embedding_size=4, prompts=prompts, default_prompt_name="passage", limits=limits)
@@ -158,14 +156,14 @@ def test_the_bytes_of_a_prompt_count_for_each_text(
 
 
 @pytest.mark.parametrize(("limit", "runs"), [(0, [6]), (10_000, [6]), (1_000, [2, 2, 2]), (1, [1] * 6)])
-def test_texts_are_split_by_what_they_cost_to_explain(limit: int, runs: list[int]) -> None:
+def test_texts_are_split_by_the_cost_of_explaining_them(limit: int, runs: list[int]) -> None:
     model = _model(max_computed_tokens=limit)
     for methods, expected in (("leave_one_out", runs), ("contributions", [6])):
         plan = explain(["x" * 18] * 6, methods=methods)  # type: ignore[arg-type]
         assert [len(each.inputs) for _, each in plan.requests(model, 100)] == expected
 
 
-def test_texts_are_split_by_what_their_reductions_cost() -> None:
+def test_texts_are_split_by_the_cost_of_their_reductions() -> None:
     model = _model(max_computed_tokens=3_000)
     texts = ["word " * 100] * 64
     for reduction, is_split in ((AttentionReduction(level="words", form=TopK(5)), True), (None, False)):
@@ -180,7 +178,7 @@ def texts_of(texts: list[str]) -> list[Input]:
     return [Input(text=text) for text in texts]
 
 
-def test_both_texts_of_a_pair_count_and_ids_have_no_bytes_of_text() -> None:
+def test_both_texts_of_a_pair_count_and_token_ids_have_no_text_bytes() -> None:
     model = _model(max_text_bytes=10, max_request_text_bytes=20)
     [(_, request)] = plans.embed([("abcde", "fghij"), ("é", "é"), [1] * 99]).requests(model, 100)
     assert len(request.inputs) == 3
@@ -193,7 +191,7 @@ def test_both_texts_of_a_pair_count_and_ids_have_no_bytes_of_text() -> None:
     assert len(list(plans.embed([TokenIds([1] * 99)], prompt="p" * 10).requests(model, 100))) == 1
 
 
-def test_one_caller_does_not_overfill_the_queue() -> None:
+def test_one_caller_does_not_overflow_the_queue() -> None:
     assert max_concurrent_calls(8, 128, None) == 8
     assert max_concurrent_calls(8, 128, _model(max_concurrent_inputs=2048)) == 8
     assert max_concurrent_calls(8, 128, _model(max_concurrent_inputs=512)) == 4

@@ -1,7 +1,7 @@
 """Train the small tokenizers of this directory: `python tests/data/tokenizers/train.py`.
 
-Each kind of tokenizer lies in a directory as publishers lay them out: the files from which a `tokenizer.json`
-is built, and that `tokenizer.json` itself, made by transformers.
+Each kind of tokenizer has a directory in the usual layout: the source files and the `tokenizer.json` that
+transformers builds from them.
 """
 
 import json
@@ -19,7 +19,7 @@ VOCAB_SIZE = 300
 BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ROBERTA_SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 
-# What the passages lack. Written for this purpose.
+# Characters that the passages lack. Written for this purpose.
 SENTENCES = [
     "Zoë ate crème brûlée in a café; naïve, élan, déjà vu, Straße, Übung.",
     "İstanbul, ŒUVRE, office, fine print.",
@@ -27,7 +27,7 @@ SENTENCES = [
     "Привет, мир! Καλημέρα. שלום. नमस्ते",
     "😀 🎉 👍🏽 ❤️ 👩‍💻 🇳🇴 done",
 ]
-# A hand-made table in place of SentencePiece's own nmt_nfkc, which takes 240 kB.
+# A small handwritten table instead of SentencePiece's nmt_nfkc, which takes 240 kB.
 NORMALIZATION_RULES = {
     "\t": " ", "\n": " ", "\u3000": " ", "\u00a0": " ", "\u200b": " ",
     "ﬁ": "fi", "ﬂ": "fl", "①": "1", "\uff21": "A", "\u00ad": "", "…": "...",
@@ -36,7 +36,7 @@ NORMALIZATION_RULES = {
 
 
 def lines() -> Iterator[str]:
-    """Yield the passages, and the sentences often enough to count."""
+    """Yield the passages, and the sentences often enough to affect training."""
     for line in (HERE.parent / "passages.jsonl").read_text(encoding="utf-8").splitlines():
         yield json.loads(line)["text"]
     for _ in range(20):
@@ -44,7 +44,7 @@ def lines() -> Iterator[str]:
 
 
 def train_wordpiece(directory: Path, *, lowercase: bool) -> None:
-    """Write a BERT: vocab.txt, tokenizer_config.json, tokenizer.json."""
+    """Write a BERT tokenizer: vocab.txt, tokenizer_config.json, tokenizer.json."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -61,7 +61,7 @@ def train_wordpiece(directory: Path, *, lowercase: bool) -> None:
 
 
 def train_byte_level(directory: Path) -> None:
-    """Write a RoBERTa: vocab.json, merges.txt, tokenizer_config.json, tokenizer.json."""
+    """Write a RoBERTa tokenizer: vocab.json, merges.txt, tokenizer_config.json, tokenizer.json."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer: Any = trainers.BpeTrainer(
@@ -78,7 +78,7 @@ def train_byte_level(directory: Path) -> None:
 
 
 def train_unigram(directory: Path) -> None:
-    """Write an XLM-RoBERTa: sentencepiece.bpe.model, tokenizer_config.json, tokenizer.json."""
+    """Write an XLM-RoBERTa tokenizer: sentencepiece.bpe.model, tokenizer_config.json, tokenizer.json."""
     directory.mkdir(exist_ok=True)
     rules = directory / "rules.tsv"
     lines_of_rules = [
@@ -93,7 +93,7 @@ def train_unigram(directory: Path) -> None:
 
 
 def train_sentencepiece(prefix: Path, **changes: Any) -> None:
-    """Write `prefix`.model: unknown, <s>, </s> and pieces, unless `changes` says otherwise."""
+    """Write `prefix`.model with <unk>, <s>, </s> and pieces. `changes` overrides training options."""
     settings = {
         "vocab_size": VOCAB_SIZE - 2,
         "character_coverage": 0.9995,
@@ -107,7 +107,7 @@ def train_sentencepiece(prefix: Path, **changes: Any) -> None:
 
 
 def code_points(text: str) -> str:
-    """Spell a text as SentencePiece's rules do: hexadecimal, with blanks between."""
+    """Format a text as space-separated hexadecimal code points, as in SentencePiece rules."""
     return " ".join(f"{ord(character):X}" for character in text)
 
 
@@ -118,7 +118,7 @@ def write_settings(directory: Path, settings: dict[str, Any]) -> None:
 
 
 def save(tokenizer: Any, directory: Path) -> None:
-    """Write tokenizer.json alone."""
+    """Write tokenizer.json only."""
     tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
 
 
