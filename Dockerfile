@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# A server in an image without PyTorch. docs/containers.md says how to run it.
+# Server image without PyTorch. docs/containers.md describes how to run it.
 #   docker build --tag attnlens .                             serves on a CPU
 #   docker build --tag attnlens-gpu --build-arg EXTRA=gpu .   serves on CUDA; not yet run on a GPU
 ARG PYTHON=3.13
@@ -17,7 +17,7 @@ FROM python:${PYTHON}-slim
 LABEL org.opencontainers.image.title="attnlens" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/attnlens /opt/attnlens
-# Options of `attnlens serve` come from the environment: ATTNLENS_SERVE_THREADS=4, and so on.
+# Set options of `attnlens serve` in the environment, such as ATTNLENS_SERVE_THREADS=4.
 ENV PATH=/opt/attnlens/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     ATTNLENS_SERVE_HOST=0.0.0.0

@@ -1,11 +1,11 @@
-"""Whether this tree can be released: `make release-check`, which gives it the bundle that it serves.
+"""Release check: `make release-check`.
 
-Builds wheel and sdist from the committed files, installs them into empty environments of Python 3.11 to 3.13,
-with the oldest and with the newest dependencies, and uses them. Leaves in dist/: the wheel, the sdist, the
-licences of what an installation brings, and its SBOM (CycloneDX).
+Builds wheel and sdist from the committed files, installs them in new environments of Python 3.11 to 3.13 with
+the oldest and the newest dependencies, and runs them. Writes to dist/: the wheel, the sdist, the licenses of
+installed packages, and an SBOM (CycloneDX).
 
-`[export]` is installed with the versions of constraints.txt, because the newest PyTorch brings CUDA along,
-and with the oldest. uv finds packages that lie on the machine by UV_FIND_LINKS.
+`[export]` is installed with the oldest versions and with those in constraints.txt, because the newest PyTorch
+would install CUDA. uv uses local packages if UV_FIND_LINKS is set.
 """
 
 import json
@@ -26,7 +26,8 @@ ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 TOOLS = Path(sys.executable).parent
 PYTHONS = ("3.11", "3.12", "3.13")
-# None of them asks a user to publish code of their own. Mozilla's asks it for changes to the package's files.
+# None of them requires users to publish their own code. The Mozilla license requires it for changes to the
+# package.
 LICENCES = {
     "0BSD",
     "3-Clause BSD License",
@@ -51,12 +52,12 @@ PACKAGES = ("analysis", "cli", "client", "export", "model", "server", "viewer")
 
 
 class NotReleasableError(Exception):
-    """What is wrong, and what to do."""
+    """The tree cannot be released. The message contains the remedy."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """An empty environment of one Python."""
+    """Virtual environment of one Python version."""
 
     directory: Path
     python: Path
@@ -66,12 +67,12 @@ class Environment:
         run(TOOLS / "uv", "pip", "install", "--quiet", "--python", self.python, *options, requirement)
 
     def use(self, bundle: Path) -> None:
-        """Serve `bundle` with what is installed, and ask."""
+        """Serve `bundle` with the installed packages, and call the server."""
         run(self.python, ROOT / "release" / "smoke.py", bundle, cwd=self.directory)
 
 
 def main(bundle: Path) -> None:
-    """Check everything.
+    """Run all checks.
 
     Raises:
         NotReleasableError: something is not as it must be.
@@ -108,7 +109,7 @@ def main(bundle: Path) -> None:
 
 
 def check_committed() -> None:
-    """Refuse a tree with changes that no commit has."""
+    """Reject uncommitted changes."""
     changed = run("git", "status", "--porcelain", cwd=ROOT)
     if changed:
         raise NotReleasableError(f"commit these, or put them away:\n{changed}")
@@ -130,30 +131,30 @@ def build(directory: Path) -> tuple[Path, Path]:
 
 
 def unpacked(sdist: Path, directory: Path) -> Path:
-    """Unpack `sdist` below `directory`, and return its folder."""
+    """Unpack `sdist` in `directory` and return its root directory."""
     run("tar", "--extract", "--file", sdist, cwd=directory)
     return directory / sdist.name.removesuffix(".tar.gz")
 
 
 def contents(wheel: Path) -> dict[str, int]:
-    """Return the checksum of each file, but of RECORD, which lists them."""
+    """Return the checksum of each file except RECORD."""
     with zipfile.ZipFile(wheel) as opened:
         return {entry.filename: entry.CRC for entry in opened.infolist() if "RECORD" not in entry.filename}
 
 
 def check_contents(wheel: Path) -> None:
-    """Refuse a wheel that lacks a package's marker of types or a licence, or holds more than packages."""
+    """Reject a wheel that lacks py.typed files or licenses, or contains other files than packages."""
     names = set(contents(wheel))
     needed = {f"attnlens_{package}/py.typed" for package in PACKAGES} | {"attnlens/py.typed"}
     missing = needed - names
     licences = {name for name in names if ".dist-info/licenses/" in name}
     foreign = {name for name in names if not name.startswith("attnlens")}
-    if missing or foreign or len(licences) < 2:  # noqa: PLR2004 - of the code, and of the treebank
+    if missing or foreign or len(licences) < 2:  # noqa: PLR2004 - one for the code, one for the treebank
         raise NotReleasableError(f"missing: {missing}; foreign: {foreign}; licences: {licences}")
 
 
 def new_environment(directory: Path, version: str) -> Environment:
-    """Return an empty environment of a version of Python that is installed here."""
+    """Create an environment of an installed Python version."""
     candidates = [shutil.which(f"python{version}") or ""]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     candidates += [str(path) for path in pyenv.glob(f"versions/{version}.*/bin/python")]
@@ -165,7 +166,7 @@ def new_environment(directory: Path, version: str) -> Environment:
 
 
 def report(environment: Environment, extra: str) -> None:
-    """Write licences and SBOM of what is installed, and refuse a licence that we do not know."""
+    """Write licenses and SBOM of installed packages, and reject unknown licenses."""
     target = ("--python", environment.python, "--from", "mixed")
     for package in json.loads(run(TOOLS / "pip-licenses", *target, "--format", "json")):
         unknown = set(re.split(r" AND | OR |; ", package["License"])) - LICENCES
@@ -175,14 +176,14 @@ def report(environment: Environment, extra: str) -> None:
     run(TOOLS / "pip-licenses", *target, "--format", "markdown", "--with-urls", "--output-file", licences)
     sbom = DIST / f"sbom-{extra}.cdx.json"
     found = json.loads(run(TOOLS / "cyclonedx-py", "environment", environment.python))
-    for component in found["components"]:  # where the wheel lay when it was installed is nobody's business
+    for component in found["components"]:  # remove the local path of the wheel
         references = component.get("externalReferences", [])
         component["externalReferences"] = [ref for ref in references if not ref["url"].startswith("file:")]
     sbom.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
 def run(*command: object, cwd: Path | None = None) -> str:
-    """Run a program and return what it printed.
+    """Run a program and return its output.
 
     Raises:
         NotReleasableError: it failed.
@@ -199,7 +200,7 @@ def run(*command: object, cwd: Path | None = None) -> str:
 
 @contextmanager
 def step(name: str) -> Iterator[None]:
-    """Say what is tried and how long it took."""
+    """Print a description of the step and its duration."""
     print(f"{name} ... ", end="", flush=True)
     started = time.monotonic()
     yield

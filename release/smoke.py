@@ -1,4 +1,4 @@
-"""What must work wherever `attnlens[server]` is installed: serve a bundle and ask. check.py runs it."""
+"""Smoke test of an installed `attnlens[server]`: serves a bundle and calls all methods. Run by check.py."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ TOLERANCE = 1e-3
 
 
 def main(bundle: str) -> None:
-    """Serve `bundle` and ask."""
+    """Serve `bundle` and call the server."""
     for package in ("attnlens", "attnlens_analysis", "attnlens_cli", "attnlens_server", "attnlens_viewer"):
         import_module(package)
     attnlens = str(Path(sys.executable).with_name("attnlens"))
@@ -29,7 +29,7 @@ def main(bundle: str) -> None:
 
 
 def ask(address: str) -> None:
-    """Ask for embeddings, attention and an explanation, and compare what must agree."""
+    """Request embeddings, attention and an explanation, and check that they are consistent."""
     with Client(address) as client:
         width = client.get_model().embedding_size
         assert client.embed([TEXT, "A cat."]).shape == (2, width)
