@@ -1,4 +1,7 @@
-"""Per-head results of a report as table columns with title, description and baseline. N heads."""
+"""Per-head results of a report as table columns with title, description and baseline.
+
+Shape legend: N heads.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -93,7 +96,7 @@ def _columns(report: HeadReport) -> Iterator[Measure]:
 def _optional_columns(report: HeadReport) -> Iterator[Measure]:
     if report.tied is not None:
         tied = report.tied
-        meaning = "the same with query weights replaced by key weights"
+        meaning = "diagonal share with query weights replaced by key weights"
         yield Measure("diagonal_argmax_tied", "diagonal, tied", meaning, tied.tied, tied.chance)
     if report.importance is not None:
         importance = report.importance
@@ -112,5 +115,5 @@ def _optional_columns(report: HeadReport) -> Iterator[Measure]:
             digits=5,
         )
     if report.task is not None:
-        meaning = "change of the rank correlation with human scores without the head"
-        yield Measure("task_change", "task without it", meaning, report.task.change, digits=4)
+        meaning = "change in rank correlation with human scores when the head is removed"
+        yield Measure("task_change", "task, removed", meaning, report.task.change, digits=4)

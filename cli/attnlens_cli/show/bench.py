@@ -96,7 +96,7 @@ def report_json(report: Report, workload: Workload, commands: list[ServeCommand]
         "texts": {
             "source": workload.description,
             "count": len(workload.input_ids),
-            "cut": workload.num_cut,
+            "cut": workload.num_truncated,
             "mean_tokens": workload.mean_tokens,
             **{
                 f"p{percent}_tokens": workload.quantile_tokens(percent / 100) for percent in (50, 90, 99, 100)
@@ -160,7 +160,7 @@ def _command_json(command: ServeCommand) -> dict[str, Any]:
 def show_report(report: Report, workload: Workload, model_name: str, commands: list[ServeCommand]) -> None:
     """Print the tables and the commands to copy."""
     console = make_console()
-    cut = f"; {workload.num_cut:,} longer ones were cut" if workload.num_cut else ""
+    cut = f"; {workload.num_truncated:,} longer ones were cut" if workload.num_truncated else ""
     p50, p90, longest = (workload.quantile_tokens(fraction) for fraction in (0.5, 0.9, 1))
     console.print(
         f"{model_name}, {workload.description}: tokens median {p50:,}, p90 {p90:,}, longest {longest:,}{cut}",

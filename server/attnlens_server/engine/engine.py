@@ -29,8 +29,8 @@ MIN_RETRY_S = 0.05
 MAX_RETRY_S = 10.0
 
 
-def _nothing_more() -> None:
-    """Do nothing. Default of `Lanes.on_death`."""
+def _ignore_death() -> None:
+    """Do nothing. Default for `Lanes.on_death`."""
 
 
 class Lanes:
@@ -45,7 +45,7 @@ class Lanes:
         self, name: str, sessions: Sessions, scheduler: Scheduler, *, num_lanes: int, pad_token_id: int
     ) -> None:
         self.sessions = sessions
-        self.on_death: Callable[[], object] = _nothing_more
+        self.on_death: Callable[[], object] = _ignore_death
         self._queue = ItemQueue(num_lanes)
         self._scheduler = scheduler
         self._pad_token_id = pad_token_id
@@ -72,7 +72,7 @@ class Lanes:
         except BaseException as error:
             logger.critical("a lane died: the server cannot continue", exc_info=True)
             fail_items(batch.items if batch else (), error)
-            self._queue.fail_all(lambda: InternalError("the engine has stopped: ask another server"))
+            self._queue.fail_all(lambda: InternalError("the engine has stopped: retry with another server"))
             self.on_death()
 
     def _run(self, batch: Batch) -> None:
@@ -87,7 +87,7 @@ class Lanes:
             for item, result in zip(batch.items, self._compute(batch, session), strict=True):
                 item.future.set_result(result)
             del item, result
-        except Exception as error:  # noqa: BLE001 - no failure of a batch ends the lane
+        except Exception as error:  # noqa: BLE001 - a failed batch must not end the lane
             can_isolate = session is not None and len(batch.items) > 1
             if can_isolate:
                 logger.warning(
@@ -101,7 +101,7 @@ class Lanes:
             for item in batch.items:
                 self._run(Batch([item], batch.has_whole_machine))
             del item
-        del batch  # an error references the frames below and, through them, this one
+        del batch  # errors reference the frames of called functions and, through them, this frame
 
     def _compute(self, batch: Batch, session: Session) -> list[ItemResult]:
         items = batch.items
@@ -123,8 +123,8 @@ class Lanes:
         if logger.isEnabledFor(logging.DEBUG):
             _log_batch(batch, inputs.input_ids.size, compute_s)
         return [
-            ItemResult(arrays, queue_s=started - item.queued_at, compute_s=compute_s, reduced=of_reductions)
-            for item, (arrays, of_reductions) in zip(items, parts, strict=True)
+            ItemResult(arrays, queue_s=started - item.queued_at, compute_s=compute_s, reduced=reductions)
+            for item, (arrays, reductions) in zip(items, parts, strict=True)
         ]
 
     # --- other threads ----------------------------------------------------------------------------
@@ -151,12 +151,12 @@ class Lanes:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Number of waiting tokens. May be outdated immediately."""
+        """Number of waiting tokens. May already be stale."""
         return self._queue.num_tokens
 
     @property
     def num_idle(self) -> int:
-        """Number of idle lanes. May be outdated immediately."""
+        """Number of idle lanes. May already be stale."""
         return self._queue.num_idle
 
     def retry_after_s(self) -> float:

@@ -60,12 +60,12 @@ class ItemQueue:
 
     @property
     def num_tokens(self) -> int:
-        """Number of waiting tokens. May be outdated immediately."""
+        """Number of waiting tokens. May already be stale."""
         return self._num_tokens
 
     @property
     def num_idle(self) -> int:
-        """Number of waiting lanes. May be outdated immediately."""
+        """Number of waiting lanes. May already be stale."""
         return self._num_idle
 
     def put(self, items: Sequence[Item]) -> None:

@@ -44,7 +44,7 @@ class HealthService:
             self._changed.notify_all()
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Register `Check` and `Watch`. Requests arrive as bytes, see `parse_or_abort`."""
+        """Register `Check` and `Watch`. Requests arrive as bytes; see `parse_or_abort`."""
         serializer = HealthCheckResponse.SerializeToString
         check: Any = self.Check
         watch: Any = self.Watch

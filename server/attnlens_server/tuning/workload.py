@@ -1,4 +1,4 @@
-"""Texts to measure with, read from a file or drawn at random."""
+"""Benchmark texts, read from a file or drawn at random."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -16,9 +16,9 @@ NUM_RANDOM_TEXTS = 2000
 MEDIAN_TOKENS = 32
 SIGMA = 1.0  # of the log-normal lengths: 10 % of texts exceed 115 tokens, 1 % exceed 327
 MIN_TOKENS = 3
-MAX_TEXTS = 20_000  # of a file; more would not change the result
-SHIPPED_TEXTS = "parity/int8_texts.txt"  # in bundles with int8: texts of several kinds, one per line
-MAX_SAMPLE_TOKENS = 16_000  # a few seconds for a model of the size of BERT-base
+MAX_TEXTS = 20_000  # maximum read from a file; more would not change the result
+SHIPPED_TEXTS = "parity/int8_texts.txt"  # included in bundles with int8: texts of several kinds, one per line
+MAX_SAMPLE_TOKENS = 16_000  # takes a few seconds with a model of BERT-base size
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class Workload:
     Attributes:
         description: Source of the texts, shown in the report.
         input_ids: (T,) int64 each, sent repeatedly in this order.
-        num_cut: Number of texts that were truncated to the model's limit.
+        num_truncated: Number of texts that were truncated to the model's limit.
         are_real: False for random token ids.
     """
 
     description: str
     input_ids: tuple[npt.NDArray[np.int64], ...]
-    num_cut: int = 0
+    num_truncated: int = 0
     are_real: bool = True
 
     @property
@@ -97,13 +97,13 @@ def read_workload(bundle: Bundle, texts: Iterable[str], name: str) -> Workload:
     kept = tuple(text.input_ids for text in encoded if text.num_tokens)
     if not kept:
         raise StartupError(f"{name} contains only empty texts: use a file with one text per line")
-    num_cut = sum(text.num_tokens < text.num_tokens_total for text in encoded)
+    num_truncated = sum(text.num_tokens < text.num_tokens_total for text in encoded)
     first = "the first " if len(encoded) == MAX_TEXTS else ""
-    return Workload(f"{first}{len(kept):,} text{'s' * (len(kept) > 1)} of {name}", kept, num_cut)
+    return Workload(f"{first}{len(kept):,} text{'s' * (len(kept) > 1)} of {name}", kept, num_truncated)
 
 
 def read_shipped_workload(bundle: Bundle) -> Workload | None:
-    """Tokenize the texts of the int8 verification, or return None if the bundle lacks them."""
+    """Tokenize the texts used to verify int8, or return None if the bundle lacks them."""
     if SHIPPED_TEXTS not in bundle.states or bundle.tokenizer_path is None:
         return None
     content = (bundle.directory / SHIPPED_TEXTS).read_text(encoding="utf-8")

@@ -1,7 +1,8 @@
 """A small HTTP/1.1 server for one page, with one request per connection.
 
-h11 parses requests and rejects what RFC 9112 calls malformed. This module limits the time of a request, the
-size of its head and body, the number of headers and connections, and the time to read a response. Everything
+h11 parses requests and rejects what RFC 9112 calls malformed. This module limits the duration of a request,
+the size of its head and body, the number of headers and connections, and the time a client may take to read a
+response. Everything
 runs on the event loop.
 """
 
@@ -36,7 +37,7 @@ _METHODS = ("GET", "POST")
 
 
 class HttpError(Exception):
-    """A rejected request: a status, a reason for programs, a message, and the form field it is about."""
+    """A rejected request: status, machine-readable reason, message, and invalid form field."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class HttpError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A complete request. Names of headers are in lower case and unique."""
+    """A complete request. Header names are lowercase and unique."""
 
     method: str
     target: str
@@ -68,14 +69,14 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """A response. The connection is closed after it."""
+    """A response. The connection is closed once it is sent."""
 
     status: int
     content_type: str
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
     on_close: Callable[[], None] | None = None
-    """Called after the response was sent or abandoned."""
+    """Called when the response has been sent or abandoned."""
 
 
 Answer = Callable[[HttpRequest], Awaitable[HttpReply]]
@@ -107,7 +108,7 @@ class HttpServer:
         self._check = check
         self._stall_timeout_s = stall_timeout_s
         self._connections: set[asyncio.Task[None]] = set()
-        # Connections that wait for their client, oldest first. They are closed first if there are too many.
+        # Connections waiting for their client, oldest first. They are closed first if there are too many.
         self._idle: dict[asyncio.Task[None], None] = {}
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
@@ -195,7 +196,7 @@ class HttpServer:
         except TimeoutError:
             seconds = f"{REQUEST_TIMEOUT_S:g} s"
             timeout = HttpError(
-                408, "REQUEST_TIMEOUT", f"the request took longer than {seconds}: send it faster"
+                408, "REQUEST_TIMEOUT", f"the request was not received within {seconds}: send it faster"
             )
             reply = self._reject(timeout, record)
         except HttpError as error:
@@ -285,7 +286,7 @@ def _peer(writer: asyncio.StreamWriter) -> str:
 
 
 def _fill_record(request: HttpRequest, record: RequestRecord) -> None:
-    """Record a request without its query string, which may contain a text."""
+    """Record a request without its query string, which may contain user text."""
     record.method = f"{request.method} {request.target.partition('?')[0][:_MAX_PATH]}"
     record.request_id = validate_request_id(request.headers.get("x-request-id"))
     record.request_bytes = len(request.body)
@@ -295,7 +296,7 @@ def _fill_record(request: HttpRequest, record: RequestRecord) -> None:
 
 def _too_large() -> HttpError:
     return HttpError(
-        413, "BODY_TOO_LARGE", f"the limit of a body is {MAX_BODY_BYTES} bytes: shorten the texts"
+        413, "BODY_TOO_LARGE", f"request bodies are limited to {MAX_BODY_BYTES} bytes: shorten the texts"
     )
 
 
@@ -341,13 +342,14 @@ async def _send(connection: h11.Connection, writer: asyncio.StreamWriter, reply:
     writer.write(reply.body)
     if writer.can_write_eof():
         writer.write_eof()
-    # `drain` returns below the high-water mark. A mark of 0 waits until everything is passed to the system.
+    # `drain` returns below the high-water mark. With a mark of 0, it waits until everything was passed to the
+    # OS.
     writer.transport.set_write_buffer_limits(0)
     await writer.drain()
 
 
 async def _linger(reader: asyncio.StreamReader) -> None:
-    """Read the rest of the request for a moment. Closing with unread bytes would reset the connection."""
+    """Drain the rest of the request briefly. Closing with unread bytes would reset the connection."""
     left = _LINGER_BYTES
     with suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_S):

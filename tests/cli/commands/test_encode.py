@@ -170,7 +170,7 @@ def test_invalid_response_leaves_no_file(
         (("a", "-o", "x.npy"), "x.npy must end in .npz or .jsonl or .json"),
         (
             ("--input", __file__, "-o", "x.json"),
-            "the output of --input is JSON lines: use a name that ends in .jsonl",
+            "--input produces JSON lines: use a file name that ends in .jsonl",
         ),
         (("a", "--prompt", "b", "--prompt-name", "c"), "give either --prompt-name or --prompt"),
         (("a", "b"), "got unexpected extra argument (b): put quotes around a text"),

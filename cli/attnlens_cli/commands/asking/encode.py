@@ -1,4 +1,4 @@
-"""`attnlens encode`: write all outputs of the model for texts."""
+"""`attnlens encode`: write all model outputs for texts."""
 # ruff: noqa: PLC0415 - heavy imports belong in the command, so that `attnlens --help` is fast
 
 import sys
@@ -36,7 +36,7 @@ ROLES = {
     "attention_composed": "attention_composed",
     "head_gates": "head_gates",
 }
-"""Roles of the outputs with a layer axis, by their name in --outputs."""
+"""Roles of the outputs with a layer axis, keyed by their name in --outputs."""
 NAMES = ("embedding", "last_hidden_state", *ROLES)
 
 
@@ -53,7 +53,7 @@ def _names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Selection:
-    """The requested outputs. `names` is None and `layers` and `heads` are empty for all of them."""
+    """Requested outputs. To select all, `names` is None, and `layers` and `heads` are empty."""
 
     names: tuple[str, ...] | None
     layers: tuple[int, ...]
@@ -64,7 +64,7 @@ class _Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """The requests for a model. Queries are by output name."""
+    """Requests for a model. Queries are keyed by output name."""
 
     embedding: bool
     last_hidden_state: bool
@@ -97,7 +97,7 @@ Example:
     metavar="INDEX",
     type=int,
     multiple=True,
-    help="Layer index, from 0 or negative from the end; may be repeated.  [default: all]",
+    help="Layer index, starting at 0; negative indices count from the end. May be repeated.  [default: all]",
 )
 @_select(
     "--head",
@@ -105,7 +105,7 @@ Example:
     metavar="INDEX",
     type=int,
     multiple=True,
-    help="Head index, from 0 or negative from the end; may be repeated.  [default: all]",
+    help="Head index, starting at 0; negative indices count from the end. May be repeated.  [default: all]",
 )
 @unit_options
 @_output(
@@ -113,7 +113,7 @@ Example:
     "-o",
     default=STDIO,
     metavar="FILE",
-    help="File that ends in .npz, .jsonl or .json; - writes JSON lines to standard output.  [default: -]",
+    help="Output file (.npz, .jsonl or .json); - writes JSON lines to standard output.  [default: -]",
 )
 @data_type_option
 @batch_size_option(8)
@@ -146,7 +146,7 @@ def encode(
     file = texts.file
     if file is not None and output.endswith(".json"):
         raise click.BadParameter(
-            "the output of --input is JSON lines: use a name that ends in .jsonl", param_hint="'--output'"
+            "--input produces JSON lines: use a file name that ends in .jsonl", param_hint="'--output'"
         )
     selection = _Selection(names=outputs, layers=layers, heads=heads, words=words, no_special=no_special)
     options = {**texts.prompts, "truncate": truncate, "dtype": dtype}
@@ -207,7 +207,7 @@ def _plan(selection: _Selection, model: "ModelInfo") -> _Plan:
             queries[name] = AttentionQuery(
                 layers=selected,
                 heads=list(dict.fromkeys(heads)) or None,
-                role=role,  # type: ignore[arg-type]  # a name of ROLES
+                role=role,  # type: ignore[arg-type]  # a value of ROLES
                 reduction=reduction if is_reduced else None,
             )
     return _Plan(
@@ -242,7 +242,7 @@ class _Encoding:
                 raise text_failure(error, self.texts.name_of(batch[error.text_index])) from error
 
     def _write(self, writer: "EncodedWriter", batch: list[Line], progress: TextProgress) -> None:
-        """Request one batch, and write each layer when it arrives."""
+        """Request one batch, and write each layer as it arrives."""
         from attnlens_client import TextPart
 
         inputs = [line.text for line in batch]

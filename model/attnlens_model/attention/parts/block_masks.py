@@ -1,13 +1,13 @@
 """Indices and masks of BigBird attention, computed once per batch.
 
 Zaheer et al. 2020, "Big Bird: Transformers for Longer Sequences" (https://arxiv.org/abs/2007.14062). Blocks
-are counted by position, including padding. The last block of a text is its last block with a non-padding
-token, so a result never depends on padding to the right. Because the last block differs between the texts of
-a batch, masks and selectors represent it, never shapes.
+are counted by position, including padding. The "last block" of a text is the last one that contains a
+non-padding token, so a result never depends on padding to the right. Because it differs between the texts of
+a batch, it is represented by masks and selectors rather than by shapes.
 
 Shape legend: B batch, T tokens, H heads, b block size, r random blocks, M maximum input length. C blocks of c
-tokens are computed: ceil(T / b) blocks of b tokens if a text of T tokens can be long, otherwise 2 blocks of 2
-tokens.
+tokens are computed: ceil(T / b) blocks of b tokens if T exceeds the number of tokens that full attention
+covers, otherwise 2 blocks of 2 tokens.
 """
 
 from typing import NamedTuple
@@ -40,7 +40,7 @@ class BlockInputs(NamedTuple):
     """Inputs of all layers with one configuration. Masks, selectors and factors are floating point."""
 
     queries: Tensor
-    """(C, c) int64: token positions of each block. Positions after the input are replaced by its last one."""
+    """(C, c) int64: token positions of each block. Positions past the end are clamped to the last one."""
     near: Tensor
     """(H, 3 + r, C, C): one-hot selectors of the previous, own, next and random blocks of each block."""
     mask: AttentionMask
@@ -85,8 +85,7 @@ class BlockMasks(nn.Module):
         self.max_tokens = max_tokens
         blocks = _attended_blocks(table.random_blocks, count)  # (H, M / b, 3 + r)
         numbers = np.arange(count)
-        # Whether block i is at or after block j, after it, or at least two after it; whether block i exists
-        # only in long texts.
+        # Masks of block pairs (i, j): i >= j; i > j; i > j + 1; and block i only exists in long texts.
         distance = numbers[:, None] - numbers
         is_far = np.broadcast_to(numbers[:, None] >= table.max_full_blocks, distance.shape)
         constants = {
@@ -119,7 +118,7 @@ class BlockMasks(nn.Module):
         attended = self.attended[:, :, blocks][..., None]  # (H, 3 + r, C, 1)
         keys = (attended * self.block_size + offsets).transpose(1, 2)  # (H, C, 3 + r, c)
         exist = _exist(keys, end, live) * self.is_used[:, blocks][..., None]
-        # The last block is attended to as such, so it does not count as the next block as well.
+        # The last block has its own keys, so it is not also counted as the next block.
         near = 1.0 - self.is_next * (1.0 - next_is_inner)  # (B, 1, C, 3 + r)
         keys = torch.minimum(keys, end)
         near = (live[:, keys] * exist * near[..., None]).flatten(-2)  # (B, H, C, (3 + r) c)
@@ -147,15 +146,15 @@ class BlockMasks(nn.Module):
         cost nothing, but some runtimes reject them, and the tracer treats an axis of length 1 as constant.
         """
         count = (num_tokens + self.block_size - 1) // self.block_size
-        # 0 if no text can be long. tract does not recognize an axis that is the product of a sum.
+        # 0 if no text can be long. tract cannot infer an axis whose size is a product with a sum.
         times = num_tokens // (self.full_tokens + 1)
         blocks = self.numbers[: larger(2, smaller(count, times * self.max_tokens))]
         return blocks, self.offsets[: larger(2, smaller(self.block_size, times * self.block_size))]
 
     def _select(self, live_blocks: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return `select` and `is_long` of `BlockInputs`, and where the next block is not the last.
+        """Return `select` and `is_long` of `BlockInputs`, and a mask of blocks before the last two.
 
-        The third result is (B, 1, C, 1): 1 for blocks at least two before the last.
+        The third result is (B, 1, C, 1): 1 if the next block is not the last.
         """
         counts = live_blocks.sum(dim=-1)[:, None, None]  # (B, 1, 1, C)
         reaches = self.reaches[:, numbers][:, :, numbers]  # (4, C, C)

@@ -46,8 +46,8 @@ class RelativeBiasConfig(ConfigPart, path="attention.relative_bias"):
 def relative_position_bucket(relative_position: int, num_buckets: int, max_distance: int) -> int:
     """Return the bucket, from 0 to num_buckets - 1, for a relative position: key position - query position.
 
-    The lower half of the buckets is for keys up to the query, the upper half for later keys. In each half,
-    the first half of the buckets hold one distance each, and the others grow geometrically up to
+    The lower half of the buckets is for keys up to the query, the upper half for later keys. Within each
+    half, the first half of the buckets cover a single distance each, and the rest widen geometrically up to
     `max_distance`:
 
         exact + floor(log(distance / exact) / log(max_distance / exact) * (half - exact))
@@ -73,7 +73,7 @@ def relative_position_bucket(relative_position: int, num_buckets: int, max_dista
 
 
 class RelativePositionBuckets(nn.Module):
-    """Computes the bucket of each query and key."""
+    """Computes the bucket of each query-key pair."""
 
     positions: Tensor
     buckets: Tensor
@@ -94,8 +94,8 @@ class RelativePositionBuckets(nn.Module):
         """Return the buckets (T, T, 1) int64, query by key, for T = `num_tokens`."""
         positions = self.positions[:num_tokens]
         indices = positions[None, :] - positions[:, None] + (self.max_tokens - 1)  # (T, T), query by key
-        # Look up buckets before biases: a constant lookup in the parameter would be folded at export, and its
-        # name would be lost.
+        # Look up buckets before biases: a constant lookup in the parameter would be folded at export, and
+        # the name of the parameter would be lost.
         return nn.functional.embedding(indices, self.buckets)  # (T, T, 1)
 
 

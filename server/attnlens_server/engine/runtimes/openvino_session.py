@@ -39,14 +39,14 @@ class OpenvinoSession:
         """Compile a graph.
 
         Args:
-            compile_model: Reads the graph and compiles it for a device, with properties.
+            compile_model: Reads the graph and compiles it for a device with the given properties.
             graph: Path of the graph, for error messages.
             device: OpenVINO device name.
             properties: OpenVINO properties by name.
             limit: Time limit.
 
         Raises:
-            StartupError: OpenVINO cannot compile the graph in time, or not with the requested precision.
+            StartupError: OpenVINO cannot compile the graph in time or in the requested precision.
         """
         self._compiled = _compiled(compile_model, graph, device, properties, limit)
         self.inputs = tuple(_describe(value) for value in self._compiled.inputs)
@@ -57,7 +57,7 @@ class OpenvinoSession:
         """Called after each batch. Raises if the results cannot be trusted."""
 
     def run(self, inputs: Inputs, output_names: Sequence[str]) -> HostOutputs:
-        """Compute the named outputs of a batch, in fp32. The next batch of this thread overwrites them."""
+        """Compute the named outputs of a batch, in fp32. The next batch in this thread overwrites them."""
         request = self._request()
         request.infer(feed_of(inputs, self.inputs), share_inputs=True, share_outputs=True)
         outputs = {name: request.get_output_tensor(self._ports[name]).data for name in output_names}
@@ -83,7 +83,7 @@ class OpenvinoSession:
         return request
 
 
-def _describe(value: Any) -> Value:  # noqa: ANN401 - openvino.ConstOutput, which has no type here
+def _describe(value: Any) -> Value:  # noqa: ANN401 - openvino.ConstOutput, imported lazily
     element = value.get_element_type().get_type_name()
     shape = tuple(None if axis.is_dynamic else axis.get_length() for axis in value.get_partial_shape())
     name = value.get_node().get_friendly_name().removesuffix(_OUTPUT_SUFFIX)
@@ -97,7 +97,7 @@ def _compiled(
     properties: dict[str, str],
     limit: TimeLimit | None,
 ) -> "CompiledModel":
-    """Compile a graph, and verify the precision in which it computes.
+    """Compile a graph, and verify its compute precision.
 
     Raises:
         StartupError: See `OpenvinoSession`.
@@ -145,5 +145,5 @@ def _within(limit: TimeLimit | None, compile_graph: Callable[[], "CompiledModel"
     if errors:
         raise errors[0]
     if not results:
-        raise StartupError("OpenVINO has not compiled the graph in time")
+        raise StartupError("OpenVINO did not compile the graph in time")
     return results[0]
