@@ -18,7 +18,7 @@ def page_json(page: Page, *, kept: int | None, reason: str) -> dict[str, object]
 
     Args:
         page: Page to convert.
-        kept: Number of weights per row in the maps. None if the maps are complete.
+        kept: Number of weights kept per row of the maps. None if the maps are complete.
         reason: Why the maps are reduced: "requested" or "size". Empty if they are complete.
     """
     return {

@@ -78,7 +78,7 @@ class Lanes:
     def _run(self, batch: Batch) -> None:
         """Run a batch and resolve the futures of its items.
 
-        If the batch fails, its items run one by one, so that one item cannot fail the others.
+        If the batch fails, its items run one by one, so that one item cannot make the others fail.
         """
         session = None
         can_isolate = False

@@ -14,7 +14,7 @@ from attnlens_server.text import TextEncoder
 SEED = 1
 NUM_RANDOM_TEXTS = 2000
 MEDIAN_TOKENS = 32
-SIGMA = 1.0  # of the log-normal lengths: 10 % of texts exceed 115 tokens, 1 % exceed 327
+SIGMA = 1.0  # standard deviation of log lengths: 10 % of texts exceed 115 tokens, 1 % exceed 327
 MIN_TOKENS = 3
 MAX_TEXTS = 20_000  # maximum read from a file; more would not change the result
 SHIPPED_TEXTS = "parity/int8_texts.txt"  # included in bundles with int8: texts of several kinds, one per line

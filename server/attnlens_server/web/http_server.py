@@ -88,7 +88,7 @@ class HttpServer:
     Args:
         answer: Returns the response to a request, or raises HttpError.
         error_reply: Returns the response for an error.
-        check: Validates headers of all requests, or raises HttpError.
+        check: Validates the headers of each request, or raises HttpError.
         stall_timeout_s: Time in seconds that a client may take to read a response.
         log_requests: Whether to log each request.
     """

@@ -37,7 +37,7 @@ def larger(first: int, second: int) -> int:
 
 
 class BlockInputs(NamedTuple):
-    """Inputs of all layers with one configuration. Masks, selectors and factors are floating point."""
+    """Inputs shared by all layers with the same configuration. All except `queries` are floating point."""
 
     queries: Tensor
     """(C, c) int64: token positions of each block. Positions past the end are clamped to the last one."""

@@ -26,7 +26,7 @@ class RelativeBiasConfig(ConfigPart, path="attention.relative_bias"):
 
     Attributes:
         num_buckets: Number of buckets R.
-        max_distance: Distance from which all tokens share the last bucket.
+        max_distance: Distance at and beyond which all tokens share the last bucket.
         per_layer: Whether each layer has its own table. If False, all layers with the same configuration
             share one.
     """
