@@ -183,7 +183,7 @@ def test_compilation_is_abandoned_after_the_timeout() -> None:
     def compile_model(_device: str, _properties: dict[str, str]) -> Any:
         forever.wait(60)
 
-    with TimeLimit(0.05) as limit, pytest.raises(StartupError, match="has not compiled the graph in time"):
+    with TimeLimit(0.05) as limit, pytest.raises(StartupError, match="did not compile the graph in time"):
         OpenvinoSession(compile_model, Path("model.onnx"), "CPU", {}, limit)
     forever.set()
 
