@@ -4,8 +4,9 @@
     python tests/request_path.py BUNDLE explain
 
 The server runs on the main thread and the client on another one; the call goes over a real connection. A
-profile function records the file of each Python function that any thread enters. The list contains the modules
-that each of three equal calls enters, so it excludes work that happens once, such as opening a second session.
+profile function records the file of each Python function that any thread enters. The list contains the
+modules that each of three equal calls enters, so it excludes work that happens once, such as opening a second
+session.
 """
 
 # ruff: noqa: T201 - the list is this program's output
@@ -25,7 +26,7 @@ WARMUP_CALLS, RECORDED_CALLS = 2, 3
 
 
 class Recorder:
-    """Records, for each call, the files of functions that threads enter, in the order of their first entry."""
+    """Records the files of the functions that threads enter during each call, in order of first entry."""
 
     def __init__(self) -> None:
         self.is_on = False

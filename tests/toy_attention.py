@@ -40,7 +40,7 @@ class ToyAttentionConfig(AttentionConfig):
 
     @property
     def operators(self) -> frozenset[str]:
-        """ONNX operators that the modules need and BERT does not."""
+        """ONNX operators that the modules use in addition to those of BERT."""
         return frozenset({"Sigmoid"})
 
     def outputs(self) -> tuple[AttentionOutput, ...]:

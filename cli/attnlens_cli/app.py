@@ -36,7 +36,7 @@ SECTIONS = {
         "tokenize": ("asking.tokenize", "Show the tokens of a text: ids, spellings, offsets."),
         "embed": ("asking.embed", "Embed each line of a file."),
         "encode": ("asking.encode", "Write all outputs of the model for texts: .npz or JSON."),
-        "attend": ("asking.attend", "Show which tokens attend to which."),
+        "attend": ("asking.attend", "Show which tokens attend to each other."),
         "explain": ("asking.explain", "Explain an embedding or a similarity by words."),
         "compare": ("asking.compare", "Show why two texts are similar."),
         "view": ("asking.view", "Write an HTML page with explanations and attention."),
@@ -87,7 +87,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, and validate its variables and its table in the configuration file."""
         name = args[0]
-        if name not in COMMANDS and not ctx.resilient_parsing:  # a shell completes a line
+        if name not in COMMANDS and not ctx.resilient_parsing:  # the shell is completing a command line
             raise failures.unknown_name("command", name, COMMANDS, ctx)
         invocation = ctx.find_object(Invocation)
         if invocation is not None:
@@ -106,7 +106,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the buffered rest
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # receives the rest of the buffer
             return 0
         except SystemExit as error:  # raised by rich
             if not isinstance(error.__context__, BrokenPipeError):
@@ -173,8 +173,8 @@ def attnlens(invocation: Invocation, log_level: str, debug: bool) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return the exit code.
 
-    0: success, also if the output was closed, as with `| head`. 1: failure. 2: usage. 70: bug. 76: invalid
-    response of a server. 130: interrupted.
+    0: success, including a closed output, as with `| head`. 1: failure. 2: usage error. 70: bug. 76: invalid
+    response from a server. 130: interrupted.
     """
     invocation = Invocation(debug=failures.debug_in_environment())
     try:

@@ -12,7 +12,7 @@ def main() -> None:
     """Run the command line and exit with its code."""
     _prepare_streams()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its failures are also raised as exceptions
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # see attnlens_server; exports need it too
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as in attnlens_server, but for exports
     if any(find_spec(name) is None for name in ("click", "rich")):
         sys.stderr.write(f"attnlens: the command line is not installed: {how_to_install('cli')}\n")
         sys.exit(2)

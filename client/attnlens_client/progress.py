@@ -47,7 +47,7 @@ def _ignore(_done: int, _total: int | None) -> None:
 
 def _bar() -> "_TqdmBar | _Line":
     try:
-        with warnings.catch_warnings():  # by tqdm in notebooks without ipywidgets
+        with warnings.catch_warnings():  # tqdm warns in notebooks without ipywidgets
             warnings.simplefilter("ignore")
             return _TqdmBar(importlib.import_module("tqdm.auto").tqdm)
     except ImportError:

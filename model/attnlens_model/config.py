@@ -39,7 +39,7 @@ class EncoderConfig(ConfigPart):
             not projected.
         num_layers: Number of layers L.
         num_hidden_groups: Number of layers with their own weights. Each is applied
-            num_layers / num_hidden_groups times in a row. If None, weights are not shared.
+            num_layers / num_hidden_groups consecutive times. If None, weights are not shared.
         is_causal: Whether a token only attends to itself and preceding tokens.
         hidden_dropout: Dropout probability of layer outputs in training.
         embeddings: Token and token type embeddings.
@@ -183,8 +183,8 @@ class EncoderConfig(ConfigPart):
         if published is not None:
             known = ", ".join(sorted({name for family in FAMILIES.values() for name in family.model_types}))
             raise ConfigError(
-                f"{published} is a key of a Hugging Face config.json, which must state its model_type too: "
-                f'add, for instance, "model_type": "bert" (one of {known}), or use the keys of '
+                f"{published} is a key of a Hugging Face config.json, which must also have a model_type: "
+                f'add, for example, "model_type": "bert" (one of {known}), or use the keys of '
                 "docs/configuration.md"
             )
         return cls.read(values, {AttentionConfig: ATTENTION_KINDS})

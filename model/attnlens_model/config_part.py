@@ -140,7 +140,7 @@ class _Reader:
 
     def __init__(self, root: type[ConfigPart], kinds: Kinds) -> None:
         self.kinds = kinds
-        # To suggest the right part for a misplaced key.
+        # Used to suggest the right part for a misplaced key.
         self.paths = {path.rpartition(".")[2]: path for path in known_paths(root, kinds)}
 
     def fields(self, part: type[ConfigPart], values: Mapping[str, object], path: str) -> dict[str, Any]:

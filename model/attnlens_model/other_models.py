@@ -182,7 +182,7 @@ def check_directory(directory: Path) -> None:
                 f"{directory} has its encoder in the subdirectory {path}, which is not supported: move the "
                 "files next to modules.json, and set the path of the Transformer module in it to ''"
             )
-    raise CheckpointError(f"{directory} holds no config.json: specify the directory of one model")
+    raise CheckpointError(f"{directory} contains no config.json: specify the directory of one model")
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value

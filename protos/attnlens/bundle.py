@@ -17,7 +17,7 @@ FORMAT_VERSION = 2
 KNOWN_FEATURES: frozenset[str] = frozenset()
 """Entries of `Manifest.required_features` that this version supports."""
 MANIFEST_NAME = "manifest.json"
-MAX_MANIFEST_BYTES = 16 << 20  # the manifest of a model with 24 layers has 60 kB
+MAX_MANIFEST_BYTES = 16 << 20  # a model with 24 layers has a manifest of 60 kB
 
 
 class BundleError(Exception):
@@ -79,7 +79,8 @@ def read_manifest(directory: Path, name: str = MANIFEST_NAME) -> Manifest:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write `directory/manifest.json`, with the field names of the .proto file.
 
-    Fields with default values are written too, so a missing field was unknown to the exporter.
+    Fields with default values are also written, so that a missing field means that the exporter did not know
+    it.
     """
     text = json_format.MessageToJson(
         manifest, preserving_proto_field_name=True, always_print_fields_with_no_presence=True

@@ -1,18 +1,18 @@
-"""Estimated compute cost of explanations and reductions, in computed tokens.
+"""Estimates the cost of explanations and reductions, in computed tokens.
 
 A computed token is one token in one run of the embeddings graph. The estimate excludes the first run of each
 text, which every method needs. Servers compare it with a limit before they run a request, and clients use it
 to split requests.
 
-Dimension names: L layers, K selected heads, h 1 if heads are averaged, otherwise K, T tokens of a text, E
-embedding size.
+Dimension names: L layers, K selected heads, h is 1 if heads are averaged and K otherwise, T tokens of a text,
+E embedding size.
 """
 
 import math
 
 from attnlens.reductions.choices import AttentionReduction, SqrtUint8, Statistics, Threshold, TopK
 
-# Floating-point operations that the model computes in the time of 1 ns of NumPy, measured with one thread.
+# Converts NumPy time to model work: floating-point operations of the model per nanosecond, with one thread.
 _FLOPS_PER_NS = 60
 _SWEEP_TOKENS = 2  # a token in the contributions graph costs as much as two in the embeddings graph
 

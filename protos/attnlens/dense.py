@@ -1,4 +1,4 @@
-"""Dense layers between pooling and the embedding: loading and computing them.
+"""Loads and computes the dense layers between pooling and the embedding.
 
 Dimension names: N texts, I input features, O output features.
 """
@@ -62,7 +62,7 @@ class DenseLayer:
 
 
 def open_dense(directory: Path, manifest: Manifest) -> tuple[DenseLayer, ...]:
-    """Load the dense layers of a complete bundle, whose manifest lists a hash for all weights.
+    """Load the dense layers of a complete bundle. The manifest must contain a hash for each weights file.
 
     Raises:
         BundleError: The manifest lacks a hash for a layer's weights. See also `open_layers`.

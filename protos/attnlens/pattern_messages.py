@@ -52,7 +52,7 @@ def _read_band(name: str, message: manifest_pb2.Band) -> Band:
     ):
         if not 0 <= value <= _MAX_VALUE:
             raise BundleError(
-                f"output {name} has {field}={value}, which is not from 0 to {_MAX_VALUE}: {_REMEDY}"
+                f"output {name} has {field}={value}, outside the range 0 to {_MAX_VALUE}: {_REMEDY}"
             )
     return Band(message.window_radius, message.num_global_tokens)
 
@@ -64,12 +64,12 @@ def _read_table(name: str, message: manifest_pb2.BlockTable, num_heads: int) -> 
     ):
         if not minimum <= value <= _MAX_VALUE:
             raise BundleError(
-                f"output {name} has {field}={value}, which is not from {minimum} to {_MAX_VALUE}: {_REMEDY}"
+                f"output {name} has {field}={value}, outside the range {minimum} to {_MAX_VALUE}: {_REMEDY}"
             )
     random_blocks = _read_indices(message.random_blocks)
     if random_blocks is None or random_blocks.ndim != _NUM_TABLE_AXES or len(random_blocks) != num_heads:
         raise BundleError(
-            f"output {name} has an invalid block table, or one for other than {num_heads} heads: {_REMEDY}"
+            f"output {name} has an invalid block table, or its table is not for {num_heads} heads: {_REMEDY}"
         )
     if random_blocks.size and int(random_blocks.min()) < -1:
         raise BundleError(f"output {name} has a block table with entries below -1: {_REMEDY}")

@@ -1,7 +1,7 @@
-"""Sparse attention patterns: the compact layouts of their weights, and conversion to dense (T, T) weights.
+"""Compact layouts of sparse attention weights, and their conversion to dense (T, T) weights.
 
 Both layouts have one row per token, whose length does not depend on T. The last columns of a row contain
-weights in the other direction: from tokens that attend to everything to the token of the row.
+weights in the opposite direction: from each token that attends to all tokens, to the token of the row.
 
 Dimension names: T tokens, G global tokens, w window radius, b block size, C = ceil(T / b) blocks, S slots per
 block, r random blocks, H heads. "..." stands for any leading axes.
@@ -141,8 +141,8 @@ class BlockTable:
     Attributes:
         block_size: b.
         max_full_blocks: Maximum number of blocks with full attention.
-        random_blocks: (H, N, r) int32: Random key blocks of each head and of blocks 1 to N. Weights of a
-            block that is already attended to are added. Entries that are -1 or beyond the text are unused.
+        random_blocks: (H, N, r) int32: Random key blocks of each head and of blocks 1 to N. If a random block
+            is already attended to, its weights are added. Entries that are -1 or beyond the text are unused.
     """
 
     block_size: int
@@ -151,7 +151,7 @@ class BlockTable:
 
     @property
     def num_slots(self) -> int:
-        """S: enough slots for all blocks of a short text, and for the 5 + r key blocks in a longer text."""
+        """S, which suffices for all blocks of a short text and for the 5 + r key blocks in a longer text."""
         num_random: int = self.random_blocks.shape[-1]
         return max(self.max_full_blocks, 5 + num_random)
 
@@ -165,7 +165,7 @@ class BlockTable:
         return BlockTable(self.block_size, self.max_full_blocks, self.random_blocks[list(heads)])
 
     def at(self, num_tokens: int) -> Blocks:
-        """Return the blocks of a text of T = `num_tokens`, at least 1."""
+        """Return the blocks for a text of `num_tokens` tokens (at least 1)."""
         count, num_heads = -(-num_tokens // self.block_size), len(self.random_blocks)
         blocks = np.full((num_heads, count, self.num_slots), -1, dtype=np.int32)
         if count <= self.max_full_blocks:

@@ -1,4 +1,4 @@
-"""Pooling of token vectors and the steps from a pooled vector to an embedding.
+"""Pools token vectors and converts the result to an embedding.
 
     pool -> dense layers -> normalize -> keep the first dimensions -> normalize
 

@@ -133,7 +133,7 @@ def test_export_of_a_checkpoint(published: Path, output: Path) -> None:
         "options)\nprompts: none\n"
         "maximum input: 20 tokens, the publisher's limit (the encoder supports 34)\n"
     ) in result.stdout
-    assert "left out, as the encoder's outputs do not need them: pooler (2 tensors)\n" in result.stdout
+    assert "left out because the encoder's outputs do not depend on them: pooler (2 tensors)\n" in result.stdout
     assert not read_manifest(output).pooling.normalize
     assert read_manifest(output).source_revision == ""
     report = json.loads(run_check(output, "--json").stdout)
@@ -169,7 +169,7 @@ def test_failed_parity_exits_1_with_one_line(config_file: Path, output: Path) ->
     result = run_check(output)
     assert result.exit_code == 1
     assert result.stdout.count("passed") == 3
-    assert "this bundle failed parity at its export" in result.stderr
+    assert "this bundle failed parity when it was exported" in result.stderr
 
 
 @pytest.mark.usefixtures("traced_once")

@@ -145,9 +145,9 @@ def modules(*kinds: tuple[str, str]) -> list[dict[str, str]]:
             modules(("Transformer", "0_Transformer")),
             "has its encoder in the subdirectory 0_Transformer",
         ),
-        ("modules.json", modules(("Transformer", "")), "holds no config.json"),
-        ("modules.json", ["Transformer"], "holds no config.json"),
-        ("README.md", "", "holds no config.json: specify the directory of one model"),
+        ("modules.json", modules(("Transformer", "")), "contains no config.json"),
+        ("modules.json", ["Transformer"], "contains no config.json"),
+        ("README.md", "", "contains no config.json: specify the directory of one model"),
     ],
 )
 def test_a_directory_without_a_whole_model_is_named(
@@ -189,6 +189,6 @@ def test_it_is_said_that_the_publishers_code_is_not_run(tmp_path: Path) -> None:
 def test_a_hugging_face_file_without_its_type_is_known_for_one(key: str) -> None:
     content = {"vocab_size": 101, "hidden_size": 48, key: 2}
     with pytest.raises(
-        ConfigError, match=f"^{key} is a key of a Hugging Face config.json.*model_type too: add"
+        ConfigError, match=f"^{key} is a key of a Hugging Face config.json.*model_type: add"
     ):
         EncoderConfig.from_dict(content)

@@ -27,7 +27,7 @@ class ConfigFailure(click.BadParameter):
         ctx = click.get_current_context()
         first, _, rest = str(error).partition(" ")
         option = next((option for option in ctx.command.params if option.name == first), None)
-        # In the rest of the message, a name without an underscore could also be a word.
+        # Elsewhere in the message, a name without an underscore could be an ordinary word.
         rest = re.sub(r"\w+_\w+", lambda match: _flag(match[0]), rest)
         super().__init__(f"{_flag(first)} {rest}", ctx, option)
 

@@ -99,7 +99,9 @@ reading_options = stacked(prompt_options, truncate_option)
 """Arguments `prompt_name`, `prompt` and `truncate` of the client's methods."""
 vector_options = stacked(
     in_section(_EMBEDDING)(
-        "--pooling", type=click.Choice(POOLINGS), help="Pooling of token vectors.  [default: the model's]"
+        "--pooling",
+        type=click.Choice(POOLINGS),
+        help="Pooling of token vectors.  [default: as configured for the model]",
     ),
     in_section(_EMBEDDING)(
         "--dimensions", type=click.IntRange(1, _MAX_INT32), help="Number of leading components to keep."

@@ -14,7 +14,7 @@ import click
 
 from attnlens_cli.printable import is_utf8
 
-# A line of JSON may be longer than its text: characters as \\u1234, and other keys.
+# A JSON line may be longer than its text because of escapes such as \\u1234 and other keys.
 _JSON_BYTES_PER_BYTE = 6
 _JSON_OTHER_BYTES = 1 << 20
 STDIO = "-"

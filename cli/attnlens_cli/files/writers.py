@@ -61,7 +61,7 @@ class NpyWriter:
         self._file.seek(0)
         self._write_header()
         if self._file.tell() != self._header_size:
-            raise AssertionError("the .npy header changed its size")
+            raise AssertionError("the size of the .npy header changed")
 
     def _write_header(self) -> None:
         _write_header(self._file, self._like.dtype, (self.num_rows, self._like.shape[1]))
@@ -81,7 +81,7 @@ class JsonlWriter:
             row = f'{line.as_json(self.num_rows)}, "embedding": {json_of(vector)}}}\n'
             self._file.write(row.encode())
             self.num_rows += 1
-        self._file.flush()  # for the reader of a pipe
+        self._file.flush()  # so that the reader of a pipe receives each line at once
 
     def finish(self) -> None:
         """Do nothing, because every line is complete."""

@@ -48,7 +48,7 @@ _EXTRAS_BY_COMMAND = {
     "attnlens teach": "export",
     "attnlens try": "server",
 }
-# Names of arguments that are texts, and the start of click's message about an additional argument.
+# Names of text arguments, and the start of click's message about an extra argument.
 _TEXTS = {"text", "first", "second"}
 _TOO_MANY = "Got unexpected extra argument"
 # Remedy for a missing argument, by the names of command and parameter.

@@ -26,7 +26,7 @@ SHARED_VARIABLES = frozenset(
     }
 )
 """Variables of options with `is_shared`. A test compares them with the options."""
-_MIN_NAME_COLUMNS = 18  # the help of an option with a longer name starts on the next line
+_MIN_NAME_COLUMNS = 18  # the help text of an option with a longer name starts on the next line
 
 
 def variable_part(name: str) -> str:
@@ -57,7 +57,7 @@ class Option(click.Option):
 
     @property
     def long_name(self) -> str:
-        """The name with two dashes. Of `--cost/--no-cost`, the first."""
+        """The first name with two dashes, such as `--cost` for `--cost/--no-cost`."""
         return next(name for name in self.opts if name.startswith("--"))
 
     def variables(self, ctx: click.Context) -> Iterator[str]:
@@ -129,7 +129,7 @@ def in_section(title: str) -> Callable[..., Callable[[_Command], _Command]]:
 
 
 def stacked(*decorators: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
-    """Return one decorator that applies several, which `--help` lists in the given order."""
+    """Return one decorator that applies several. `--help` lists their options in the given order."""
 
     def decorate(command: _Command) -> _Command:
         for decorator in reversed(decorators):

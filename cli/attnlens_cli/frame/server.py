@@ -38,7 +38,10 @@ _TLS = (
     _option("--tls-cert", type=_FILE, help="Use TLS with this client certificate (PEM)."),
     _option("--tls-key", type=_FILE, help="Private key of --tls-cert (PEM)."),
     _option(
-        "--tls-server-name", metavar="NAME", type=TEXT, help="Name to expect in the server's certificate."
+        "--tls-server-name",
+        metavar="NAME",
+        type=TEXT,
+        help="Host name to verify in the server's certificate.",
     ),
 )
 

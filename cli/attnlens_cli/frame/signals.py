@@ -10,7 +10,8 @@ from types import FrameType
 
 import click
 
-_PARENT = "_ATTNLENS_PARENT"  # variable of a child process: id of the parent that it must not outlive
+# Environment variable with the id of the parent process that the child must not outlive.
+_PARENT = "_ATTNLENS_PARENT"
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
@@ -20,7 +21,7 @@ def parent_variable() -> dict[str, str]:
 
 
 def end_with_parent() -> None:
-    """Request SIGTERM for the time when the parent dies, if the parent asked for it. Linux only.
+    """Ask the kernel to send SIGTERM when the parent dies, if the parent requested it. Linux only.
 
     The child makes the request itself: running code between fork and exec is unsafe once gRPC is loaded.
     """

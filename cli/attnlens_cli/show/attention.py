@@ -18,7 +18,7 @@ from attnlens_cli.printable import counted
 from attnlens_cli.show.attention_map import AttentionMap
 from attnlens_cli.show.console import make_console
 
-_CELL_WIDTHS = (5, 4, 3)  # of weights such as 0.12 or .12 and of tokens; the first that fits is used
+_CELL_WIDTHS = (5, 4, 3)  # width of weights and token labels; the first one that fits is used
 _LEADING_ZERO_FROM = 4
 _GAP = 1
 _COLUMN_GAP = 2

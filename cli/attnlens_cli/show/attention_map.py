@@ -48,7 +48,7 @@ class AttentionMap:
         return weights
 
     def has_weight(self, index: int) -> npt.NDArray[np.bool_]:
-        """Return where a layer of the stack has weights, (T, T). Patterns such as a window leave some out."""
+        """Return which pairs of a layer have a weight, (T, T). A window excludes distant pairs."""
         attention = self.result.attention[0]
         if not attention.patterns:
             return np.ones(self.stack.shape[-2:], dtype=np.bool_)

@@ -367,7 +367,7 @@ def describe_left_out(names: Iterable[str]) -> str:
     for name in names:
         groups[_group(name)].append(name)
     parts = "; ".join(_describe_group(group, members) for group, members in groups.items() if members)
-    return f"left out, as the encoder's outputs do not need them: {parts}"
+    return f"left out because the encoder's outputs do not depend on them: {parts}"
 
 
 def _group(name: str) -> str:

@@ -19,7 +19,7 @@ from attnlens_client.results import Array
 
 _BASELINE_LABEL = "(baseline)"
 _BAR_WIDTH = 30
-_MAX_ROWS, _NUM_LARGEST = 40, 20  # more than _MAX_ROWS scores are shortened to the largest
+_MAX_ROWS, _NUM_LARGEST = 40, 20  # of more than _MAX_ROWS scores, only the largest are shown
 # Blue and vermilion of Okabe and Ito, which most color-blind people can distinguish.
 _POSITIVE, _NEGATIVE = Style(color="rgb(0,114,178)"), Style(color="rgb(213,94,0)")
 _RANKING_ONLY = ("rollout", "received_attention", "contribution_norm")
@@ -35,7 +35,8 @@ _MIN_CELL_WIDTH, _GAP = 6, 2
 _NUM_PAIRS = 10
 _MEANINGS = {
     "output": "Similarities of the last layer's token vectors, which add up to {similarity:.4f}.",
-    "interaction": "Loss of similarity without both tokens, minus the losses without each of them.",
+    "interaction": "Drop in similarity when both tokens are removed, minus the drops when each is removed "
+    "alone.",
     "input": "Joint contributions of input tokens, which add up to {similarity:.4f} with the baselines.",
 }
 

@@ -41,7 +41,7 @@ def model_table(model: ModelInfo, address: str) -> Table:
         "bytes of text in a request": f"{limits.max_request_text_bytes:,}",
         "bytes in a request": f"{limits.max_request_bytes:,}",
         "bytes in a response": f"{limits.max_response_bytes:,}",
-        "texts at a time": f"{limits.max_concurrent_inputs:,}",
+        "concurrent texts": f"{limits.max_concurrent_inputs:,}",
         "tokens in a batch": f"{limits.max_batch_tokens:,}",
         "attention queries in a request": f"{limits.max_attention_queries:,}",
         "parity with PyTorch": f"{verdict}, {model.parity.num_cases} input shapes",

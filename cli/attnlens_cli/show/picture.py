@@ -42,10 +42,10 @@ _FAINT_INK = "#666666"
 _TICKS = (1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 _MIN_TICK_DISTANCE = 0.09
 _MIN_DOTS_PER_INCH = 150
-_WHITENED = 64  # of 256 colors
+_WHITENED = 64  # number of colors, of 256, that fade to white
 _INCHES_PER_TOKEN, _MIN_INCHES, _MAX_INCHES = 0.22, 3.0, 8.5
 _PANEL_INCHES_PER_TOKEN, _MIN_PANEL_INCHES, _MAX_PANEL_INCHES = 0.12, 0.9, 1.5
-_MAX_LIST_PANEL_INCHES = 2.6  # for several heads of one layer, or several layers of one head
+_MAX_LIST_PANEL_INCHES = 2.6  # panels of several heads of one layer, or several layers of one head
 _LIST_COLUMNS = (4, 3)  # the first number that fills all rows is used
 _PANEL_GAP_INCHES = 0.08
 _PANEL_TITLE_INCHES = 0.2
@@ -139,7 +139,7 @@ def _grid(attention: AttentionMap, scale: Scale) -> tuple[Figure, float, str]:
     bar_height = (rows - 1) * down + panel  # height of all rows
     bar = figure.add_axes((1, 1 - bar_height / height, _BAR_INCHES / width, bar_height / height))
     _add_color_bar(figure, bar, attention, look, scale)
-    return figure, panel, "" if has_labels else "maps this small have no labels"
+    return figure, panel, "" if has_labels else "the maps are too small for labels"
 
 
 def _add_titles(maps: Sequence[Axes], attention: AttentionMap, columns: int, *, is_list: bool) -> None:
@@ -349,7 +349,7 @@ def _find_new_fonts() -> None:
     known = {font.fname for font in font_manager.fontManager.ttflist}
     for path in font_manager.findSystemFonts():
         if path not in known:
-            with suppress(OSError, RuntimeError, ValueError):  # not supported by matplotlib
+            with suppress(OSError, RuntimeError, ValueError):  # matplotlib does not support the font
                 font_manager.fontManager.addfont(path)
 
 

@@ -1,4 +1,4 @@
-"""The cache: a directory of bundles that commands exported from checkpoints.
+"""The cache: a directory of bundles exported from checkpoints.
 
 NAME/         the bundle
 .NAME.json    record of its origin, valid only for the manifest with the recorded hash

@@ -15,7 +15,7 @@ from attnlens_cli.frame.signals import parent_variable
 
 _READY = re.compile(r" is ready at (\S+?)[:,]?\s")
 _STOP_TIMEOUT_S = 10
-_EXIT_TIMEOUT_S = 5  # for a child that has printed its failure
+_EXIT_TIMEOUT_S = 5  # time for a child to exit after it has reported its failure
 
 
 def run_export(source: str, options: Sequence[str], lock: int) -> None:
@@ -89,7 +89,10 @@ def _environment() -> dict[str, str]:
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int:
-    """Return the exit code. Polls, because a signal just before an endless wait would not interrupt it."""
+    """Return the exit code.
+
+    Polls, because a signal that arrives just before an unlimited wait would not interrupt it.
+    """
     while True:
         with suppress(subprocess.TimeoutExpired):
             return child.wait(timeout=1)

@@ -76,15 +76,17 @@ def resolve(source: Path, cache: Path | None, precision: str) -> Path:
             f"{how_to_install('export,server')}; or export it on another machine and use the bundle"
         )
     with stopped_by_signals(), entry.locked() as lock:
-        reason = entry.reason_to_export()  # checked again: another process may have exported it meanwhile
+        reason = (
+            entry.reason_to_export()
+        )  # check again, since another process may have exported it in the meantime
         if reason:
             click.echo(
                 f"exporting {printable(found.name)} to {printable(str(entry.directory))} because "
-                f"{printable(reason)}; this happens once and takes a minute for a small model",
+                f"{printable(reason)}; this is done once and takes about a minute for a small model",
                 err=True,
             )
             if moved := entry.clear():
-                click.echo(f"the directory that was there is now {printable(str(moved))}", err=True)
+                click.echo(f"the previous directory was moved to {printable(str(moved))}", err=True)
             started = time.monotonic()
             options = ["--output", str(entry.directory), "--precision", precision, "--force"]
             if found.revision is not None:

@@ -321,7 +321,7 @@ def measure_engine(
     subject = Subject(directory, encoder, config, "the weights inside the bundle", cases)
     stage = partial(progress, f"{OPENVINO} in {', '.join(precisions)}")
     processor, on_grid, others = _measure_grid(subject, engine, precisions, stage)
-    texts = Texts.of_package(directory, config)  # for all precisions of the fp32 graph
+    texts = Texts.of_package(directory, config)  # shared by all precisions of the fp32 graph
     results = []
     for precision in precisions:
         progress(f"{OPENVINO} in {precision} on texts", "", 0, 1)

@@ -78,16 +78,16 @@ class BigBirdAttentionConfig(AttentionConfig):
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """The block size, the maximum length of full attention, and one block more.
+        """One block, the maximum length of full attention, and that length plus one block.
 
-        One token beyond each of the last two lengths, a different block becomes the last.
+        Beyond each of the last two lengths, another block becomes the last one.
         """
         full_tokens = self.table.max_full_blocks * self.block_size
         return (self.block_size, full_tokens, full_tokens + self.block_size)
 
     @property
     def operators(self) -> frozenset[str]:
-        """ONNX operators that the modules need and BERT does not."""
+        """ONNX operators that the modules use in addition to those of BERT."""
         return frozenset({"Abs", "Clip", "Concat", "Max", "Min", "ReduceSum", "Squeeze"})
 
     @property

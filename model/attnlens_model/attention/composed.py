@@ -41,7 +41,7 @@ from attnlens_model.attention.parts.masks import AttentionMask
 from attnlens_model.attention.parts.weights import masked_softmax
 
 ATTENTION_COMPOSED = OutputRole("attention_composed")
-"""Composed weights, which multiply the values. They may be negative and have any sum."""
+"""Attention weights after composition. They may be negative and do not sum to 1."""
 
 _NORM_EPS = 1e-6
 
@@ -77,7 +77,7 @@ class ComposedAttentionConfig(AttentionConfig):
 
     @property
     def operators(self) -> frozenset[str]:
-        """ONNX operators that the modules need and BERT does not."""
+        """ONNX operators that the modules use in addition to those of BERT."""
         # Sqrt normalizes `first`; ReduceSum also sums over heads for each key.
         return frozenset({"ReduceSum", "Sqrt"} if self.by_query or self.by_key else ())
 
@@ -124,7 +124,7 @@ class KernelProjections(nn.Module):
         factors = self.factors(gelu(self.hidden(hidden_states)))  # (B, T, 2 R H)
         factors = torch.unflatten(factors, -1, self.shape)  # (B, T, 2 R, H)
         first, second = factors[:, :, : self.rank], factors[:, :, self.rank :]
-        # A sum and a constant factor instead of a mean, as in `RMSNorm`.
+        # Not a mean, for the reason given in `RMSNorm`.
         mean_square = (first * first).sum(dim=-1, keepdim=True) * (1.0 / self.shape[1])
         first = first / torch.sqrt(mean_square + _NORM_EPS)
         return Kernel(first, second, torch.tanh(self.diagonal(hidden_states)))
@@ -161,7 +161,7 @@ class Composition(nn.Module):
         if self.by_key is not None:
             first, second, diagonal = self.by_key(hidden_states)
             composed = composed + heads * _align_with_keys(diagonal)
-            # A matrix product would need heads next to keys, and two more transposes, which are slower.
+            # A matrix product would require two more transposes, which is slower.
             for rank in range(first.shape[2]):
                 mixed = (heads * _align_with_keys(first[:, :, rank])).sum(dim=1, keepdim=True)  # (B, 1, T, T)
                 composed = composed + mixed * _align_with_keys(second[:, :, rank])

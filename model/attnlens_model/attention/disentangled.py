@@ -42,8 +42,8 @@ class DisentangledAttentionConfig(AttentionConfig):
         terms: Position terms added to scores: "c2p", "p2c" or "c2p|p2c".
         distance_buckets: Number of buckets per direction. The first half hold one distance each, the others
             grow geometrically. If 0, each distance up to `max_relative_positions` has its own row.
-        max_relative_positions: Distance from which all tokens share one row. Defaults to the maximum input
-            length.
+        max_relative_positions: Distance at and beyond which all tokens share one row. Defaults to the maximum
+            input length.
         share_att_key: Whether position vectors use the content projections. If False, they have their own.
         distance_norm: Whether to apply a LayerNorm to the table of relative positions.
         key_bias: Whether the key projections, of content and positions, have biases.
@@ -69,7 +69,7 @@ class DisentangledAttentionConfig(AttentionConfig):
         self.require("distance_buckets", is_valid, limit)
 
     def farthest_distance(self, max_tokens: int) -> int:
-        """Return the distance from which all tokens share one row."""
+        """Return the distance at and beyond which all tokens share one row."""
         return max_tokens if self.max_relative_positions is None else self.max_relative_positions
 
     def make_layer(self, sizes: EncoderSizes) -> nn.Module:
@@ -90,7 +90,7 @@ def bucketed_distances(max_distance: int, num_buckets: int, max_relative_positio
         m + ceil(log(distance / m) / log((max_relative_positions - 1) / m) * (m - 1))
 
     Distance max_relative_positions - 1 has bucket 2 m - 1; the formula also applies to larger distances.
-    Negative distances have the negative buckets.
+    The bucket of a negative distance is the negated bucket of its absolute value.
 
     The ceiling is computed by comparing integer powers, because a rounding error of the logarithm could move
     a distance to another bucket. For the published 256 buckets and maximum distance 512, fp32 gives the same
@@ -120,7 +120,7 @@ class Distances(NamedTuple):
 
 
 class DistanceEmbeddings(nn.Module):
-    """Table of relative positions, with the row of each query and key."""
+    """Table of relative positions, and the row for each query-key pair."""
 
     positions: Tensor
     rows: Tensor
@@ -170,8 +170,8 @@ class SharedDistances(nn.Module):
 class DisentangledSelfAttention(HeadProjections):
     """Multi-head self-attention with the terms c2p, p2c or both.
 
-    Position vectors are projections of the shared table: by the content projections if `share_att_key` is
-    True, otherwise by separate ones with the same initialization.
+    Position vectors are projections of the shared table. They use the content projections if `share_att_key`
+    is True, otherwise separate projections with the same initialization.
     """
 
     def __init__(self, config: DisentangledAttentionConfig, sizes: EncoderSizes) -> None:

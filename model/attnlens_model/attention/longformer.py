@@ -84,7 +84,7 @@ class LongformerAttentionConfig(AttentionConfig):
 
     @property
     def operators(self) -> frozenset[str]:
-        """ONNX operators that the modules need and BERT does not."""
+        """ONNX operators that the modules use in addition to those of BERT."""
         local = {"Concat", "Squeeze"} if self.form == "blocks" else {"Abs", "Clip"}
         return frozenset(
             local | ({"Abs", "Clip", "CumSum", "ReduceSum"} if self.num_global_tokens else set())

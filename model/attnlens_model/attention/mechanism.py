@@ -124,13 +124,16 @@ class AttentionConfig(ConfigPart, ABC, path="attention"):
     def edges(self) -> tuple[int, ...]:
         """Input lengths at which the computation changes, such as a window size.
 
-        The parity check runs inputs of these lengths and of one more token.
+        The parity check includes inputs of these lengths and inputs that are one token longer.
         """
         return ()
 
     @property
     def operators(self) -> frozenset[str]:
-        """ONNX operators that the modules need and BERT does not. The exporter rejects all others."""
+        """ONNX operators that the modules use in addition to those of BERT.
+
+        The exporter rejects all other operators.
+        """
         return frozenset()
 
     def outputs(self) -> tuple[AttentionOutput, ...]:

@@ -12,8 +12,8 @@ shared and of selected heads are, with [a1, a2] = softmax(balance x),
     "code":                       2 * a1 * S * softmax(shared x),  2 * a2 * A * p / (sum of the selected p)
 
 "code" is the published implementation (https://github.com/SkyworkAI/MoH). If the three projections are 0, its
-gates are 1. For a single shared head, softmax(shared x) is 1 and has no projection. If all heads are shared
-or all are routed, the factors a1 and a2 are omitted, together with the factor 2.
+gates are 1. With a single shared head, softmax(shared x) is always 1, so its projection is omitted. If all
+heads are shared or all are routed, the factors a1 and a2 are omitted, together with the factor 2.
 
 The router "norm" (section 4.4, for models trained without gates) has no projections. It selects the heads
 with the longest queries, with p = softmax(length / standard deviation of lengths), and its gates are 1 or 0.
@@ -85,7 +85,7 @@ class MixtureAttentionConfig(AttentionConfig):
 
     @property
     def operators(self) -> frozenset[str]:
-        """ONNX operators that the modules need and BERT does not."""
+        """ONNX operators that the modules use in addition to those of BERT."""
         selection = {"Clip", "ReduceSum", "Sign"} if self.routed_heads else set()
         return frozenset(selection | ({"Concat"} if self.routed_heads and self.shared_heads else set()))
 
@@ -113,8 +113,8 @@ def load_balance_loss(routing: Routing, attention_mask: Tensor) -> Tensor:
     """Return the load balance loss, a scalar: E * sum over e of P[e] * f[e].
 
     P is the mean probability over tokens, and f the fraction of tokens that selected a head. This is equation
-    7 of the paper times E, as in the published implementation, whose training adds 0.01 times the mean over
-    layers. For evenly distributed selections, the loss is the number of active heads.
+    7 of the paper times E, as in the published implementation, which adds 0.01 times the mean over layers to
+    the training loss. For evenly distributed selections, the loss is the number of active heads.
 
     Args:
         routing: Routing of one layer.
@@ -232,8 +232,8 @@ class LearnedRouter(_Router):
 class NormRouter(_Router):
     """Selects the heads with the longest queries. It has no parameters.
 
-    The gates of shared and selected heads are 1. The standard deviation is the sample standard deviation (E -
-    1) of the token's E query lengths.
+    The gates of shared and selected heads are 1. The standard deviation is that of the token's E query
+    lengths, with divisor E - 1.
     """
 
     def __init__(self, config: MixtureAttentionConfig, head_dim: int) -> None:

@@ -54,7 +54,7 @@ class OverlappingAttentionConfig(AttentionConfig):
 
     @property
     def operators(self) -> frozenset[str]:
-        """ONNX operators that the modules need and BERT does not."""
+        """ONNX operators that the modules use in addition to those of BERT."""
         return frozenset({"Concat"} if self.overlap else ())
 
     def make_layer(self, sizes: EncoderSizes) -> nn.Module:

@@ -119,7 +119,7 @@ class SoftmaxAttentionConfig(AttentionConfig):
 
     @property
     def operators(self) -> frozenset[str]:
-        """ONNX operators that the modules need and BERT does not."""
+        """ONNX operators that the modules use in addition to those of BERT."""
         # Rotation swaps the halves of a head, and grouped-query attention repeats heads.
         concatenation = {"Concat"} if self.rotary or self.num_key_value_heads else set()
         window = {"Abs", "Clip"} if self.window else set()

@@ -1,1 +1,1 @@
-"""Published weights: where they lie, how files hold them, and where each tensor goes."""
+"""Locates published checkpoints, reads their files, and maps tensors to encoder parameters."""

@@ -49,9 +49,7 @@ def locate_checkpoint(source: str | Path, revision: str | None) -> Location:
     path = Path(source)
     if path.is_dir():
         if revision is not None:
-            raise CheckpointError(
-                f"{source} is a local directory, which has no revisions: leave out the revision"
-            )
+            raise CheckpointError(f"{source} is a local directory, which has no revisions: omit the revision")
         return Location(path, path.resolve().name, "")
     if path.exists():
         raise CheckpointError(f"{source} is a file: specify the directory that contains it")
@@ -78,7 +76,7 @@ def _download(hub_id: str, revision: str | None) -> Path:
             if not (dense / "model.safetensors").exists()
         ]
         if pickles:
-            # The same commit, in case the branch has moved.
+            # Use the same commit, in case the branch has moved.
             snapshot_download(hub_id, revision=_commit(directory) or revision, allow_patterns=pickles)
     # Most failures are OSErrors, but interrupted connections and proxy error pages raise exceptions of httpx
     # or json.

@@ -44,7 +44,7 @@ def read_tensors(directory: Path) -> Mapping[str, Tensor]:
     `pytorch_model.bin.index.json`.
 
     Raises:
-        CheckpointError: No file exists, a shard is missing, or a file is damaged or contains other objects
+        CheckpointError: No file exists, a shard is missing, or a file is damaged or contains objects other
             than tensors.
     """
     readers = {"model.safetensors": _read_safetensors, "pytorch_model.bin": _read_pickle}
@@ -55,14 +55,15 @@ def read_tensors(directory: Path) -> Mapping[str, Tensor]:
         if index.is_file():
             return _Tensors(_read_shards(index, read))
     layouts = ", ".join(f"{name}, {name}{_INDEX_SUFFIX}" for name in readers)
-    raise CheckpointError(f"{directory} holds no weights: none of {layouts} exists")
+    raise CheckpointError(f"{directory} contains no weights: none of {layouts} exists")
 
 
 def _read_shards(index: Path, read: Callable[[Path], dict[str, _Reader]]) -> dict[str, _Reader]:
     weight_map = _weight_map(index)
     tensors: dict[str, _Reader] = {}
     for shard in sorted(set(weight_map.values())):
-        # Shards are in the directory of the index. A path would read files outside the checkpoint.
+        # Shards are in the directory of the index. Reject paths, which could refer to files outside the
+        # checkpoint.
         if Path(shard).name != shard:
             raise CheckpointError(f"{index} names the shard {shard!r}: it must be a plain file name")
         if not (index.parent / shard).is_file():
@@ -122,7 +123,7 @@ def _read_pickle(path: Path) -> dict[str, _Reader]:
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path} is damaged or contains other objects than tensors, and loading it could run code: "
+            f"{path} is damaged or contains objects other than tensors, and loading it could run code: "
             "convert it to model.safetensors"
         ) from error
     # Unpickling a damaged file may raise any exception.

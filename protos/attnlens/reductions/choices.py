@@ -121,7 +121,7 @@ class AttentionReduction:
 
     @property
     def needs_distributions(self) -> Problem | None:
-        """First field that needs rows that sum to 1, with the reason, or None."""
+        """First field that requires rows with a sum of 1, and the reason; None if there is no such field."""
         if self.special_tokens == "drop":
             return "special_tokens", "because rows are rescaled to sum to 1"
         if self.layers == "rollout":

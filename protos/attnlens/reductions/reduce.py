@@ -1,6 +1,6 @@
-"""The steps of a reduction in the order of `attnlens.v1.AttentionReduction`.
+"""Runs the steps of a reduction, in the order defined by `attnlens.v1.AttentionReduction`.
 
-Dimension names: H heads, h 1 if heads are averaged, otherwise H, T tokens, U units, R rows.
+Dimension names: H heads, h is 1 if heads are averaged and H otherwise, T tokens, U units, R rows.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -103,7 +103,7 @@ class _Steps:
         self._text = text
         self._is_mean_of_heads = is_mean_of_heads
         self._masses: list[FloatArray] = []  # special token mass of each combined layer
-        self._num_tokens = 0  # of the combined layers
+        self._num_tokens = 0  # tokens in the combined layers
 
     def prepare(self, maps: FloatArray) -> tuple[FloatArray, FloatArray | None, Units]:
         """Reduce one layer to maps (h, U, U).

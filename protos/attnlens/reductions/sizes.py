@@ -1,6 +1,6 @@
 """Result size and working memory of a reduction in bytes, computed before it runs.
 
-Dimension names: K selected heads, h 1 if heads are averaged, otherwise K, T tokens, U units, R rows.
+Dimension names: K selected heads, h is 1 if heads are averaged and K otherwise, T tokens, U units, R rows.
 """
 
 from attnlens.reductions.choices import (

@@ -28,7 +28,7 @@ from attnlens_server.errors import StartupError, UnusableGraphError
 logger = logging.getLogger(__name__)
 
 TOKENIZER_NAME = "tokenizer.json"
-CONFIG_NAME = "config.json"  # of a checkpoint
+CONFIG_NAME = "config.json"  # every checkpoint has this file
 
 
 @dataclass(frozen=True, slots=True)

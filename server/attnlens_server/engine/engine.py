@@ -200,7 +200,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TRIAL_LENGTHS = (8, 128)  # for embeddings, also the maximum length
+TRIAL_LENGTHS = (8, 128)  # embeddings are also tested at the maximum length
 
 
 class Engine:

@@ -23,7 +23,7 @@ from attnlens_server.errors import GraphUnavailableError, StartupError, Unusable
 
 logger = logging.getLogger(__name__)
 
-PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # by number of failures; the last value repeats
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # pause after the n-th failure; the last value is repeated
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ def _fill_pattern(message: pb.AttentionResult, attention: results.AttentionResul
 
 
 def _fill_reduced(message: pb.AttentionResult, attention: results.ReducedAttention, fill: _Fill) -> None:
-    parts = [part.data for part in attention.parts]  # all of the same form
+    parts = [part.data for part in attention.parts]  # all parts have the same form
     if top_k := [part for part in parts if isinstance(part, TopKWeights)]:
         _fill_top_k(message.top_k, top_k, fill)
     elif sparse := [part for part in parts if isinstance(part, SparseWeights)]:

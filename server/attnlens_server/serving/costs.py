@@ -207,7 +207,7 @@ class ReductionCosts:
         """
         if not self._equal:
             return
-        costs: Counter[int] = Counter()  # by query index
+        costs: Counter[int] = Counter()  # keyed by query index
         cache: dict[tuple[int, int, int], int] = {}
         for parts, num_tokens in runs:
             for index, num_layers in self._num_layers(parts).items():

@@ -98,7 +98,7 @@ class InputEncoder:
         """
         texts = [(index, inputs[index].texts) for index in indices if inputs[index].texts]
         from_text: Iterator[EncodedInput] = iter(())
-        if texts and self._text_encoder is not None:  # without a tokenizer, validation has rejected texts
+        if texts and self._text_encoder is not None:  # validation rejects texts if there is no tokenizer
             num_excluded = self._num_prompt_tokens(prompt) if prompt and self._exclude_prompt else 0
             encoded_texts = self._encode(texts, prompt, with_record=with_records or with_units)
             if with_units:

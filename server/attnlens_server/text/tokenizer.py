@@ -26,7 +26,7 @@ from attnlens_server.text.tokens import (
 )
 
 _REMEDY = "export the bundle again, with the tokenizer that belongs to the model"
-_MAX_PROBE_TOKENS = 64  # of one letter; byte-level tokenizers return a few
+_MAX_PROBE_TOKENS = 64  # maximum tokens for one letter; byte-level tokenizers return several
 MAX_GROWTH = 4096
 MAX_NORMALIZED_BYTES = 4 << 20  # total of the texts that are tokenized together
 _SLICE_CHARS = 1 << 10

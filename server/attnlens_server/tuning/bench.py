@@ -33,7 +33,7 @@ from attnlens_server.tuning.workload import Workload
 
 ROUNDS = 3
 SHORT_TOKENS = 16  # length of the text for `Turn.alone_ms`
-LATENCY_FRACTION = 0.2  # of the time of a throughput measurement
+LATENCY_FRACTION = 0.2  # duration relative to a throughput measurement
 MIN_IN_FLIGHT = 256
 
 Progress = Callable[[str, int, int], None]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 WARM_UP_TOKENS = 512  # maximum length of the warm-up text; some models accept ten times as many tokens
-WARM_UP_FRACTION = 0.25  # of the measured time
+WARM_UP_FRACTION = 0.25  # duration relative to the measured time
 MIN_BATCHES = 2  # per lane
 MIN_LATENCIES = 5
 
@@ -72,7 +72,7 @@ def measure_throughput(
 
     texts, indices = cycle(workload.input_ids), count()
     begin = now() + WARM_UP_FRACTION * seconds
-    ends: list[_Completion] = []  # of batches
+    ends: list[_Completion] = []  # completed batches
     try:
         while now() < begin + seconds or len(ends) <= MIN_BATCHES * num_lanes:
             while len(pending) < num_in_flight:

@@ -113,7 +113,7 @@ class Tier:
 # The thresholds of `attnlens check` for bf16 and of `attnlens export` for int8, which measure more texts.
 TIERS = (Tier("near-lossless", 0.9999, 0.9998), Tier("approximate", 0.999, 0.995))
 EXACT = Tier("exact", 1.0, 1.0)
-MIN_SPEEDUP = 1.03  # of a lower tier over the tiers above it
+MIN_SPEEDUP = 1.03  # minimum speedup of a lower tier over all higher tiers
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ _NO_FILE = "embed: invalid value for '[FILE]': File 'It rained.' does not exist"
         (("info", "--adress", "x"), "info: no such option --adress (did you mean --address?)"),
         (("try", "It rained."), "try: missing argument 'TEXT...': use a bundle or"),
         (("compare", "It rained."), "compare: missing argument 'TEXT': it compares two texts"),
-        (("embed", "It rained."), f"{_NO_FILE}: use a file with one text a line, or for one text `attn"),
+        (("embed", "It rained."), f"{_NO_FILE}: use a file with one text per line, or embed a single text with `attn"),
     ],
 )  # fmt: skip
 def test_common_mistake_is_reported_in_one_line_with_its_remedy(
@@ -39,5 +39,5 @@ def test_embed_without_a_file_announces_in_a_terminal_that_it_reads_stdin(
     on_terminal = run_process(*args, stdin=child_end)
     os.close(child_end)
     os.close(terminal)
-    told = "Reading standard input, one text a line. Ctrl-D ends it.\n"
+    told = "Reading standard input, one text per line. Ctrl-D ends it.\n"
     assert on_terminal.stderr == told + run_process(*args).stderr

@@ -51,7 +51,7 @@ def test_omitted_tensors_are_described_in_groups(tmp_path: Path, name: str, kind
     model.save_pretrained(tmp_path)
     checkpoint = load_checkpoint(tmp_path)
     assert describe_left_out(checkpoint.unused_tensors) == (
-        f"left out, as the encoder's outputs do not need them: {groups}"
+        f"left out because the encoder's outputs do not depend on them: {groups}"
     )
 
 

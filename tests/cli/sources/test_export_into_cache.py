@@ -234,7 +234,7 @@ def test_a_directory_without_a_record_is_moved_and_not_deleted(
     assert resolved(checkpoint, cache) == directory
     [kept] = cache.glob(f"{directory.name}.kept-*")
     assert (kept / "thesis.tex").read_text() == "years of work"
-    assert f"the directory that was there is now {kept}\n" in capfd.readouterr().err
+    assert f"the previous directory was moved to {kept}\n" in capfd.readouterr().err
     assert resolved(checkpoint, cache) == directory
     assert len(calls(tmp_path)) == 1
 

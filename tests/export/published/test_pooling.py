@@ -277,5 +277,5 @@ def test_a_dense_layer_without_its_files_is_refused(source: Path) -> None:
     with pytest.raises(SourceError, match=r"linear\.bias holds a NaN or an infinity"):
         read_pooling(source, 48)
     (source / "2_Dense" / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="2_Dense holds no weights"):
+    with pytest.raises(CheckpointError, match="2_Dense contains no weights"):
         read_pooling(source, 48)

@@ -325,7 +325,7 @@ def test_a_directory_that_is_not_complete_is_refused(published: Path) -> None:
         load_checkpoint(published)
     (published / "config.json").write_text(config)
     (published / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"holds no weights: none of model\.safetensors, .*bin"):
+    with pytest.raises(CheckpointError, match=r"contains no weights: none of model\.safetensors, .*bin"):
         load_checkpoint(published)
 
 

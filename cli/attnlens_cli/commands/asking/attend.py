@@ -55,7 +55,7 @@ class _Selection:
     rollout: bool
     words: bool
     no_special: bool
-    top: int | None  # of each row, for JSON
+    top: int | None  # number of weights per row in JSON
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -104,7 +104,11 @@ class _Selection:
         return AttentionQuery(
             layers=layers,
             heads=heads,
-            view="dense" if is_dense else "full" if is_full else "head_mean",  # of one head: that head
+            view="dense"
+            if is_dense
+            else "full"
+            if is_full
+            else "head_mean",  # the mean of a single head is that head
             role=self.role,
             reduction=reduction if is_reduced else None,
         )
@@ -135,7 +139,8 @@ Example:
     metavar="INDEX|mean|all",
     callback=_index_or_word,
     shell_complete=_complete_word,
-    help="Layer index, from 0 or negative from the end; mean of all layers; or all layers.  [default: -1]",
+    help="Layer index (negative indices count from the end), `mean` of all layers, or `all` layers."
+    "  [default: -1]",
 )
 @_select(
     "--head",
@@ -143,7 +148,8 @@ Example:
     metavar="INDEX|mean|all",
     callback=_index_or_word,
     shell_complete=_complete_word,
-    help="Head index, from 0 or negative from the end; mean of all heads; or all heads.  [default: mean]",
+    help="Head index (negative indices count from the end), `mean` of all heads, or `all` heads."
+    "  [default: mean]",
 )
 @_select("--rollout", is_flag=True, help="Show the rollout over all layers, for the mean of heads.")
 @unit_options
@@ -152,7 +158,7 @@ Example:
     "--gates", is_flag=True, help="Show how much each token uses each head, if the model has head gates."
 )
 @_output("--token", metavar="TOKEN|INDEX", help="Show what this token or word attends to, by weight.")
-@_output("--top", type=click.IntRange(min=1), help="Show this number of largest weights per token.")
+@_output("--top", type=click.IntRange(min=1), help="Number of largest weights to show per token.")
 @_output("--json", "as_json", is_flag=True, help="Print one JSON object with tokens and all weights.")
 @_output(
     "--image",
@@ -186,9 +192,9 @@ def attend(
 ) -> None:
     """Show the attention weights of TEXT: rows are tokens, columns are the tokens they attend to.
 
-    Each row sums to 1, except for composed weights. If the table does not fit the terminal, the largest
-    weights of each token are shown; for all layers or heads, one line each. Tokens of a prompt and of the
-    second text of a pair are marked.
+    Each row sums to 1, except for composed weights. If the table does not fit the terminal, only the largest
+    weights of each token are shown. For all layers or heads, each map is summarized in one line. Tokens of a
+    prompt and of the second text of a pair are marked.
     """
     _check_output(token, top, image, composed=composed, gates=gates, as_json=as_json)
     path = checked_path(image, "--image", (".png", ".svg", ".pdf")) if image else None

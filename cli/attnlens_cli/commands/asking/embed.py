@@ -54,7 +54,8 @@ class _TextFile(click.Path):
             if os.path.exists(value):  # noqa: PTH110 - a text may be too long for pathlib
                 raise
             hint = (
-                "use a file with one text a line, or for one text `attnlens encode TEXT --outputs embedding`"
+                "use a file with one text per line, or embed a single text with "
+                "`attnlens encode TEXT --outputs embedding`"
             )
             raise click.BadParameter(f"{error.message.removesuffix('.')}: {hint}", ctx, param) from error
 
@@ -71,7 +72,9 @@ Example:
 @reading_options
 @vector_options
 @in_section("Embedding")(
-    "--normalize/--no-normalize", default=None, help="Scale embeddings to length 1.  [default: the model's]"
+    "--normalize/--no-normalize",
+    default=None,
+    help="Scale embeddings to length 1.  [default: as configured for the model]",
 )
 @in_section("Output")(
     "--output",
@@ -119,7 +122,7 @@ def embed(
     if output == STDIO and sys.stdout is None:
         raise click.UsageError("standard output is closed: use --output")
     if file == STDIO and sys.stdin.isatty():
-        click.echo("Reading standard input, one text a line. Ctrl-D ends it.", err=True)
+        click.echo("Reading standard input, one text per line. Ctrl-D ends it.", err=True)
     counts = asyncio.run(_run(settings, server))
     target = "" if output == STDIO else f" -> {output}"
     click.echo(f"{counts.summary()}{target}", err=True)
@@ -132,7 +135,7 @@ async def _run(settings: _Settings, server: ServerOptions) -> Counts:
     connection = server.client_settings()
     async with AsyncClient(server.address, batch_size=settings.batch_size, **connection) as client:
         model = await client.get_model(server.model)
-        settings.options["model"] = model.name  # later calls must not be answered by another model
+        settings.options["model"] = model.name  # all calls must use the same model
         try:
             like = await client.embed_with_usage([], **settings.options)  # (0, D)
         except ValueError as error:  # an invalid option

@@ -134,8 +134,8 @@ def encode(
     """Write all outputs of the model for TEXT, or for each line of --input FILE.
 
     The outputs are tokens, the embedding, the token vectors of the last layer, and the attention weights of
-    every layer and head, of any total size. --words and --no-special apply to `attention`. The output file
-    appears only when it is complete. docs/json_output.md lists the names in .npz and JSON.
+    every layer and head. Their total size is not limited. --words and --no-special apply to `attention`. The
+    output file appears only when it is complete. docs/json_output.md lists the names in .npz and JSON.
     """
     if output != STDIO:
         checked_path(output, "--output", (".npz", ".jsonl", ".json"))
@@ -158,7 +158,7 @@ def encode(
         ExitStack() as stack,
     ):
         model = client.get_model(server.model)
-        options["model"] = model.name  # later calls must not be answered by another model
+        options["model"] = model.name  # all calls must use the same model
         encoding = _Encoding(client, model, texts, _plan(selection, model), options, counts)
         writer = _open(output, stack)
         progress = stack.enter_context(shown_progress(file.size_bytes if file else None))

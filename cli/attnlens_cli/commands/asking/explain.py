@@ -43,7 +43,7 @@ Example:
     type=click.Choice(EXPLAIN_METHODS),
     help="Explanation method; may be repeated.  [default: contributions]",
 )
-@_explain("--verify", is_flag=True, help="Also leave out each token in turn, and compare the rankings.")
+@_explain("--verify", is_flag=True, help="Also remove one token at a time, and compare the rankings.")
 @_explain(
     "--head-contributions", is_flag=True, help="With --json: also return the contribution of each head."
 )

@@ -358,7 +358,8 @@ def _raise_failures(measured: _Measured, directory: Path) -> None:
         raise_engine_failure(measured.engines)
     if not summary.manifest.parity.passed:
         raise click.ClickException(
-            f"this bundle failed parity at its export, so servers reject it: see {directory}/parity/report.md"
+            "this bundle failed parity when it was exported, so servers reject it: "
+            f"see {directory}/parity/report.md"
         )
 
 

@@ -69,7 +69,8 @@ _parity = in_section("Parity")
 @_embeddings(
     "--pooling",
     type=click.Choice(POOLINGS),
-    help="Pooling instead of the checkpoint's; required if the checkpoint has none. Dense modules are kept.",
+    help="Pooling to use instead of that of the checkpoint. Required if the checkpoint does not specify one. "
+    "Dense modules are kept.",
 )
 @_embeddings("--normalize/--no-normalize", default=None, help="Whether to scale embeddings to length 1.")
 @_source(
@@ -92,7 +93,7 @@ _parity = in_section("Parity")
 @_attention(
     "--random-blocks",
     type=click.Choice(["original", "transformers"]),
-    help="BigBird: random blocks of the training, or those of transformers.  [default: original]",
+    help="BigBird: random blocks as in training, or as in transformers.  [default: original]",
 )
 @_embeddings(
     "--prompt",
@@ -102,7 +103,11 @@ _parity = in_section("Parity")
     callback=_prompts,
     help="Prompt to add, such as 'query=query: '; may be repeated.",
 )
-@_embeddings("--default-prompt", metavar="NAME", help="Prompt of requests without a prompt; '' for none.")
+@_embeddings(
+    "--default-prompt",
+    metavar="NAME",
+    help="Name of the prompt for requests that do not select one; '' for no prompt.",
+)
 @_source(
     "--tokenizer",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

@@ -36,7 +36,7 @@ def list_bundles(directories: tuple[Path, ...], cache_dir: Path | None, verify: 
     fill. To remove a bundle, delete its directory: rm -r DIR/NAME.
 
     Reads the manifests and compares the sizes of files. "verified" means that the bundle passed parity with
-    PyTorch at its export.
+    PyTorch when it was exported.
     """
     from attnlens_cli.show.bundle_list import list_directory, print_bundles
     from attnlens_cli.sources.cache import default_directory

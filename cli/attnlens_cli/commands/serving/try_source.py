@@ -30,8 +30,8 @@ Example:
   attnlens try bundles/minilm "A man is playing a guitar.\""""
 
 _SERVER_MODULES = ("onnxruntime", "tokenizers", "grpc_health", "grpc_reflection", "h11", "loky")
-_MAX_CHARACTERS = 70  # of the text in the suggested commands
-_NUM_LARGEST = 3  # one of them may be the weight of the word itself
+_MAX_CHARACTERS = 70  # maximum length of the text in suggested commands
+_NUM_LARGEST = 3  # one of them may be the weight on the word itself
 
 
 @click.command("try", cls=Command, epilog=EPILOG)

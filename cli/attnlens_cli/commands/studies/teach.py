@@ -31,12 +31,12 @@ _select, _output = in_section("Selection"), in_section("Output")
 @bundle_argument
 @click.argument("text", type=TEXT)
 @_select("--token", required=True, metavar="TOKEN|INDEX", help="Token or word to follow, or a token index.")
-@_select("--layer", metavar="INDEX", type=int, help="Layer index, from 0 or negative from the end.")
+@_select("--layer", metavar="INDEX", type=int, help="Layer index. Negative indices count from the end.")
 @_select(
     "--head",
     metavar="INDEX",
     type=int,
-    help="Head index, from 0 or negative from the end.  [default for --layer and --head: the largest "
+    help="Head index. Negative indices count from the end.  [default for --layer and --head: the largest "
     "attention weight on --to, or on a token that is not a neighbor]",
 )
 @_select("--to", metavar="TOKEN|INDEX", help="Key to explain.  [default: the largest attention weight]")

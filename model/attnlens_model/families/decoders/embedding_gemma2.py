@@ -1,4 +1,4 @@
-"""EmbeddingGemma 2: its text model, and the text half of the multimodal model.
+"""EmbeddingGemma 2: the text model, also as part of the multimodal model.
 
 Differences from Gemma 3: norms multiply by the weight rather than 1 + weight, values are normalized in each
 head as well, attention scores are not scaled, each layer has an additional input, and hidden states are

@@ -179,7 +179,7 @@ FAMILY = replace(
         ),
     },
     prefixes=("deberta.", *COMMON_PREFIXES),
-    # Not all of "embeddings.": unused position embeddings are reported, not rejected.
+    # Excludes position embeddings: unused ones are reported, not rejected.
     roots=(
         *("embeddings.word_embeddings.", "embeddings.token_type_embeddings.", "embeddings.LayerNorm."),
         *("embeddings.embed_proj.", "encoder."),

@@ -136,7 +136,7 @@ class AttentionCutter:
         binding.bind_cpu_input("starts", np.array([row, 0, 0], np.int64))
         binding.bind_cpu_input("ends", np.array([row + 1, *sizes], np.int64))
         binding.bind_cpu_input("heads", np.array(heads, np.int64))
-        binding.bind_output("weights")  # on the host
+        binding.bind_output("weights")  # copied to host memory
         session.run_with_iobinding(binding)
         [output] = binding.get_outputs()
         weights: npt.NDArray[np.float32] = output.numpy()[0]  # (1, K, ...) -> (K, ...)
