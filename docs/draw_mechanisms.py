@@ -33,10 +33,10 @@ from attnlens_model.attention.overlapping import OverlappingSelfAttention, layer
 PICTURES = Path(__file__).parent / "pictures"
 NUM_TOKENS, WIDTH, VOCABULARY, SEED = 48, 64, 1000, 0
 DISTANCES_TIMES, COMPOSITION_TIMES = 50.0, 60.0
-PERCENTILE = 98.0  # of weights that the colours tell apart
+PERCENTILE = 98.0  # of weights that the colors tell apart
 # White for no weight, red and blue for signs.
 SEQUENTIAL, SIGNED = "viridis", "RdBu_r"
-OWN, NEIGHBOUR, PLAIN_LINE = "#1f6f8b", "#e09f3e", "#8a9299"
+OWN, NEIGHBOR, PLAIN_LINE = "#1f6f8b", "#e09f3e", "#8a9299"
 INCHES_WIDE, DOTS_PER_INCH = 8.0, 150
 
 Array = npt.NDArray[np.float32]
@@ -161,7 +161,7 @@ def overlapping(figure: Figure) -> None:
         for head, components in enumerate(seen):
             found = components[components > 0] - 1
             cells[head, found] = np.where(found // width == head, 1, 2)
-        each.imshow(cells, cmap=ListedColormap(["white", OWN, NEIGHBOUR]), vmin=0, vmax=2, aspect="auto")
+        each.imshow(cells, cmap=ListedColormap(["white", OWN, NEIGHBOR]), vmin=0, vmax=2, aspect="auto")
         each.set_xticks(np.arange(WIDTH + 1) - 0.5, minor=True)
         each.set_yticks(np.arange(num_heads + 1) - 0.5, minor=True)
         each.grid(which="minor", color="lightgray", linewidth=0.4)
@@ -169,7 +169,7 @@ def overlapping(figure: Figure) -> None:
         each.set_yticks(range(num_heads))
         each.set(ylabel="head", title=f"layer {layer}: overlap {overlap}")
     axes[-1].set_xlabel("component of queries, keys and values")
-    patches = [Patch(color=OWN, label="the head's own"), Patch(color=NEIGHBOUR, label="of a neighbour")]
+    patches = [Patch(color=OWN, label="the head's own"), Patch(color=NEIGHBOR, label="of a neighbor")]
     figure.legend(handles=patches, loc="outside lower center", ncols=2, frameon=False)
 
 
@@ -204,7 +204,7 @@ def composed(figure: Figure) -> None:
         axes.set(title=title, xlabel="attended to (key)")
     maps[0].set_ylabel("attends (query)")
     draw_scale(figure, image, maps, "weight", is_signed=True)
-    for (title, weights), color in zip(panels.items(), (PLAIN_LINE, NEIGHBOUR), strict=True):
+    for (title, weights), color in zip(panels.items(), (PLAIN_LINE, NEIGHBOR), strict=True):
         sums.plot(weights.sum(axis=-1), range(NUM_TOKENS), color=color, label=title)
     sums.axvline(0, color="lightgray", linewidth=0.8, zorder=0)
     sums.set(title="sum of a row", xlabel="sum")
@@ -214,7 +214,7 @@ def composed(figure: Figure) -> None:
 
 
 def draw_maps(figure: Figure, axes: npt.NDArray[Any], panels: Mapping[str, Array]) -> None:
-    """Draw weights (T, T) side by side, in the same colours."""
+    """Draw weights (T, T) side by side, in the same colors."""
     largest = max(map(largest_shown, panels.values()))
     for each, (title, weights) in zip(axes, panels.items(), strict=True):
         image = draw_map(each, weights, largest=largest)
@@ -238,20 +238,20 @@ def draw_map(
 
 
 def largest_shown(weights: Array) -> float:
-    """Return the size up to which colours differ: that of all but few weights."""
+    """Return the size up to which colors differ: that of all but few weights."""
     return float(np.percentile(np.abs(weights[weights != 0]), PERCENTILE))
 
 
 def draw_scale(
     figure: Figure, image: AxesImage, axes: Sequence[Axes], label: str, *, is_signed: bool = False
 ) -> None:
-    """Draw what the colours mean, with a tip for what is larger."""
+    """Draw what the colors mean, with a tip for what is larger."""
     tips = "both" if is_signed else "max"
     figure.colorbar(image, ax=axes, label=label, shrink=0.85, extend=tips)
 
 
 def write_png(figure: Figure, path: Path) -> None:
-    """Write a small file: with 256 colours."""
+    """Write a small file: with 256 colors."""
     with io.BytesIO() as file:
         figure.savefig(file, format="png", dpi=DOTS_PER_INCH)
         pixels = Image.open(file).convert("RGB")

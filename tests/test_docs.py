@@ -11,7 +11,7 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
 LINK_TO_A_HEADING = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]*)\)")
 
 
-def test_the_index_lists_every_page() -> None:
+def test_index_lists_every_page() -> None:
     index = (ROOT / "docs" / "README.md").read_text("utf-8")
     listed = {(ROOT / "docs" / link).resolve() for link in LINK.findall(index)}
     assert set(ROOT.glob("docs/*.md")) - listed == {ROOT / "docs" / "README.md"}

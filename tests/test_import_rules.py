@@ -74,7 +74,7 @@ def test_package_imports_only_allowed_packages(package: str) -> None:
     assert RULES[package].isdisjoint(loaded.stdout.split())
 
 
-def test_the_client_loads_three_libraries() -> None:
+def test_client_loads_three_libraries() -> None:
     program = (
         "import sys; before = set(sys.modules); import attnlens_client; print(*set(sys.modules) - before)"
     )

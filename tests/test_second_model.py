@@ -118,7 +118,7 @@ def test_contributions_and_their_norms_match_float64(checkpoint: Path, bundle: P
     assert np.mean(shares) > 0.4
 
 
-def test_the_norm_ranks_tokens_better_than_contributions_here(bundle: Path) -> None:
+def test_norm_ranks_tokens_better_than_contributions_here(bundle: Path) -> None:
     stated = {each.method: each for each in read_manifest(bundle).faithfulness if not each.control}
     found = {measured.name: measured for measured in measure_faithfulness(bundle, with_norm=True).methods}
     assert found["contribution norm"].interval_low > 0.9

@@ -46,7 +46,7 @@ def assert_equal(found: TracedGraph, expected: TracedGraph) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_cached_trace_with_other_weights_equals_a_new_one(name: str, trace_cache: TraceCache) -> None:
+def test_cached_trace_with_other_weights_equals_a_new_one(name: str, trace_cache: TraceCache) -> None:
     config = small_config({"family": "attnlens", "num_layers": 2} | CONFIGS[name])
     trace(new_encoder(config, seed=0), config)
     count, encoder = trace_cache.traced, new_encoder(config, seed=1)
@@ -56,7 +56,7 @@ def test_a_cached_trace_with_other_weights_equals_a_new_one(name: str, trace_cac
         assert_equal(cached, trace(encoder, config))
 
 
-def test_weights_of_a_cached_trace_are_those_of_the_encoder() -> None:
+def test_cached_trace_has_the_weights_of_the_encoder() -> None:
     config = small_config()
     encoder: Any = new_encoder(config, seed=0)
     cached = trace(encoder, config)

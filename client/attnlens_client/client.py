@@ -60,19 +60,19 @@ class BlockingMethods:
 
         Args:
             texts: Texts. The result for no texts has the shape (0, D).
-            pooling: Pooling of the token vectors, before the model's dense layers. None for that of the
-                model.
-            normalize: Whether to normalize embeddings to length 1. None for the default of the model.
-            dimensions: Number of components to keep, for models that were trained for it. None for all.
+            pooling: Pooling of the token vectors, before the model's dense layers. If None, the model's
+                default.
+            normalize: Whether to normalize embeddings to length 1. If None, the model's default.
+            dimensions: Number of components to keep, for models trained for it. If None, all.
             prompt_name: Name of one of the model's prompts, which precedes each text and the first text of
-                each pair. None for the default prompt.
+                each pair. If None, the default prompt.
             prompt: Text of the prompt, instead of a name. "" for no prompt.
             truncate: Whether to truncate long texts instead of raising InputTooLongError.
             dtype: Data type of the response and the result, "float32" or "float16".
-            model: Model name. "" for the default model.
-            progress: True shows a progress bar by tqdm, or a line on stderr if tqdm is not installed. A
-                function is called with the number of completed texts and the total, first with 0, then after
-                each reply.
+            model: Model name. If empty, the default model.
+            progress: If True, show a progress bar with tqdm, or a line on stderr if tqdm is not installed. A
+                function is called with the number of completed texts and the total, first with 0 and then
+                after each reply.
 
         Raises:
             TypeError, ValueError: An argument is invalid for any server.
@@ -106,8 +106,8 @@ class BlockingMethods:
         Args:
             texts: Any iterable, which may be endless. An invalid text raises an error when it is read.
             batch_size: Maximum number of texts per batch. Batches are smaller at the end, and if the server's
-                limits require it. None for that of the client.
-            in_flight: Maximum number of concurrent calls. None for `max_in_flight` of the client.
+                limits require it. If None, that of the client.
+            in_flight: Maximum number of concurrent calls. If None, `max_in_flight` of the client.
             pooling, normalize, dimensions, prompt_name, prompt, truncate, dtype, model: See `embed`.
             progress: See `embed`. The total is None if `texts` has no length.
 
@@ -135,8 +135,8 @@ class BlockingMethods:
 
         Args:
             texts: Texts.
-            attention: One or several `AttentionQuery`, answered by one run of the model. None for no
-                attention.
+            attention: One or several `AttentionQuery`, answered by one run of the model. If None, no
+                attention is returned.
             last_hidden_state: Whether to return the token vectors of the last layer.
             prompt_name, prompt, truncate, dtype, model: See `embed`.
 
@@ -216,8 +216,8 @@ class BlockingMethods:
 
         Args:
             texts: Texts.
-            to: Text whose normalized embedding is d, so that the target value is a cosine similarity. None
-                for each text's own embedding, whose target value is 1.
+            to: Text whose normalized embedding is d, so that the target value is a cosine similarity. If
+                None, each text's own embedding, whose target value is 1.
             rather_than: Second text. d is the difference of the two normalized embeddings, which explains why
                 a text is closer to `to` than to `rather_than`.
             direction: Vector d (E,), which is not normalized.

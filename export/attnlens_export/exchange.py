@@ -1,4 +1,4 @@
-"""Two paths of one file system exchanged in one step, where the system can: Linux, by renameat2(2)."""
+"""Exchanges two paths of a file system atomically, with renameat2(2) on Linux."""
 
 import ctypes
 import errno
@@ -8,18 +8,18 @@ from pathlib import Path
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-# A kernel, a C library or a file system that can't.
+# The kernel, the C library or the file system does not support it.
 _NOT_POSSIBLE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EXDEV)
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Let two existing paths change places. At every moment there is something at each.
+    """Exchange two existing paths. At every moment, both exist.
 
     Returns:
-        Whether that is possible here; if not, nothing has happened.
+        Whether the system supports it. If not, nothing has changed.
 
     Raises:
-        OSError: a path does not exist, or may not be moved.
+        OSError: A path does not exist, or must not be moved.
     """
     if sys.platform != "linux":
         return False

@@ -149,7 +149,7 @@ class _SentenceTransformers:
 
         self.name = f"sentence-transformers {importlib.metadata.version('sentence-transformers')}"
         self._model: Any = SentenceTransformer(source, device="cpu", revision=revision).float()
-        if max_tokens == MAX_TOKENS:  # otherwise its own limit is compared, too
+        if max_tokens == MAX_TOKENS:  # otherwise its own limit is compared as well
             self._model.max_seq_length = MAX_TOKENS
         self.prompts: dict[str, str] = {name: text for name, text in self._model.prompts.items() if text}
 
@@ -241,16 +241,16 @@ def _open(
     except ImportError as error:
         name = (error.name or "").partition(".")[0].replace("_", "-")
         raise SourceError(f"--against transformers needs the package {name}: pip install {name}") from error
-    except Exception as error:  # whatever a checkpoint's files provoke in those libraries
+    except Exception as error:  # invalid files can raise any exception in these libraries
         reason = " ".join(str(error).split())[:300]
         raise SourceError(
-            f"transformers cannot load {source} without running code from it, or at all, so there is nothing "
-            f"to compare with ({type(error).__name__}: {reason}); leave out --against"
+            f"transformers cannot load {source}, or not without running its code, so a comparison is not "
+            f"possible ({type(error).__name__}: {reason}): omit --against"
         ) from error
 
 
 def _is_replaced(pooling: PoolingDefaults | None, source: str | Path) -> bool:
-    """Return whether the export chose another pooling or normalization than a local checkpoint states."""
+    """Return whether the export replaced the pooling or normalization of a local checkpoint."""
     if pooling is None or not (Path(source) / "modules.json").is_file():
         return False
     published = read_pooling(Path(source), pooling.dense[0].in_features if pooling.dense else 0)
@@ -258,7 +258,7 @@ def _is_replaced(pooling: PoolingDefaults | None, source: str | Path) -> bool:
 
 
 def _silence_transformers() -> None:
-    """Keep its progress bars and warnings about unused weights off the terminal."""
+    """Disable the progress bars of transformers, and its warnings about unused weights."""
     from transformers.utils import logging  # noqa: PLC0415 - optional
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -42,7 +42,7 @@ class ConvolutionConfig(ConfigPart, path="convolution"):
         self.require("groups", divides, f"must divide hidden_size={hidden_size}")
 
 
-class NeighbourConvolution(nn.Module):
+class NeighborConvolution(nn.Module):
     """LayerNorm(hidden_states + activation(conv(embeddings))).
 
     Padding tokens are zeroed, like the padding of the convolution, so that results do not depend on the

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from attnlens_model.attention.mechanism import ATTENTION_WEIGHTS, BatchInputs, Outputs
 from attnlens_model.attention.parts.masks import causal_keep_mask
 from attnlens_model.config import EncoderConfig
-from attnlens_model.convolution import NeighbourConvolution
+from attnlens_model.convolution import NeighborConvolution
 from attnlens_model.embeddings import Embeddings
 from attnlens_model.layer import EncoderLayer
 from attnlens_model.norm import make_norm
@@ -68,7 +68,7 @@ class Encoder(nn.Module):
         self.convolution = (
             None
             if config.convolution is None
-            else NeighbourConvolution(config.convolution, hidden_size, norm.eps, dropout)
+            else NeighborConvolution(config.convolution, hidden_size, norm.eps, dropout)
         )
         self.per_layer_input = (
             None

@@ -183,7 +183,7 @@ class ServerConfig:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("only one of tls_cert and tls_key is set: set both or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ConfigError("tls_client_ca is set without tls_cert and tls_key: set them, too")
+            raise ConfigError("tls_client_ca is set without tls_cert and tls_key: set them as well")
 
     @property
     def listens_at(self) -> Address:

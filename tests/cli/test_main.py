@@ -33,7 +33,7 @@ def test_version_matches_the_distribution(run: Run) -> None:
     assert (result.returncode, result.stdout) == (0, f"attnlens {version('attnlens')}\n")
 
 
-def test_the_script_is_installed(run: Run) -> None:
+def test_script_is_installed(run: Run) -> None:
     script = Path(sys.executable).with_name("attnlens")
     assert run("--version", command=[str(script)]).stdout.startswith("attnlens ")
 
@@ -144,7 +144,7 @@ def test_base_install_names_the_extra_for_the_command_line(run: Run, module: str
         ("safetensors", ["serve", "x"], "server"),
     ],
 )
-def test_a_missing_module_names_its_extra(
+def test_missing_module_names_its_extra(
     run: Run, missing: str, args: list[str], extra: str, tmp_path: Path
 ) -> None:
     result = run(*args, command=_program(f"sys.modules['{missing}'] = None"), cwd=tmp_path)

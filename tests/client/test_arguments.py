@@ -146,7 +146,7 @@ def test_ordered_collections_of_texts_are_accepted(kind: Callable[[list[str]], A
     ]
 
 
-def test_a_text_is_a_string_a_pair_or_token_ids() -> None:
+def test_text_is_a_string_a_pair_or_token_ids() -> None:
     texts: list[Text] = ["a", ("b", "c"), [1, 2], (3, 4), TokenIds([5, 6], [0, 1]), TokenIds(range(2))]
     assert requests.inputs(texts) == [
         pb.Input(text="a"),
@@ -178,7 +178,7 @@ def test_any_other_kind_of_text_is_rejected(text: Any, message: str) -> None:
                 method(["a", text])
 
 
-def test_a_single_list_of_token_ids_is_not_a_list_of_texts() -> None:
+def test_single_list_of_token_ids_is_not_a_list_of_texts() -> None:
     with pytest.raises(TypeError, match="texts is one TokenIds"):
         requests.inputs(TokenIds([1]))  # type: ignore[arg-type]
 

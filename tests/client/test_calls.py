@@ -78,7 +78,7 @@ def test_server_that_never_answered_is_not_retried(connect: Call) -> None:
         call("embed", ["a"])  # not DeadlineExceededError
 
 
-def test_a_call_ends_at_its_deadline(server: ScriptedServer, connect: Call) -> None:
+def test_call_ends_at_its_deadline(server: ScriptedServer, connect: Call) -> None:
     def wait(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
         server.wait_until_cancelled(context)
         return vectors(request)

@@ -64,7 +64,7 @@ def test_every_protocol_reason_has_an_exception() -> None:
 
 
 @pytest.mark.parametrize("reason", KINDS)
-def test_a_reason_is_raised_as_its_exception(server: ScriptedServer, reason: str) -> None:
+def test_reason_is_raised_as_its_exception(server: ScriptedServer, reason: str) -> None:
     code, kind = KINDS[reason]
     server.embed = fails(code, reason, "so it is", size_bytes="7")
     with (

@@ -82,7 +82,7 @@ def test_undefined_scores_have_no_color(client: Client) -> None:
     assert "background:none" in (last["style"] or "")
 
 
-def test_a_comparison_shows_both_texts(client: Client) -> None:
+def test_comparison_shows_both_texts(client: Client) -> None:
     pair = client.compare("A man plays.", "Someone plays.", matrix="output")
     shown = Read(pair._repr_html_()).shown
     assert f"cosine {pair.similarity:.4f}" in shown

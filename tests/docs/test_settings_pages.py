@@ -74,7 +74,7 @@ def test_exit_codes_match_the_commands() -> None:
     ("variable", "arguments"),
     [("ATTNLENS_SERVE_MAX_CONCURRENT_INPUTS", ["serve", "."]), ("ATTNLENS_INFO_TIMEOUT_S", ["info"])],
 )
-def test_a_listed_variable_sets_its_option(variable: str, arguments: list[str]) -> None:
+def test_listed_variable_sets_its_option(variable: str, arguments: list[str]) -> None:
     assert f"`{variable}`" in (DOCS / "options.md").read_text("utf-8")
     result = CliRunner(env={variable: "x:y"}).invoke(attnlens, arguments, obj=Invocation())
     assert result.exit_code == 2

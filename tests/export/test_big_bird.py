@@ -56,9 +56,7 @@ def encoder(source: Path) -> Encoder:
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model_attentions.onnx"])
-def test_a_graph_gives_at_every_length_what_the_encoder_gives(
-    bundle: Path, encoder: Encoder, name: str
-) -> None:
+def test_graph_matches_the_encoder_at_every_length(bundle: Path, encoder: Encoder, name: str) -> None:
     session = onnxruntime.InferenceSession(bundle / "onnx" / name, providers=["CPUExecutionProvider"])
     for length in LENGTHS:
         for padding in Padding if length > 1 else [Padding.NONE]:
@@ -76,7 +74,7 @@ def test_a_graph_gives_at_every_length_what_the_encoder_gives(
                 np.testing.assert_allclose(rows, expected.numpy(), rtol=0, atol=1e-5)
 
 
-def test_a_graph_holds_no_more_work_for_short_texts_than_for_two_blocks_of_two_tokens(bundle: Path) -> None:
+def test_short_texts_cost_at_most_two_blocks_of_two_tokens(bundle: Path) -> None:
     """Where no text can be long, the form for long texts has next to nothing to do."""
     model = onnx.load(bundle / "onnx" / "model.onnx")
     softmaxes = [node.output[0] for node in model.graph.node if node.op_type == "Softmax"]
@@ -93,7 +91,7 @@ def test_a_graph_holds_no_more_work_for_short_texts_than_for_two_blocks_of_two_t
     assert sorted(sizes(29)[:3]) == sorted([(1, 3, 28, 28), (1, 3, 8, 4, 24), (1, 3, 8, 29)])
 
 
-def test_a_bundle_has_the_original_blocks_unless_others_are_chosen(
+def test_bundle_has_the_original_blocks_unless_others_are_chosen(
     source: Path, bundle: Path, encoder: Encoder, tmp_path: Path
 ) -> None:
     # One layer: those of `transformers` are the first block in each.
@@ -122,7 +120,7 @@ def test_a_bundle_has_the_original_blocks_unless_others_are_chosen(
     assert read_config(bundle / "config.json") == encoder.config
 
 
-def test_the_probe_of_long_texts_has_one_head_and_the_same_kind(encoder: Encoder) -> None:
+def test_probe_of_long_texts_has_one_head_and_the_same_kind(encoder: Encoder) -> None:
     probe = one_head_config(encoder.config)
     assert probe is not None
     assert [type(each) for each in probe.layer_attentions] == [
@@ -135,12 +133,12 @@ def test_the_probe_of_long_texts_has_one_head_and_the_same_kind(encoder: Encoder
     assert output.last_hidden_state.isfinite().all()
 
 
-def test_a_choice_where_there_are_no_random_blocks_is_refused(tmp_path: Path) -> None:
+def test_random_blocks_option_is_rejected_for_other_mechanisms(tmp_path: Path) -> None:
     OddModel("Bert", {"num_hidden_layers": 1}).make().save_pretrained(tmp_path / "bert")
     choice = ("--output", tmp_path / "bundle", "--random-blocks", "original")
     (tmp_path / "my.json").write_text(read_config(tmp_path / "bert" / "config.json").to_json())
     for given in ([tmp_path / "bert"], ["--config", tmp_path / "my.json"]):
         result = run_export(*given, *choice)
         assert result.exit_code == 1
-        assert "is about attention of the kind big_bird, this encoder has softmax" in result.stderr
+        assert "requires attention of the kind big_bird, this encoder has softmax" in result.stderr
     assert not (tmp_path / "bundle").exists()

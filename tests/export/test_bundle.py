@@ -32,7 +32,7 @@ from attnlens_server.text import TextEncoder
 from configs import changed
 
 
-def test_the_minilm_bundle_is_complete(minilm_bundle: Path) -> None:
+def test_minilm_bundle_is_complete(minilm_bundle: Path) -> None:
     manifest = read_manifest(minilm_bundle)
     verify_files(minilm_bundle, manifest)
     assert {file.path for file in manifest.files} == {
@@ -57,7 +57,7 @@ def test_the_minilm_bundle_is_complete(minilm_bundle: Path) -> None:
     assert on_disk == {file.path for file in manifest.files} | {"manifest.json"}
 
 
-def test_the_minilm_manifest_says_what_a_server_needs(minilm_bundle: Path) -> None:
+def test_minilm_manifest_contains_everything_a_server_needs(minilm_bundle: Path) -> None:
     manifest = read_manifest(minilm_bundle)
     assert manifest.source == "model"
     assert manifest.weights_license == "apache-2.0"
@@ -110,7 +110,7 @@ def test_the_minilm_manifest_says_what_a_server_needs(minilm_bundle: Path) -> No
     ]
 
 
-def test_the_minilm_manifest_says_what_a_graph_of_contributions_takes(minilm_bundle: Path) -> None:
+def test_minilm_manifest_describes_the_contributions_graph(minilm_bundle: Path) -> None:
     contributions = read_manifest(minilm_bundle).graphs[2]
     assert {value.name: list(value.axes)[1:] for value in contributions.inputs[3:]} == {
         "pooling_weights": ["sequence_length"],
@@ -129,7 +129,7 @@ def test_the_minilm_manifest_says_what_a_graph_of_contributions_takes(minilm_bun
     ]
 
 
-def test_minilm_holds_the_parity_that_is_promised(minilm_bundle: Path) -> None:
+def test_minilm_meets_the_documented_parity(minilm_bundle: Path) -> None:
     parity = read_manifest(minilm_bundle).parity
     assert parity.passed
     assert parity.num_cases == 52
@@ -178,7 +178,7 @@ def test_minilm_holds_the_parity_that_is_promised(minilm_bundle: Path) -> None:
     assert page.startswith("# Parity of all-MiniLM-L6-v2: passed")
 
 
-def test_the_minilm_graphs_share_aligned_weights(minilm_bundle: Path) -> None:
+def test_minilm_graphs_share_aligned_weights(minilm_bundle: Path) -> None:
     directory = minilm_bundle / "onnx"
     assert (directory / "model_attentions.onnx").stat().st_size < 50_000
     whole = {tensor.name: tensor for tensor in onnx.load(directory / "model.onnx").graph.initializer}
@@ -216,7 +216,7 @@ def test_plain_onnxruntime_runs_a_minilm_graph(name: str, minilm_bundle: Path, t
     onnx.checker.check_model(tmp_path / name)
 
 
-def test_the_ten_lines_of_the_documentation_give_what_the_server_takes(minilm_bundle: Path) -> None:
+def test_documented_ten_lines_produce_a_servable_bundle(minilm_bundle: Path) -> None:
     """With a text over the limit, which they must cut where the server does."""
     page = (Path(__file__).parents[2] / "docs" / "bundle.md").read_text(encoding="utf-8")
     [code] = [
@@ -236,7 +236,7 @@ def test_the_ten_lines_of_the_documentation_give_what_the_server_takes(minilm_bu
     assert names["hidden"].shape == (2, 256, 384)
 
 
-def test_a_fresh_encoder_is_exported_reproducibly(
+def test_fresh_encoder_is_exported_reproducibly(
     quick: ExportOptions, tiny_config: EncoderConfig, tmp_path: Path
 ) -> None:
     hashes = []
@@ -249,7 +249,7 @@ def test_a_fresh_encoder_is_exported_reproducibly(
     assert hashes[0] == hashes[1]
 
 
-def test_another_seed_gives_other_weights_and_a_trace_the_same_ones(
+def test_weights_depend_on_the_seed_and_not_on_the_trace(
     quick: ExportOptions, tiny_config: EncoderConfig, tmp_path: Path
 ) -> None:
     """The whole way, tracing included, twice with one seed and once with another."""
@@ -284,7 +284,7 @@ def test_weights_over_the_limit_go_to_a_file_of_their_own(
     assert config["transformers.js_config"] == {"use_external_data_format": True}
 
 
-def test_a_wrong_weight_fails_parity_by_name_and_leaves_nothing(
+def test_wrong_weight_fails_parity_by_name_and_leaves_nothing(
     broken: ExportOptions, tiny_config: EncoderConfig, output: Path
 ) -> None:
     with pytest.raises(ParityError) as caught:
@@ -297,7 +297,7 @@ def test_a_wrong_weight_fails_parity_by_name_and_leaves_nothing(
     assert list(output.parent.iterdir()) == []
 
 
-def test_a_failed_bundle_can_be_kept_and_is_marked(
+def test_failed_bundle_can_be_kept_and_is_marked(
     broken: ExportOptions, tiny_config: EncoderConfig, output: Path
 ) -> None:
     summary = export_bundle(tiny_config, output, dataclasses.replace(broken, keep_failed=True))
@@ -309,7 +309,7 @@ def test_a_failed_bundle_can_be_kept_and_is_marked(
     assert [path.name for path in output.parent.iterdir()] == ["tiny"]
 
 
-def test_a_graph_that_is_not_portable_ends_the_export(
+def test_graph_that_is_not_portable_ends_the_export(
     quick: ExportOptions, tiny_config: EncoderConfig, tiny_trace: TracedGraph, output: Path
 ) -> None:
     proto = onnx.ModelProto()
@@ -324,7 +324,7 @@ def test_a_graph_that_is_not_portable_ends_the_export(
     assert list(output.parent.iterdir()) == []
 
 
-def test_a_graph_that_is_not_onnx_ends_the_export(
+def test_graph_that_is_not_onnx_ends_the_export(
     quick: ExportOptions, tiny_config: EncoderConfig, tiny_trace: TracedGraph, output: Path
 ) -> None:
     """A node in the wrong place, which the lint does not look at."""
@@ -367,7 +367,7 @@ def test_pooling_options_end_up_in_the_manifest(
     assert pooling.normalize
 
 
-def test_a_tokenizer_of_another_model_ends_the_export(
+def test_tokenizer_of_another_model_ends_the_export(
     quick: ExportOptions, tiny_config: EncoderConfig, output: Path, minilm_dir: Path
 ) -> None:
     options = dataclasses.replace(quick, tokenizer=minilm_dir / "tokenizer.json")
@@ -376,7 +376,7 @@ def test_a_tokenizer_of_another_model_ends_the_export(
     assert list(output.parent.iterdir()) == []
 
 
-def test_the_warning_of_a_bundle_without_contributions_is_for_users(
+def test_warning_of_a_bundle_without_contributions_is_for_users(
     quick: ExportOptions, tiny_config: EncoderConfig, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle, "write_contributions", lambda *_: "no contributions: Add 'add_3' adds 'x'")

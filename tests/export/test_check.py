@@ -49,7 +49,7 @@ def change_graph(path: Path, name: str, amount: float, index: int = 0) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-def test_a_fresh_bundle_passes_against_its_own_weights(tiny_bundle: Path) -> None:
+def test_fresh_bundle_passes_against_its_own_weights(tiny_bundle: Path) -> None:
     stages = []
     summary = check_bundle(tiny_bundle, grid=GRID, progress=lambda stage, *_: stages.append(stage))
     assert summary.verdict.passed
@@ -59,13 +59,13 @@ def test_a_fresh_bundle_passes_against_its_own_weights(tiny_bundle: Path) -> Non
     assert [each.max_abs_error for each in found] == [each.max_abs_error for each in recorded]
 
 
-def test_a_bundle_of_which_a_layout_has_hard_links_passes(copied: Path, tmp_path: Path) -> None:
+def test_bundle_of_which_a_layout_has_hard_links_passes(copied: Path, tmp_path: Path) -> None:
     write_layout(copied, "ovms", tmp_path / "models", link=True)
     assert (copied / "onnx" / "model.onnx").stat().st_nlink > 1
     assert check_bundle(copied, grid=GRID).verdict.passed
 
 
-def test_a_cache_of_downloads_passes_and_a_link_out_of_the_bundle_is_refused(
+def test_cache_of_downloads_passes_and_a_link_out_of_the_bundle_is_rejected(
     copied: Path, tmp_path: Path
 ) -> None:
     """ONNX Runtime decides: it follows a link of the weights where the graph is a link to the same place."""
@@ -88,7 +88,7 @@ def test_a_cache_of_downloads_passes_and_a_link_out_of_the_bundle_is_refused(
     assert check_bundle(whole, grid=GRID).verdict.passed
 
 
-def test_the_encoder_is_rebuilt_bit_for_bit(
+def test_encoder_is_rebuilt_bit_for_bit(
     tiny_bundle: Path, tiny_encoder: Encoder, tiny_config: EncoderConfig
 ) -> None:
     rebuilt = rebuild_encoder(tiny_bundle / "onnx" / "model.onnx", tiny_config).state_dict()
@@ -96,13 +96,13 @@ def test_the_encoder_is_rebuilt_bit_for_bit(
     assert all(parameter.equal(rebuilt[name]) for name, parameter in tiny_encoder.state_dict().items())
 
 
-def test_another_file_is_refused_by_its_hash(copied: Path) -> None:
+def test_another_file_is_rejected_by_its_hash(copied: Path) -> None:
     (copied / "config.json").write_bytes((copied / "config.json").read_bytes() + b" ")
     with pytest.raises(BundleError, match=r"config\.json was altered"):
         check_bundle(copied)
 
 
-def test_an_altered_weight_is_refused_by_its_hash(copied: Path) -> None:
+def test_altered_weight_is_rejected_by_its_hash(copied: Path) -> None:
     path = copied / "onnx" / "model.onnx"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -111,7 +111,7 @@ def test_an_altered_weight_is_refused_by_its_hash(copied: Path) -> None:
         check_bundle(copied)
 
 
-def test_graphs_with_different_weights_are_refused_by_name(copied: Path) -> None:
+def test_graphs_with_different_weights_are_rejected_by_name(copied: Path) -> None:
     """The attention graph gets a weight of its own."""
     path = copied / "onnx" / "model_attentions.onnx"
     change_graph(path, "layers.1.output_norm.bias", 1.0)
@@ -121,7 +121,7 @@ def test_graphs_with_different_weights_are_refused_by_name(copied: Path) -> None
         check_bundle(copied, grid=GRID)
 
 
-def test_a_graph_that_computes_something_else_fails_parity(copied: Path) -> None:
+def test_graph_that_computes_something_else_fails_parity(copied: Path) -> None:
     path = copied / "onnx" / "model_attentions.onnx"
     model = onnx.load(path, load_external_data=False)
     norms = [node for node in model.graph.node if node.op_type == "LayerNormalization"]
@@ -143,7 +143,7 @@ def rename_weight(path: Path, old: str, new: str) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-def test_a_missing_parameter_is_named(copied: Path) -> None:
+def test_missing_parameter_is_named(copied: Path) -> None:
     rename_weight(copied / "onnx" / "model.onnx", "layers.1.output_norm.bias", "renamed")
     sign(copied)
     message = r"contains no weight for the parameter layers\.1\.output_norm\.bias"
@@ -151,7 +151,7 @@ def test_a_missing_parameter_is_named(copied: Path) -> None:
         check_bundle(copied)
 
 
-def test_a_parameter_of_another_shape_is_named(copied: Path) -> None:
+def test_parameter_of_another_shape_is_named(copied: Path) -> None:
     path = copied / "onnx" / "model.onnx"
     rename_weight(path, "layers.1.output_norm.bias", "aside")
     rename_weight(path, "layers.1.feed_forward.up.bias", "layers.1.output_norm.bias")
@@ -162,7 +162,7 @@ def test_a_parameter_of_another_shape_is_named(copied: Path) -> None:
         check_bundle(copied)
 
 
-def test_a_weight_that_is_no_number_is_named(copied: Path) -> None:
+def test_non_finite_weight_is_named(copied: Path) -> None:
     change_graph(copied / "onnx" / "model.onnx", "layers.1.output_norm.bias", np.nan)
     sign(copied)
     with pytest.raises(GraphError, match=r"layers\.1\.output_norm\.bias contains NaN"):
@@ -198,7 +198,7 @@ FALSE_CLAIMS: dict[str, tuple[Callable[[Manifest], object], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), FALSE_CLAIMS.values(), ids=FALSE_CLAIMS.keys())
-def test_a_manifest_that_says_something_else_than_the_files_is_refused(
+def test_manifest_that_contradicts_the_files_is_rejected(
     change: Callable[[Manifest], object], message: str, copied: Path
 ) -> None:
     change_manifest(copied, change)
@@ -206,13 +206,13 @@ def test_a_manifest_that_says_something_else_than_the_files_is_refused(
         check_bundle(copied, grid=GRID)
 
 
-def test_a_file_that_nobody_listed_is_refused(copied: Path) -> None:
+def test_unlisted_file_is_rejected(copied: Path) -> None:
     (copied / "onnx" / "manifest.json").write_text("{}", encoding="utf-8")
     with pytest.raises(BundleError, match=r"onnx/manifest\.json is not in the manifest"):
         check_bundle(copied, grid=GRID)
 
 
-def test_what_file_managers_and_hubs_leave_is_not_minded(copied: Path) -> None:
+def test_files_of_file_managers_and_hubs_are_ignored(copied: Path) -> None:
     """As a server doesn't mind them."""
     for name in (
         *(".DS_Store", "onnx/.DS_Store", "onnx/._model.onnx", ".gitattributes", ".git/HEAD", "README.md"),
@@ -230,14 +230,14 @@ def test_what_file_managers_and_hubs_leave_is_not_minded(copied: Path) -> None:
         *("pytorch_model.bin", "2_Dense/config.json", "onnx/README.md", "modeling.py", ".env"),
     ],
 )
-def test_what_a_tool_would_load_must_be_listed(name: str, copied: Path) -> None:
+def test_files_that_tools_would_load_must_be_listed(name: str, copied: Path) -> None:
     (copied / name).parent.mkdir(exist_ok=True)
     (copied / name).write_text("{}", encoding="utf-8")
     with pytest.raises(BundleError, match=re.escape(f"{name} is not in the manifest: remove it")):
         check_bundle(copied, grid=GRID)
 
 
-def test_weights_in_a_file_without_a_hash_are_refused(copied: Path) -> None:
+def test_weights_in_a_file_without_a_hash_are_rejected(copied: Path) -> None:
     """Under a name that is not minded otherwise."""
     path = copied / "onnx" / "model_attentions.onnx"
     model = onnx.load(path)
@@ -253,7 +253,7 @@ def test_weights_in_a_file_without_a_hash_are_refused(copied: Path) -> None:
         check_bundle(copied, grid=GRID)
 
 
-def test_a_graph_that_is_not_portable_is_refused(copied: Path) -> None:
+def test_graph_that_is_not_portable_is_rejected(copied: Path) -> None:
     path = copied / "onnx" / "model.onnx"
     model = onnx.load(path)
     model.ir_version = 9
@@ -263,7 +263,7 @@ def test_a_graph_that_is_not_portable_is_refused(copied: Path) -> None:
         check_bundle(copied)
 
 
-def test_an_invalid_graph_is_refused(copied: Path) -> None:
+def test_invalid_graph_is_rejected(copied: Path) -> None:
     (copied / "onnx" / "model_attentions.onnx").write_bytes(b"not ONNX")
     sign(copied)
     with pytest.raises(GraphError, match=r"model_attentions\.onnx is not valid ONNX"):
@@ -277,7 +277,7 @@ def test_minilm_passes_against_its_checkpoint(minilm_bundle: Path, minilm_dir: P
 
 
 @pytest.mark.parametrize("graph", ["model.onnx", "model_attentions.onnx"])
-def test_a_weight_that_no_input_reads_must_be_the_checkpoints_too(
+def test_unused_weight_must_match_the_checkpoint(
     graph: str,
     copied: Path,
     tiny_encoder: Encoder,
@@ -294,6 +294,6 @@ def test_a_weight_that_no_input_reads_must_be_the_checkpoints_too(
         check_bundle(copied, "tiny", grid=[Case(1, 1, Padding.NONE)])
 
 
-def test_a_checkpoint_of_another_size_is_refused(tiny_bundle: Path, minilm_dir: Path) -> None:
+def test_checkpoint_of_another_size_is_rejected(tiny_bundle: Path, minilm_dir: Path) -> None:
     with pytest.raises(SourceError, match="but that of the bundle is"):
         check_bundle(tiny_bundle, minilm_dir)

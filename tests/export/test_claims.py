@@ -41,7 +41,7 @@ def copied(cut_bundle: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(cut_bundle, tmp_path / "copy"))
 
 
-def test_a_manifest_states_every_field_also_an_empty_one(copied: Path) -> None:
+def test_manifest_states_every_field_also_an_empty_one(copied: Path) -> None:
     stated = read(copied / "manifest.json")
     assert stated["source_revision"] == stated["default_prompt_name"] == ""
     assert (stated["prompts"], stated["pooling"]["exclude_prompt"]) == ({}, False)
@@ -59,7 +59,7 @@ def without(manifest: dict[str, Any], *names: str) -> dict[str, Any]:
     return manifest
 
 
-def test_a_field_that_an_older_version_did_not_know_is_skipped_and_named(copied: Path) -> None:
+def test_field_that_an_older_version_did_not_know_is_skipped_and_named(copied: Path) -> None:
     names = ("source_revision", "pooling.truncate_dim", "graphs.1.ir_version", "architecture.num_heads")
     write(copied / "manifest.json", without(read(copied / "manifest.json"), *names))
     summary = check_bundle(copied, grid=GRID)
@@ -72,7 +72,7 @@ def test_a_field_that_an_older_version_did_not_know_is_skipped_and_named(copied:
     assert "pooling.truncate_dim" in shown.stdout
 
 
-def test_a_manifest_that_leaves_out_what_is_empty_passes(copied: Path) -> None:
+def test_manifest_without_empty_fields_passes(copied: Path) -> None:
     """As manifests were written at first."""
     text = json_format.MessageToJson(read_manifest(copied), preserving_proto_field_name=True)
     assert "source_revision" not in text
@@ -88,7 +88,7 @@ def test_a_manifest_that_leaves_out_what_is_empty_passes(copied: Path) -> None:
         ("dense", [{"path": "2_Dense"}], "pooling.dense has 1 entries, but 0 according to the files"),
     ],
 )
-def test_what_is_stated_is_compared_also_where_it_is_empty(
+def test_stated_fields_are_compared_even_if_empty(
     field: str, value: object, message: str, copied: Path
 ) -> None:
     manifest = json.loads((copied / "manifest.json").read_text("utf-8"))
@@ -98,7 +98,7 @@ def test_what_is_stated_is_compared_also_where_it_is_empty(
         check_bundle(copied, grid=GRID)
 
 
-def test_a_prompt_that_is_not_stated_is_not_skipped(copied: Path) -> None:
+def test_prompt_that_is_not_stated_is_not_skipped(copied: Path) -> None:
     """Their names are no fields: one that is missing was not unknown to an older version."""
     settings = read(copied / "config_sentence_transformers.json")
     write(copied / "config_sentence_transformers.json", settings | {"prompts": {"query": "query: "}})

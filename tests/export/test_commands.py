@@ -133,14 +133,15 @@ def test_export_of_a_checkpoint(published: Path, output: Path) -> None:
         "options)\nprompts: none\n"
         "maximum input: 20 tokens, the publisher's limit (the encoder supports 34)\n"
     ) in result.stdout
-    assert "left out because the encoder's outputs do not depend on them: pooler (2 tensors)\n" in result.stdout
+    reason = "because the encoder's outputs do not depend on them"
+    assert f"left out {reason}: pooler (2 tensors)\n" in result.stdout
     assert not read_manifest(output).pooling.normalize
     assert read_manifest(output).source_revision == ""
     report = json.loads(run_check(output, "--json").stdout)
     assert (report["max_tokens"], report["max_position_embeddings"]) == (20, 34)  # as `info` calls them
 
 
-def test_the_commit_of_a_checkpoint_from_the_hub_is_written_down(
+def test_commit_of_a_hub_checkpoint_is_recorded(
     tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = tmp_path / "snapshots" / ("0123456789" * 4)
@@ -173,7 +174,7 @@ def test_failed_parity_exits_1_with_one_line(config_file: Path, output: Path) ->
 
 
 @pytest.mark.usefixtures("traced_once")
-def test_an_existing_directory_exits_2_without_force(config_file: Path, output: Path) -> None:
+def test_existing_directory_exits_2_without_force(config_file: Path, output: Path) -> None:
     assert run_export("--config", config_file, "--output", output, *FEW).exit_code == 0
     result = run_export("--config", config_file, "--output", output, *FEW)
     assert result.exit_code == 2
@@ -194,7 +195,7 @@ def test_an_existing_directory_exits_2_without_force(config_file: Path, output: 
         (["--config", "CONFIG", "--seed", str(2**64)], f"{2**64} is not in the range"),
     ],
 )
-def test_a_mistake_exits_2(arguments: list[str], message: str, config_file: Path, output: Path) -> None:
+def test_mistake_exits_2(arguments: list[str], message: str, config_file: Path, output: Path) -> None:
     given = [str(config_file) if each == "CONFIG" else each for each in arguments]
     result = run_export(*given, "--output", output)
     assert result.exit_code == 2
@@ -202,7 +203,7 @@ def test_a_mistake_exits_2(arguments: list[str], message: str, config_file: Path
     assert not output.exists()
 
 
-def test_a_bad_configuration_exits_2_and_names_the_key(tmp_path: Path, output: Path) -> None:
+def test_bad_configuration_exits_2_and_names_the_key(tmp_path: Path, output: Path) -> None:
     path = tmp_path / "bad.json"
     path.write_text('{"hidden_sise": 48}', encoding="utf-8")
     result = run_export("--config", path, "--output", output)
@@ -210,7 +211,7 @@ def test_a_bad_configuration_exits_2_and_names_the_key(tmp_path: Path, output: P
     assert "unknown key 'hidden_sise' (did you mean 'hidden_size'?)" in result.stderr
 
 
-def test_a_source_that_is_not_there_exits_1(tmp_path: Path, output: Path) -> None:
+def test_missing_source_exits_1(tmp_path: Path, output: Path) -> None:
     result = run_export(tmp_path / "nothing", "--output", output)
     assert result.exit_code == 1
     assert "does not exist" in result.stderr
@@ -218,7 +219,7 @@ def test_a_source_that_is_not_there_exits_1(tmp_path: Path, output: Path) -> Non
 
 
 @pytest.mark.usefixtures("traced_once")
-def test_check_refuses_an_altered_bundle(config_file: Path, output: Path) -> None:
+def test_check_rejects_an_altered_bundle(config_file: Path, output: Path) -> None:
     run_export("--config", config_file, "--output", output, *FEW)
     (output / "config.json").write_text("{}", encoding="utf-8")
     result = run_check(output)
@@ -227,7 +228,7 @@ def test_check_refuses_an_altered_bundle(config_file: Path, output: Path) -> Non
     assert result.stdout == ""
 
 
-def test_check_of_what_is_no_bundle_exits_1(tmp_path: Path) -> None:
+def test_check_of_another_directory_exits_1(tmp_path: Path) -> None:
     result = run_check(tmp_path)
     assert result.exit_code == 1
     assert "is not a bundle" in result.stderr
@@ -247,7 +248,7 @@ def test_check_names_the_failure(published: Path, output: Path, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("traced_once")
-def test_a_name_is_shown_as_it_was_given(config_file: Path, output: Path) -> None:
+def test_name_is_shown_unchanged(config_file: Path, output: Path) -> None:
     result = run_export("--config", config_file, "--output", output, *FEW, "--name", "my[/v2]")
     assert result.exit_code == 0, result.output
     assert "my[/v2] against PyTorch" in result.stdout
@@ -257,7 +258,7 @@ def test_a_name_is_shown_as_it_was_given(config_file: Path, output: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["a\x1b[31mb", "a\nb", "\udcff"])
-def test_a_name_that_can_not_be_printed_is_refused(name: str, config_file: Path, output: Path) -> None:
+def test_name_that_cannot_be_printed_is_rejected(name: str, config_file: Path, output: Path) -> None:
     result = run_export("--config", config_file, "--output", output, "--name", name)
     assert result.exit_code == 1
     assert "can't be printed" in result.stderr
@@ -265,7 +266,7 @@ def test_a_name_that_can_not_be_printed_is_refused(name: str, config_file: Path,
 
 
 @pytest.mark.usefixtures("traced_once")
-def test_the_largest_seed_is_a_seed(config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_largest_seed_is_a_seed(config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from attnlens_model import new_encoder  # noqa: PLC0415 - beside its replacement
 
     # The trace that exists has the weights of seed 0.
@@ -281,7 +282,7 @@ def test_the_largest_seed_is_a_seed(config_file: Path, output: Path, monkeypatch
     assert seeds == [2**64 - 1]
 
 
-def test_an_encoder_that_no_memory_holds_is_refused(
+def test_encoder_that_exceeds_the_memory_is_rejected(
     tiny_config: EncoderConfig, tmp_path: Path, output: Path
 ) -> None:
     path = tmp_path / "large.json"
@@ -294,7 +295,7 @@ def test_an_encoder_that_no_memory_holds_is_refused(
     assert "not enough memory for an encoder of this size" in result.stderr
 
 
-def test_a_revision_of_a_directory_is_refused(minilm_dir: Path, output: Path) -> None:
+def test_revision_of_a_directory_is_rejected(minilm_dir: Path, output: Path) -> None:
     result = run_export(minilm_dir, "--output", output, "--revision", "v1")
     assert result.exit_code == 1
     assert "is a local directory, which has no revisions" in result.stderr
@@ -302,7 +303,7 @@ def test_a_revision_of_a_directory_is_refused(minilm_dir: Path, output: Path) ->
 
 @pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_leaves_nothing_behind(
+def test_signal_leaves_nothing_behind(
     number: signal.Signals, code: int, config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
@@ -324,7 +325,7 @@ def test_a_signal_leaves_nothing_behind(
 
 
 @pytest.mark.usefixtures("traced_once")
-def test_an_ignored_hangup_stays_ignored(
+def test_ignored_hangup_stays_ignored(
     config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As under nohup."""
@@ -342,7 +343,7 @@ def test_an_ignored_hangup_stays_ignored(
 
 
 @pytest.mark.usefixtures("traced_once")
-def test_what_was_not_compared_is_said(
+def test_omitted_comparisons_are_reported(
     config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2 layers of 4 heads: hidden states up to 2 x 38 tokens fit, maps of 2 x 26, not of 1 x 38."""
@@ -373,7 +374,7 @@ def test_what_was_not_compared_is_said(
 
 
 @pytest.mark.usefixtures("traced_once")
-def test_the_longest_input_that_is_compared_can_be_chosen(config_file: Path, output: Path) -> None:
+def test_longest_input_that_is_compared_can_be_chosen(config_file: Path, output: Path) -> None:
     result = run_export("--config", config_file, "--output", output, "--parity-tokens", 11)
     assert result.exit_code == 0, result.output
     assert "longest input compared, in tokens: 11; the encoder takes 40" in result.stdout

@@ -23,7 +23,7 @@ def test_tables_match_the_configuration_classes() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=["bert", "modernbert"])
-def test_an_example_is_exported(example: str, tmp_path: Path) -> None:
+def test_example_is_exported(example: str, tmp_path: Path) -> None:
     (tmp_path / "my.json").write_text(example, encoding="utf-8")
     arguments = ["--config", "my.json", "--output", "bundle", "--seed", "0", "--parity-tokens", "16"]
     arguments = [str(tmp_path / each) if each in {"my.json", "bundle"} else each for each in arguments]

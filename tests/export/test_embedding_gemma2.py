@@ -15,7 +15,7 @@ from family_cases.decoders import GEMMA2_SIZES
 from odd_models import SIZES
 
 
-def test_a_bundle_of_the_whole_model_has_the_sizes_of_its_token_vectors_and_the_file_of_its_text_half(
+def test_bundle_of_the_whole_model_has_the_sizes_of_its_token_vectors_and_the_file_of_its_text_half(
     tmp_path: Path,
 ) -> None:
     torch.manual_seed(0)

@@ -74,7 +74,7 @@ def live_differences(found: list[np.ndarray], expected: list[np.ndarray], mask: 
     return [float(np.abs(found[0] - expected[0])[live].max()), float(max(maps))]
 
 
-def test_the_float64_reference_is_that_of_a_float64_copy(exported: Exported) -> None:
+def test_float64_reference_matches_a_float64_copy(exported: Exported) -> None:
     """To the last bit: only where and when parameters are cast differs."""
     encoder = rebuild_encoder(exported.bundle / "onnx" / "model.onnx", exported.config)
     inputs = make_inputs(Case(3, 21, Padding.MIDDLE), exported.config)
@@ -91,7 +91,7 @@ def test_the_float64_reference_is_that_of_a_float64_copy(exported: Exported) -> 
         assert 0 < np.abs(tensor - single).max() < 1e-4
 
 
-def test_a_graph_gives_what_transformers_gives(exported: Exported) -> None:
+def test_graph_matches_transformers(exported: Exported) -> None:
     path = exported.bundle / "onnx" / "model_attentions.onnx"
     session = onnxruntime.InferenceSession(
         path, providers=["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
@@ -106,7 +106,7 @@ def test_a_graph_gives_what_transformers_gives(exported: Exported) -> None:
     assert max(worst) < 1e-5
 
 
-def test_a_graph_runs_in_the_reference_implementation_of_onnx(exported: Exported) -> None:
+def test_graph_runs_in_the_reference_implementation_of_onnx(exported: Exported) -> None:
     evaluator = ReferenceEvaluator(onnx.load(exported.bundle / "onnx" / "model_attentions.onnx"))
     for mask in list(padded_masks(2, 9))[:3]:
         inputs = random_inputs(exported.model.config, mask)
@@ -114,14 +114,14 @@ def test_a_graph_runs_in_the_reference_implementation_of_onnx(exported: Exported
         assert max(live_differences(found, exported.expected(inputs), mask.numpy())) < 1e-5
 
 
-def test_the_families_that_run_elsewhere_have_all_operators() -> None:
+def test_families_that_run_elsewhere_have_all_operators() -> None:
     covered = set().union(*(EXTRA_OPERATORS.get(family, set()) for family in RUN_ELSEWHERE))
     assert covered == set().union(*EXTRA_OPERATORS.values())
 
 
 @pytest.mark.parametrize("name", extended_except(["opencv", "openvino", "tract"], "openvino"))
 @pytest.mark.parametrize("exported", RUN_ELSEWHERE, indirect=True)
-def test_a_graph_runs_in_other_runtimes(exported: Exported, name: str) -> None:
+def test_graph_runs_in_other_runtimes(exported: Exported, name: str) -> None:
     cases = [Case(1, 1, Padding.NONE), Case(2, 33, Padding.RIGHT), Case(3, 7, Padding.EMPTY_ROW)]
     result = measure(exported.bundle, found(name), cases)
     # docs/runtimes.md: OpenCV has wrong contributions for many encoders.
@@ -130,7 +130,7 @@ def test_a_graph_runs_in_other_runtimes(exported: Exported, name: str) -> None:
     assert result.num_cases == len(cases)
 
 
-def test_a_graph_has_the_operators_of_bert_and_few_more(exported: Exported) -> None:
+def test_graph_has_the_operators_of_bert_and_few_more(exported: Exported) -> None:
     graph = onnx.load(exported.bundle / "onnx" / "model.onnx").graph
     extra = {node.op_type for node in graph.node} - OPERATORS
     assert extra == EXTRA_OPERATORS.get(exported.family, set())
@@ -139,7 +139,7 @@ def test_a_graph_has_the_operators_of_bert_and_few_more(exported: Exported) -> N
     assert names == ["input_ids", "attention_mask", *(["token_type_ids"] if types > 1 else [])]
 
 
-def test_a_bundle_states_the_usable_length_and_passes_a_check(exported: Exported) -> None:
+def test_bundle_states_the_usable_length_and_passes_a_check(exported: Exported) -> None:
     manifest = read_manifest(exported.bundle)
     assert manifest.parity.passed
     # Families with several layouts are named with their distinguishing feature.
@@ -164,7 +164,7 @@ def test_config_json_has_the_common_names_and_is_read_as_the_same_model(exported
     assert EncoderConfig.from_dict(published.to_dict()) == config
 
 
-def test_a_fresh_encoder_of_each_family_has_a_config_that_others_read(exported: Exported) -> None:
+def test_fresh_encoder_of_each_family_has_a_config_that_others_read(exported: Exported) -> None:
     content = exported.config.to_hugging_face()
     theirs = type(exported.model.config)(**content)
     assert content["architectures"] == [f"{exported.odd.name}{exported.odd.kind}"]

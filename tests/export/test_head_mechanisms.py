@@ -72,9 +72,7 @@ def open_graph(graph: TracedGraph, directory: Path) -> onnxruntime.InferenceSess
     return onnxruntime.InferenceSession(directory / "model.onnx", providers=["CPUExecutionProvider"])
 
 
-def test_the_graph_has_the_numbers_of_the_encoder(
-    encoder: Encoder, graph: TracedGraph, tmp_path: Path
-) -> None:
+def test_graph_has_the_numbers_of_the_encoder(encoder: Encoder, graph: TracedGraph, tmp_path: Path) -> None:
     names, described = output_names(encoder.config), layer_outputs(encoder.config)
     session = open_graph(graph, tmp_path)
     alone = open_graph(embeddings_graph(graph), tmp_path)
@@ -97,7 +95,7 @@ def test_the_graph_has_the_numbers_of_the_encoder(
         np.testing.assert_allclose(hidden[live], found["last_hidden_state"][live], rtol=0, atol=1e-5)
 
 
-def test_the_graph_is_portable_and_has_every_parameter_by_name(encoder: Encoder, graph: TracedGraph) -> None:
+def test_graph_is_portable_and_has_every_parameter_by_name(encoder: Encoder, graph: TracedGraph) -> None:
     purpose = GraphPurpose.GRAPH_PURPOSE_ATTENTION
     check_graph(graph.proto_with_weights(), "model.onnx", encoder.config, purpose)
     for name, parameter in encoder.state_dict().items():
@@ -106,11 +104,11 @@ def test_the_graph_is_portable_and_has_every_parameter_by_name(encoder: Encoder,
         np.testing.assert_array_equal(stored, parameter.numpy())
 
 
-def test_operators_that_a_mechanism_does_not_need_are_not_asked_for() -> None:
+def test_operators_lists_only_required_operators() -> None:
     for attention in (OVERLAPPING | {"overlap": 0}, MIXTURE | {"shared_heads": 6, "active_heads": 0}):
         [layer] = {each.operators for each in small_config({"attention": attention}).layer_attentions}
         assert layer == frozenset()
 
 
-def test_its_configuration_is_read_as_it_was_written(encoder: Encoder) -> None:
+def test_configuration_round_trip_is_exact(encoder: Encoder) -> None:
     assert EncoderConfig.from_json(encoder.config.to_json()) == encoder.config

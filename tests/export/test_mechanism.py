@@ -50,7 +50,7 @@ def open_graph(graph: TracedGraph, directory: Path) -> onnxruntime.InferenceSess
     return onnxruntime.InferenceSession(directory / "model.onnx", providers=["CPUExecutionProvider"])
 
 
-def test_a_role_is_an_output_of_the_graph_and_has_the_numbers_of_the_encoder(
+def test_role_is_an_output_of_the_graph_and_has_the_numbers_of_the_encoder(
     config: EncoderConfig, encoder: Encoder, traced: TracedGraph, tmp_path: Path
 ) -> None:
     session = open_graph(traced, tmp_path)
@@ -70,7 +70,7 @@ def test_a_role_is_an_output_of_the_graph_and_has_the_numbers_of_the_encoder(
             np.testing.assert_allclose(found[f"attentions.{layer}"], weights.numpy(), rtol=0, atol=1e-5)
 
 
-def test_the_lint_knows_its_operators_and_outputs_from_the_configuration(
+def test_lint_knows_its_operators_and_outputs_from_the_configuration(
     config: EncoderConfig, traced: TracedGraph
 ) -> None:
     graph = traced.proto_with_weights()
@@ -80,7 +80,7 @@ def test_the_lint_knows_its_operators_and_outputs_from_the_configuration(
         check_graph(graph, "model.onnx", softmax, GraphPurpose.GRAPH_PURPOSE_ATTENTION)
 
 
-def test_the_graph_of_embeddings_has_the_hidden_states_alone(
+def test_graph_of_embeddings_has_the_hidden_states_alone(
     config: EncoderConfig, encoder: Encoder, traced: TracedGraph, tmp_path: Path
 ) -> None:
     session = open_graph(embeddings_graph(traced), tmp_path)

@@ -18,7 +18,7 @@ from odd_models import padded_masks
 from runtimes.measured import found, measure
 
 
-def test_a_graph_gives_what_the_other_implementation_gives_in_every_runtime(tmp_path: Path) -> None:
+def test_graph_matches_the_other_implementation_in_every_runtime(tmp_path: Path) -> None:
     model = NeoBert.draw(num_hidden_layers=2)
     model.save(tmp_path / "source")
     bundle = tmp_path / "bundle"

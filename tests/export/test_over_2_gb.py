@@ -117,7 +117,7 @@ def expected(exported: Exported) -> list[Array]:
     return [tensor.numpy() for tensor in (output.last_hidden_state, *output.attentions)]
 
 
-def test_it_passes_parity_with_the_weights_in_a_file_of_their_own(exported: Exported) -> None:
+def test_parity_passes_with_weights_in_a_separate_file(exported: Exported) -> None:
     assert exported.exit_code == 0, exported.output
     onnx_dir = exported.bundle / "onnx"
     sizes = {path.name: path.stat().st_size for path in onnx_dir.iterdir()}
@@ -137,16 +137,14 @@ def test_it_passes_parity_with_the_weights_in_a_file_of_their_own(exported: Expo
     assert config["transformers.js_config"] == {"use_external_data_format": True}
 
 
-def test_the_export_takes_little_more_than_the_weights(exported: Exported) -> None:
+def test_export_takes_little_more_than_the_weights(exported: Exported) -> None:
     """The encoder once, and ONNX Runtime's copies of the matrices of the layer: no second table."""
     print(f"peak of the export: {exported.peak_bytes / 1e9:.2f} GB")  # noqa: T201 - shown by `pytest -rP`
     assert WEIGHT_BYTES < exported.peak_bytes < 1.3 * WEIGHT_BYTES + FLOOR_BYTES
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model_attentions.onnx"])
-def test_onnx_runtime_gives_what_transformers_gives(
-    name: str, exported: Exported, expected: list[Array]
-) -> None:
+def test_onnx_runtime_matches_transformers(name: str, exported: Exported, expected: list[Array]) -> None:
     session = onnxruntime.InferenceSession(
         exported.bundle / "onnx" / name, providers=["CPUExecutionProvider"]
     )
@@ -158,7 +156,7 @@ def test_onnx_runtime_gives_what_transformers_gives(
         assert np.abs(measured - tensor).max() < 1e-5
 
 
-def test_a_server_compares_the_hashes_and_gives_what_transformers_gives(
+def test_server_compares_the_hashes_and_matches_transformers(
     exported: Exported, expected: list[Array]
 ) -> None:
     with ServerProcess(exported.bundle) as server, Client(server.address) as client:

@@ -70,7 +70,7 @@ def failed(result: PublisherResult) -> dict[str, float]:
     return {found.result: found.max_abs_error for found in result.comparisons if not found.passed}
 
 
-def test_a_correct_bundle_passes_in_all_results_with_and_without_a_prompt(
+def test_correct_bundle_passes_in_all_results_with_and_without_a_prompt(
     bundle: Path, published: Path
 ) -> None:
     result = compare(bundle, published)
@@ -123,7 +123,7 @@ def pool_by_cls(source: Path) -> None:
         (pool_by_cls, {"embeddings"}),
     ],
 )
-def test_a_bundle_that_misread_its_checkpoint_fails(
+def test_bundle_that_misread_its_checkpoint_fails(
     change: Callable[[Path], None], expected: set[str], bundle: Path, changed: Path
 ) -> None:
     """The bundle lacks a setting of the checkpoint, or has a different weight."""
@@ -142,7 +142,7 @@ def test_embeddings_are_not_compared_if_the_export_replaced_the_pooling(bundle: 
     assert "the export replaced the pooling" in " ".join(result.stdout.split())
 
 
-def test_the_command_prints_a_table_and_exits_with_1_on_a_mismatch(bundle: Path, changed: Path) -> None:
+def test_command_prints_a_table_and_exits_with_1_on_a_mismatch(bundle: Path, changed: Path) -> None:
     lower_case(changed)
     arguments = [str(bundle), "--source", str(changed), "--against", "transformers", "--parity-tokens", "7"]
     result = CliRunner().invoke(check, arguments)
@@ -153,7 +153,7 @@ def test_the_command_prints_a_table_and_exits_with_1_on_a_mismatch(bundle: Path,
     assert not json.loads(result.stdout[: result.stdout.rindex("}") + 1])["publisher"]["passed"]
 
 
-def test_a_checkpoint_that_transformers_cannot_load_is_an_error(bundle: Path, changed: Path) -> None:
+def test_checkpoint_that_transformers_cannot_load_is_an_error(bundle: Path, changed: Path) -> None:
     (changed / "modules.json").unlink()
     edit_json(changed / "config.json", model_type="nonesuch", auto_map={"AutoModel": "model.Nonesuch"})
     with pytest.raises(SourceError, match=r"transformers cannot load .* without running code from it"):

@@ -106,7 +106,7 @@ RACE = [
 ]
 
 
-def test_an_operator_that_races_fails_the_gate(tmp_path: Path) -> None:
+def test_operator_that_races_fails_the_gate(tmp_path: Path) -> None:
     onnx.save(racing(RACE), tmp_path / "racing.onnx")
     result = measure_repeats(tmp_path, ["racing.onnx"], small_config(), lambda *_: None)
     one, *several = result.runs
@@ -119,6 +119,6 @@ def test_an_operator_that_races_fails_the_gate(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("purpose", [purpose for purpose in GraphPurpose.values() if purpose])
-def test_lint_refuses_it_in_every_graph(purpose: GraphPurpose.ValueType) -> None:
+def test_lint_rejects_it_in_every_graph(purpose: GraphPurpose.ValueType) -> None:
     with pytest.raises(LintError, match="ScatterND with the reduction 'add' loses updates"):
         check_graph(racing(RACE), "a.onnx", small_config(), purpose, more_operators=frozenset({"ScatterND"}))

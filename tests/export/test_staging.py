@@ -33,7 +33,7 @@ def assert_alone(output: Path, name: str) -> None:
 
 
 @can_exchange
-def test_a_bundle_is_replaced_in_one_step(output: Path) -> None:
+def test_bundle_is_replaced_in_one_step(output: Path) -> None:
     """Another thread looks all the time, and never finds nothing there."""
     write_bundle(output, "0")
     done, missed = threading.Event(), []
@@ -64,7 +64,7 @@ def test_replacing_in_one_step_renames_nothing_twice(output: Path, monkeypatch: 
 
 
 @pytest.mark.usefixtures("no_exchange")
-def test_where_it_takes_two_steps_the_result_is_the_same(output: Path) -> None:
+def test_two_step_replacement_has_the_same_result(output: Path) -> None:
     write_bundle(output, "old")
     write_bundle(output, "new")
     assert_alone(output, "new")
@@ -72,7 +72,7 @@ def test_where_it_takes_two_steps_the_result_is_the_same(output: Path) -> None:
 
 @pytest.mark.usefixtures("no_exchange")
 @pytest.mark.parametrize("failure", [OSError("no"), KeyboardInterrupt()])
-def test_the_old_bundle_comes_back_where_the_new_one_can_not_be_moved(
+def test_old_bundle_comes_back_where_the_new_one_cannot_be_moved(
     failure: BaseException, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_bundle(output, "old")
@@ -108,7 +108,7 @@ def test_of_two_exports_by_force_one_wins_and_nothing_else_stays(
 
 
 @can_exchange
-def test_what_came_between_the_look_and_the_exchange_comes_back(
+def test_directory_created_during_the_exchange_is_restored(
     output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody's directory in the place of the bundle that was to be replaced."""
@@ -129,14 +129,14 @@ def test_what_came_between_the_look_and_the_exchange_comes_back(
 
 
 @can_exchange
-def test_an_exchange_with_nothing_is_an_error(tmp_path: Path) -> None:
+def test_exchange_with_nothing_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     with pytest.raises(FileNotFoundError):
         exchange(tmp_path / "there", tmp_path / "not there")
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_elsewhere_there_is_no_exchange(
+def test_exchange_is_unsupported_on_other_systems(
     platform: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)

@@ -21,7 +21,7 @@ from attnlens_model import EncoderConfig
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("stage", ["Initializing", "Tracing", "Writing", "Parity", "Hashing"])
-def test_an_interrupted_export_leaves_nothing(
+def test_interrupted_export_leaves_nothing(
     quick: ExportOptions,
     stage: str,
     interruption: type[BaseException],
@@ -37,7 +37,7 @@ def test_an_interrupted_export_leaves_nothing(
     assert list(output.parent.iterdir()) == []
 
 
-def test_an_unfinished_export_has_no_manifest(
+def test_unfinished_export_has_no_manifest(
     quick: ExportOptions, tiny_config: EncoderConfig, output: Path
 ) -> None:
     """Even where a process is killed and can't clean up."""
@@ -52,7 +52,7 @@ def test_an_unfinished_export_has_no_manifest(
     assert (output / "manifest.json").exists()
 
 
-def test_an_existing_bundle_is_replaced_only_by_force(
+def test_existing_bundle_is_replaced_only_with_force(
     quick: ExportOptions, tiny_config: EncoderConfig, output: Path
 ) -> None:
     export_bundle(tiny_config, output, dataclasses.replace(quick, name="old"))
@@ -66,7 +66,7 @@ def test_an_existing_bundle_is_replaced_only_by_force(
     assert [path.name for path in output.parent.iterdir()] == ["tiny"]
 
 
-def test_a_failed_export_by_force_leaves_the_old_bundle(
+def test_failed_export_by_force_leaves_the_old_bundle(
     broken: ExportOptions, tiny_config: EncoderConfig, output: Path, tiny_trace: TracedGraph
 ) -> None:
     export_bundle(tiny_config, output, dataclasses.replace(broken, name="old", tracer=lambda *_: tiny_trace))
@@ -77,7 +77,7 @@ def test_a_failed_export_by_force_leaves_the_old_bundle(
     assert [path.name for path in output.parent.iterdir()] == ["tiny"]
 
 
-def test_a_link_to_a_bundle_stays_a_link(
+def test_link_to_a_bundle_stays_a_link(
     quick: ExportOptions, tiny_config: EncoderConfig, output: Path, tmp_path: Path
 ) -> None:
     export_bundle(tiny_config, output, quick)
@@ -88,7 +88,7 @@ def test_a_link_to_a_bundle_stays_a_link(
     assert read_manifest(output).model_name == "new"
 
 
-def test_force_does_not_delete_what_is_no_bundle(
+def test_force_does_not_delete_other_directories(
     quick: ExportOptions, tiny_config: EncoderConfig, output: Path
 ) -> None:
     output.mkdir()
@@ -110,7 +110,7 @@ def test_force_does_not_delete_a_directory_with_a_manifest_of_another_kind(
     assert {path.name for path in output.iterdir()} == {"manifest.json", "index.html"}
 
 
-def test_what_appears_at_the_target_during_an_export_is_not_replaced(
+def test_target_created_during_an_export_is_not_replaced(
     quick: ExportOptions, tiny_config: EncoderConfig, output: Path
 ) -> None:
     def appear(stage: str, _detail: str, _done: int, _total: int) -> None:
@@ -124,7 +124,7 @@ def test_what_appears_at_the_target_during_an_export_is_not_replaced(
     assert [path.name for path in output.parent.iterdir()] == ["tiny"]
 
 
-def test_a_failed_export_removes_the_parents_that_it_made(
+def test_failed_export_removes_the_parents_that_it_made(
     broken: ExportOptions, tiny_config: EncoderConfig, output: Path
 ) -> None:
     with pytest.raises(ParityError):
@@ -132,7 +132,7 @@ def test_a_failed_export_removes_the_parents_that_it_made(
     assert list(output.parent.iterdir()) == []
 
 
-def test_a_full_disk_is_reported_with_the_target(
+def test_full_disk_is_reported_with_the_target(
     quick: ExportOptions, tiny_config: EncoderConfig, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fill(*_: object) -> None:
@@ -144,7 +144,7 @@ def test_a_full_disk_is_reported_with_the_target(
     assert list(output.parent.iterdir()) == []
 
 
-def test_a_source_that_can_not_be_read_is_not_blamed_on_the_target(
+def test_unreadable_source_is_not_reported_as_a_target_error(
     quick: ExportOptions, tiny_config: EncoderConfig, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -155,25 +155,25 @@ def test_a_source_that_can_not_be_read_is_not_blamed_on_the_target(
         export_bundle(tiny_config, output, quick)
 
 
-def test_a_loop_of_links_is_refused(quick: ExportOptions, tiny_config: EncoderConfig, output: Path) -> None:
+def test_loop_of_links_is_rejected(quick: ExportOptions, tiny_config: EncoderConfig, output: Path) -> None:
     output.symlink_to(output)
     with pytest.raises(OutputError, match="is not a bundle"):
         export_bundle(tiny_config, output, quick)
 
 
-def test_a_target_that_is_not_utf_8_is_refused(tiny_config: EncoderConfig, tmp_path: Path) -> None:
+def test_target_that_is_not_utf_8_is_rejected(tiny_config: EncoderConfig, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="is not UTF-8"):
         export_bundle(tiny_config, tmp_path / os.fsdecode(b"\xff"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_empty_directory_is_taken(quick: ExportOptions, tiny_config: EncoderConfig, output: Path) -> None:
+def test_empty_directory_is_taken(quick: ExportOptions, tiny_config: EncoderConfig, output: Path) -> None:
     output.mkdir()
     export_bundle(tiny_config, output, quick)
     assert (output / "manifest.json").exists()
 
 
-def test_a_target_below_a_file_is_refused(
+def test_target_below_a_file_is_rejected(
     quick: ExportOptions, tiny_config: EncoderConfig, output: Path
 ) -> None:
     output.write_text("a file", encoding="utf-8")

@@ -39,7 +39,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_a_bundle_says_its_task_everywhere_and_is_checked_against_it(source: Path, tmp_path: Path) -> None:
+def test_bundle_states_its_task_consistently(source: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     task = TASKS[1]
     summary = export_bundle(source, bundle, ExportOptions(adapter_task=task, pooling="mean", grid=GRID))
@@ -63,9 +63,7 @@ def test_a_bundle_says_its_task_everywhere_and_is_checked_against_it(source: Pat
         check_bundle(bundle, source, grid=GRID)
 
 
-def test_the_command_takes_a_task_or_none_and_names_those_that_there_are(
-    source: Path, tmp_path: Path
-) -> None:
+def test_command_takes_a_task_or_none_and_names_those_that_there_are(source: Path, tmp_path: Path) -> None:
     def run(*arguments: str) -> tuple[int, str]:
         output = ["--output", str(tmp_path / "bundle"), "--parity-tokens", "8", "--pooling", "mean"]
         result = CliRunner().invoke(export, [*arguments, *output])

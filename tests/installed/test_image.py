@@ -57,7 +57,7 @@ def test_compose_mounts_the_bundle_at_the_expected_path() -> None:
     assert int(service["stop_grace_period"].removesuffix("s")) > ServerConfig(bundle=Path()).drain_timeout_s
 
 
-def test_the_server_of_the_image_answers_without_root_and_without_writing(
+def test_server_of_the_image_answers_without_root_and_without_writing(
     server_environment: Environment, minilm_bundle: Path, tmp_path: Path
 ) -> None:
     bundle = shutil.copytree(minilm_bundle, tmp_path / "bundle")

@@ -26,6 +26,6 @@ def test_systemd_accepts_the_unit_and_rates_its_sandboxing_well(tmp_path: Path) 
     assert confined.returncode == 0, confined.stdout
 
 
-def test_the_unit_waits_longer_than_the_server_drains() -> None:
+def test_unit_waits_longer_than_the_server_drains() -> None:
     [seconds] = re.findall(r"^TimeoutStopSec=(\d+)$", UNIT.read_text("utf-8"), re.MULTILINE)
     assert int(seconds) > ServerConfig(bundle=Path()).drain_timeout_s

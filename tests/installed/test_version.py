@@ -6,7 +6,7 @@ import tomllib
 from installed.environment import ROOT
 
 
-def test_the_changelog_begins_with_the_version_of_the_distribution() -> None:
+def test_changelog_begins_with_the_version_of_the_distribution() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     assert headings[0] == version

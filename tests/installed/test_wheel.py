@@ -13,7 +13,7 @@ from installed.environment import Environment, serving, without_project
 pytestmark = pytest.mark.timeout(1200)
 
 
-def test_the_client_needs_three_packages(bare_environment: Environment) -> None:
+def test_client_needs_three_packages(bare_environment: Environment) -> None:
     needed = bare_environment.packages() - {"pip", "setuptools", "attnlens"}
     assert needed == {
         "grpcio",
@@ -25,7 +25,7 @@ def test_the_client_needs_three_packages(bare_environment: Environment) -> None:
     assert "pip install '.[cli]'" in bare_environment.run("attnlens", "--version", code=2).stderr
 
 
-def test_the_wheel_serves_and_exports(
+def test_wheel_serves_and_exports(
     server_environment: Environment, minilm_dir: Path, minilm_bundle: Path
 ) -> None:
     environment = server_environment

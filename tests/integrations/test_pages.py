@@ -26,6 +26,6 @@ def test_page_names_the_tested_versions(tool: str) -> None:
     assert f"| {tool} {pinned[tool]} |" in PAGE
 
 
-def test_the_environment_has_no_pytorch() -> None:
+def test_environment_has_no_pytorch() -> None:
     requirements = (HERE / "requirements.txt").read_text("utf-8")
     assert not re.search(r"^(torch|transformers|sentence-transformers)==", requirements, re.MULTILINE)

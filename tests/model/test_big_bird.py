@@ -47,9 +47,7 @@ def difference(encoder: Encoder, model: Any, inputs: dict[str, Tensor]) -> float
 
 
 @pytest.mark.parametrize("odd", [SMALL, MORE], ids=str)
-def test_with_the_first_block_repeated_it_gives_what_transformers_gives(
-    odd: OddModel, tmp_path: Path
-) -> None:
+def test_with_the_first_block_repeated_it_matches_transformers(odd: OddModel, tmp_path: Path) -> None:
     encoder, model = load(odd, tmp_path, "first_block")
     size, longest = model.config.block_size, model.config.max_position_embeddings
     full = (5 + 2 * model.config.num_random_blocks) * size
@@ -64,7 +62,7 @@ def test_with_the_first_block_repeated_it_gives_what_transformers_gives(
 
 
 @pytest.mark.parametrize("max_positions", [1024, 4096])
-def test_with_the_original_blocks_it_gives_what_transformers_gives_in_training(
+def test_with_the_original_blocks_it_matches_transformers_in_training(
     max_positions: int, tmp_path: Path
 ) -> None:
     """At 1,024 tokens, where both draw the blocks as the published implementation does."""
@@ -103,7 +101,7 @@ def test_random_blocks_are_drawn_as_transformers_draws_them_in_training(
     np.testing.assert_array_equal(draw_random_blocks(3, tokens, size, num_random, seed), theirs)
 
 
-def test_a_file_that_says_nothing_of_random_blocks_means_the_original_ones(tmp_path: Path) -> None:
+def test_random_blocks_default_to_the_original_ones(tmp_path: Path) -> None:
     SMALL.config().save_pretrained(tmp_path)
     config = read_config(tmp_path / "config.json")
     layers = config.layer_attentions
@@ -116,7 +114,7 @@ def test_a_file_that_says_nothing_of_random_blocks_means_the_original_ones(tmp_p
 
 @pytest.mark.parametrize("random_blocks", ["original", "first_block"])
 @pytest.mark.parametrize("odd", [SMALL, MORE], ids=str)
-def test_a_configuration_survives_both_kinds_of_file(odd: OddModel, random_blocks: str) -> None:
+def test_configuration_survives_both_kinds_of_file(odd: OddModel, random_blocks: str) -> None:
     config = EncoderConfig.from_dict(odd.config().to_dict() | {"attnlens_random_blocks": random_blocks})
     assert EncoderConfig.from_json(config.to_json()) == config
     assert EncoderConfig.from_dict(config.to_hugging_face()) == config
@@ -133,6 +131,6 @@ def test_a_configuration_survives_both_kinds_of_file(odd: OddModel, random_block
         ("num_hidden_layers", "3", "it must be int"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(key: str, value: object, message: str) -> None:
+def test_unsupported_values_are_rejected_by_name(key: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EncoderConfig.from_dict(SMALL.config().to_dict() | {key: value})

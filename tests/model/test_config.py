@@ -72,7 +72,7 @@ def test_json_round_trip_keeps_everything(changes: dict[str, Any]) -> None:
     assert set(json.loads(config.to_json())) == {field.name for field in dataclasses.fields(EncoderConfig)}
 
 
-def test_parts_made_in_python_are_those_of_json() -> None:
+def test_parts_from_python_equal_parts_from_json() -> None:
     assert own({"norm.kind": "rms"}) == EncoderConfig(
         hidden_size=64,
         num_layers=2,
@@ -84,24 +84,24 @@ def test_parts_made_in_python_are_those_of_json() -> None:
     )
 
 
-def test_a_pattern_of_attention_is_repeated_and_has_one_spelling() -> None:
+def test_pattern_of_attention_is_repeated_and_has_one_spelling() -> None:
     config = own({"num_layers": 5, "attention": [GLOBAL, LOCAL, LOCAL]})
     assert [attention.reach for attention in config.layer_attentions] == [None, 5, 5, None, 5]
     assert own({"num_layers": 5, "attention": [GLOBAL, LOCAL, LOCAL, GLOBAL, LOCAL]}) == config
     assert own({"num_layers": 5, "attention": [LOCAL] * 5}) == own({"num_layers": 5, "attention": LOCAL})
 
 
-def test_a_layer_says_what_it_returns() -> None:
+def test_layer_declares_its_outputs() -> None:
     assert own().layer_outputs(1) == (AttentionOutput(ATTENTION_WEIGHTS, "dense", 4, "one"),)
 
 
-def test_the_longest_input_is_what_the_position_scheme_leaves() -> None:
+def test_longest_input_depends_on_the_position_scheme() -> None:
     config = own({"embeddings.pad_token_id": 1, "positions.max_position_embeddings": 514})
     assert config.max_tokens == 514
     assert changed(config, {"positions.scheme": "padding_offset"}).max_tokens == 512
 
 
-def test_the_defaults_are_those_of_bert() -> None:
+def test_defaults_match_bert() -> None:
     assert own() == EncoderConfig.from_dict(HUGGING_FACE)
 
 
@@ -110,7 +110,7 @@ def test_token_vectors_are_as_wide_as_the_layers_unless_they_are_projected() -> 
     assert own({"output_size": 24}).vector_size == 24
 
 
-def test_a_hugging_face_config_is_translated() -> None:
+def test_hugging_face_config_is_translated() -> None:
     theirs = HUGGING_FACE | {
         "hidden_act": "gelu_new",
         "layer_norm_eps": 1e-7,
@@ -213,7 +213,7 @@ def test_a_hugging_face_config_is_translated() -> None:
     ],
     ids=lambda value: str(value)[:90] if isinstance(value, dict) else "",
 )
-def test_a_bad_value_is_refused_by_its_path_with_the_limit(changes: dict[str, Any], message: str) -> None:
+def test_bad_value_is_rejected_by_its_path_with_the_limit(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         own(changes)
 
@@ -240,12 +240,12 @@ def test_a_bad_value_is_refused_by_its_path_with_the_limit(changes: dict[str, An
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_a_hugging_face_config_of_another_model_is_refused(changes: dict[str, object], message: str) -> None:
+def test_hugging_face_config_of_another_model_is_rejected(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EncoderConfig.from_dict(HUGGING_FACE | changes)
 
 
-def test_all_that_is_missing_is_named() -> None:
+def test_all_missing_tensors_are_named() -> None:
     with pytest.raises(ConfigError, match="missing num_layers, embeddings, positions"):
         EncoderConfig.from_dict({"hidden_size": 5, "attention": LOCAL, "feed_forward": {}})
     with pytest.raises(ConfigError, match=r"missing attention.num_heads: .* requires attention\.num_heads"):
@@ -276,7 +276,7 @@ def test_either_kind_of_file_is_read(tmp_path: Path, values: dict[str, object]) 
         (b'{"model_type": "bart"}', "'bart' is an encoder-decoder model"),
     ],
 )
-def test_a_bad_file_is_refused_with_its_path(tmp_path: Path, content: bytes, message: str) -> None:
+def test_bad_file_is_rejected_with_its_path(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=message) as caught:
@@ -284,12 +284,12 @@ def test_a_bad_file_is_refused_with_its_path(tmp_path: Path, content: bytes, mes
     assert str(path) in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_refused_with_its_path(tmp_path: Path) -> None:
+def test_missing_file_is_rejected_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.json cannot be read"):
         read_config(tmp_path / "absent.json")
 
 
-def test_a_config_error_is_a_value_error_and_a_model_error() -> None:
+def test_config_error_is_a_value_error_and_a_model_error() -> None:
     assert issubclass(ConfigError, ValueError)
     assert issubclass(ConfigError, ModelError)
 
@@ -300,7 +300,7 @@ def test_every_family_is_listed_under_its_own_name() -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"hidden_size": ' + "1" * 5000 + "}"])
-def test_json_that_no_parser_takes_is_refused(text: str) -> None:
+def test_json_that_no_parser_takes_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="the configuration is not JSON"):
         EncoderConfig.from_json(text)
 
@@ -324,7 +324,7 @@ def test_json_that_no_parser_takes_is_refused(text: str) -> None:
         ({"model_type": "modernbert", "global_attn_every_n_layers": 10**9, "pad_token_id": 0}, None),
     ],
 )
-def test_sizes_beyond_any_encoder_are_refused_before_anything_is_built(
+def test_sizes_beyond_any_encoder_are_rejected_before_anything_is_built(
     content: dict[str, object], message: str | None
 ) -> None:
     """The file has 500 bytes, but its encoder would take gigabytes and hours."""

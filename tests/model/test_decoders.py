@@ -29,7 +29,7 @@ def layers(values: dict[str, Any]) -> tuple[SoftmaxAttentionConfig, ...]:
     return found  # type: ignore[return-value]
 
 
-def test_the_file_of_qwen3_embedding() -> None:
+def test_file_of_qwen3_embedding() -> None:
     published = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -60,7 +60,7 @@ def test_the_file_of_qwen3_embedding() -> None:
     assert attention.rotary == RotaryConfig(theta=1_000_000.0)
 
 
-def test_the_file_of_embeddinggemma() -> None:
+def test_file_of_embeddinggemma() -> None:
     published = {
         "model_type": "gemma3_text",
         "vocab_size": 262144,
@@ -92,14 +92,14 @@ def test_the_file_of_embeddinggemma() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["mistral", "qwen2", "qwen3", "gemma3_text"])
-def test_an_absent_number_of_shared_heads_is_that_of_the_class(model_type: str) -> None:
+def test_missing_number_of_shared_heads_defaults_to_that_of_the_class(model_type: str) -> None:
     sizes = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
     sizes |= {"hidden_size": 512, "num_attention_heads": 64, "model_type": model_type}
     expected = {"mistral": 8, "gemma3_text": 4}.get(model_type, 32)
     assert {each.num_shared_heads for each in layers(sizes)} == {expected}
 
 
-def test_a_window_that_reaches_all_of_the_longest_input_is_none() -> None:
+def test_window_over_the_longest_input_is_none() -> None:
     reaches = {size: layers(MISTRAL | {"sliding_window": size})[0].window for size in (62, 63, 64, 65)}
     assert reaches == {62: 61, 63: 62, 64: None, 65: None}
     assert layers(MISTRAL)[0].window is None
@@ -134,18 +134,18 @@ def test_a_window_that_reaches_all_of_the_longest_input_is_none() -> None:
         (GEMMA | {"rope_parameters": {"rope_theta": 5.0}}, "it must have full_attention and sliding_atten"),
     ],
 )
-def test_what_is_refused_is_named(values: dict[str, Any], message: str) -> None:
+def test_rejected_value_is_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EncoderConfig.from_dict(values)
 
 
-def test_code_of_its_own_is_no_obstacle_where_the_file_says_what_a_token_sees() -> None:
+def test_custom_code_is_accepted_if_the_file_defines_causality() -> None:
     assert not EncoderConfig.from_dict(LLAMA | CUSTOM_CODE | {"is_causal": False}).is_causal
     assert EncoderConfig.from_dict(LLAMA | {"auto_map": {"AutoTokenizer": ["own.Own", None]}}).is_causal
 
 
 @pytest.mark.parametrize("is_stated", [True, False])
-def test_frequencies_of_llama3_are_those_of_transformers(is_stated: bool) -> None:
+def test_frequencies_of_llama3_match_transformers(is_stated: bool) -> None:
     stated = {"original_max_position_embeddings": 40} if is_stated else {}
     content = LLAMA | {"head_dim": 32, "rope_theta": 500.0, "rope_scaling": LLAMA3 | stated}
     theirs: Any = LlamaConfig(**content)
@@ -160,7 +160,7 @@ def test_frequencies_of_llama3_are_those_of_transformers(is_stated: bool) -> Non
     assert not changed[:2].any()
 
 
-def test_a_pair_between_the_two_limits_is_between_the_two_frequencies() -> None:
+def test_pair_between_the_two_limits_is_between_the_two_frequencies() -> None:
     scaling = FrequencyScalingConfig(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=100
     )

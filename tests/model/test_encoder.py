@@ -64,7 +64,7 @@ def test_shapes(batch: int, tokens: int) -> None:
     assert [weights.shape for weights in output.attentions] == [(batch, 4, tokens, tokens)] * 2
 
 
-def test_attentions_are_empty_unless_asked_for_and_the_hidden_states_are_the_same() -> None:
+def test_attentions_are_empty_unless_requested_and_the_hidden_states_are_the_same() -> None:
     encoder, ids = lively(SMALL), random_ids(2, 7)
     with_attentions = run(encoder, ids)
     without = encoder(ids, torch.ones_like(ids))
@@ -73,7 +73,7 @@ def test_attentions_are_empty_unless_asked_for_and_the_hidden_states_are_the_sam
 
 
 @pytest.mark.parametrize("config", [SMALL, CAUSAL], ids=["full", "causal"])
-def test_a_text_gets_the_same_result_alone_and_in_a_padded_batch(config: EncoderConfig) -> None:
+def test_result_is_independent_of_a_padded_batch(config: EncoderConfig) -> None:
     encoder, ids = lively(config), random_ids(3, 20)
     mask = (torch.arange(20)[None] < torch.tensor([[20], [7], [1]])).long()
     together = run(encoder, ids, mask)
@@ -85,7 +85,7 @@ def test_a_text_gets_the_same_result_alone_and_in_a_padded_batch(config: Encoder
             assert (in_batch[row, :, :, length:] == 0).all()
 
 
-def test_what_stands_in_one_row_or_in_padding_reaches_no_other_row() -> None:
+def test_rows_and_padding_do_not_affect_other_rows() -> None:
     encoder, ids = lively(SMALL), random_ids(2, 9)
     mask = torch.ones_like(ids)
     mask[0, 6:] = 0
@@ -101,7 +101,7 @@ def test_what_stands_in_one_row_or_in_padding_reaches_no_other_row() -> None:
     assert not torch.equal(before.last_hidden_state[1], after.last_hidden_state[1])
 
 
-def test_a_causal_encoder_does_not_look_ahead_and_another_does() -> None:
+def test_causal_encoder_does_not_look_ahead_and_another_does() -> None:
     ids = random_ids(2, 12)
     changed = ids.clone()
     changed[:, 8] = (ids[:, 8] + 1) % SMALL.embeddings.vocab_size
@@ -114,7 +114,7 @@ def test_a_causal_encoder_does_not_look_ahead_and_another_does() -> None:
         assert all((weights[..., above_diagonal] == 0).all() for weights in before.attentions) is not leaks
 
 
-def test_a_causal_encoder_in_half_precision_does_not_look_ahead_either() -> None:
+def test_causal_encoder_in_half_precision_does_not_look_ahead() -> None:
     # bfloat16 counts exactly to 256 only.
     config = changed(CAUSAL, {"positions.max_position_embeddings": 600, "num_layers": 1})
     output = run(lively(config).bfloat16(), random_ids(1, 600))
@@ -135,14 +135,14 @@ def test_nothing_is_ever_nan_and_a_text_of_padding_only_attends_to_nothing(confi
     assert all(p.grad is None or p.grad.isfinite().all() for p in encoder.parameters())
 
 
-def test_token_types_are_zero_when_left_out_and_matter_when_given() -> None:
+def test_token_types_are_zero_when_omitted_and_matter_when_given() -> None:
     encoder, ids = lively(SMALL), random_ids(2, 6)
     left_out = run(encoder, ids)
     assert largest_difference(left_out, run(encoder, ids, types=torch.zeros_like(ids))) == 0
     assert largest_difference(left_out, run(encoder, ids, types=torch.ones_like(ids))) > 1e-2
 
 
-def test_an_encoder_without_token_types_has_no_table_and_refuses_them() -> None:
+def test_encoder_without_token_types_has_no_table_and_rejects_them() -> None:
     encoder, ids = lively(changed(SMALL, {"embeddings.type_vocab_size": 0})), random_ids(2, 6)
     assert not any("token_type" in name for name in encoder.state_dict())
     assert run(encoder, ids).last_hidden_state.shape == (2, 6, 24)
@@ -156,7 +156,7 @@ def test_positions_with_an_offset_count_live_tokens_wherever_the_padding_is() ->
     assert padding_offset_positions(mask, pad_token_id=3).tolist() == expected
 
 
-def test_the_only_token_type_need_not_be_given() -> None:
+def test_only_token_type_need_not_be_given() -> None:
     encoder, ids = lively(changed(SMALL, {"embeddings.type_vocab_size": 1})), random_ids(2, 6)
     assert largest_difference(run(encoder, ids), run(encoder, ids, types=torch.zeros_like(ids))) == 0
     before = run(encoder, ids)
@@ -177,7 +177,7 @@ def test_layers_that_share_weights_are_applied_in_groups() -> None:
     assert largest_difference(run(shared, ids), run(unrolled, ids)) == 0
 
 
-def test_inputs_that_do_not_fit_are_refused_with_both_numbers() -> None:
+def test_inputs_that_do_not_fit_are_rejected_with_both_numbers() -> None:
     encoder = new_encoder(SMALL, seed=0)
     ids = random_ids(2, 33)
     with pytest.raises(ValueError, match="33 tokens are more than max_tokens=32"):
@@ -189,7 +189,7 @@ def test_inputs_that_do_not_fit_are_refused_with_both_numbers() -> None:
 
 
 @pytest.mark.parametrize("config", [SMALL, CAUSAL], ids=["full", "causal"])
-def test_float64_says_the_same_more_precisely(config: EncoderConfig) -> None:
+def test_float64_agrees_more_precisely(config: EncoderConfig) -> None:
     encoder, ids = lively(config), random_ids(2, 11)
     mask = torch.ones_like(ids)
     mask[1, :4] = 0
@@ -199,7 +199,7 @@ def test_float64_says_the_same_more_precisely(config: EncoderConfig) -> None:
     assert 0 < largest_difference(single, double) < 1e-5
 
 
-def test_a_seed_decides_the_weights_and_leaves_the_global_generator_alone() -> None:
+def test_seed_decides_the_weights_and_leaves_the_global_generator_alone() -> None:
     state = torch.random.get_rng_state()
     one, same, other = (new_encoder(SMALL, seed) for seed in (7, 7, 8))
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -229,7 +229,7 @@ def test_dropout_is_part_of_training_only() -> None:
 
 
 @pytest.mark.parametrize("config", [SMALL, CAUSAL], ids=["full", "causal"])
-def test_it_exports_with_free_batch_and_length_and_without_booleans_or_branches(
+def test_exports_with_dynamic_axes_and_without_booleans_or_branches(
     config: EncoderConfig,
 ) -> None:
     encoder = lively(config)

@@ -20,7 +20,7 @@ def parts(num_experts: int = 4, num_selected: int = 2) -> Experts:
 
 
 @pytest.mark.parametrize("num_selected", [1, 2, 3, 4])
-def test_a_token_goes_to_the_most_probable_experts_with_their_probabilities(num_selected: int) -> None:
+def test_token_goes_to_the_most_probable_experts_with_their_probabilities(num_selected: int) -> None:
     layer, x = parts(num_selected=num_selected), torch.randn(3, 50, 6) * 3
     gates = layer.gates(x)
     probabilities = torch.softmax(x @ layer.router.weight.T, dim=-1)
@@ -40,7 +40,7 @@ def test_of_equally_probable_experts_the_first_are_taken() -> None:
         assert layer.gates(x)[0, 0].tolist() == [0, 0, 1, 0, 0]
 
 
-def test_the_output_is_that_of_the_experts_of_each_token_and_one_bias() -> None:
+def test_output_sums_the_experts_of_each_token_and_one_bias() -> None:
     layer, x = parts(), torch.randn(1, 7, 6)
     with torch.no_grad():
         layer.bias = torch.nn.Parameter(torch.randn(6))
@@ -54,7 +54,7 @@ def test_the_output_is_that_of_the_experts_of_each_token_and_one_bias() -> None:
             assert torch.allclose(output[token], expected, atol=1e-6)
 
 
-def test_a_pattern_of_feed_forward_parts_is_repeated_and_has_one_spelling() -> None:
+def test_pattern_of_feed_forward_parts_is_repeated_and_has_one_spelling() -> None:
     config = small_config({"num_layers": 5, "feed_forward": [PART, EXPERTS]})
     kinds = [part.experts is not None for part in config.layer_feed_forwards]
     assert kinds == [False, True, False, True, False]
@@ -70,7 +70,7 @@ def test_a_pattern_of_feed_forward_parts_is_repeated_and_has_one_spelling() -> N
     assert not any(name.startswith("layers.3.feed_forward.up") for name in names)
 
 
-def test_the_attnlens_family_and_nomics_can_state_a_pattern_and_bert_cannot() -> None:
+def test_attnlens_family_and_nomics_can_state_a_pattern_and_bert_cannot() -> None:
     config = small_config({"family": "attnlens", "feed_forward": [PART, EXPERTS]})
     assert EncoderConfig.from_dict(config.to_hugging_face()) == config
     bert = changed(config, {"family": "bert"})
@@ -103,6 +103,6 @@ def test_the_attnlens_family_and_nomics_can_state_a_pattern_and_bert_cannot() ->
         ),
     ],
 )
-def test_what_experts_cannot_be_is_refused(values: dict[str, Any], message: str) -> None:
+def test_invalid_experts_are_rejected(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         small_config(values)

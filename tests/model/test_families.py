@@ -64,7 +64,7 @@ def largest_differences(encoder: Encoder, model: nn.Module, inputs: dict[str, Te
 
 
 @pytest.mark.parametrize("odd", ODD_MODELS, ids=str)
-def test_a_random_model_gives_what_transformers_gives(odd: OddModel, tmp_path: Path) -> None:
+def test_random_model_matches_transformers(odd: OddModel, tmp_path: Path) -> None:
     model = odd.make()
     model.save_pretrained(tmp_path)
     encoder = load_checkpoint(tmp_path).encoder
@@ -81,7 +81,7 @@ def test_a_random_model_gives_what_transformers_gives(odd: OddModel, tmp_path: P
 
 
 @pytest.mark.parametrize("odd", ODD_MODELS, ids=str)
-def test_a_text_gets_the_same_result_alone_and_padded_on_either_side(odd: OddModel, tmp_path: Path) -> None:
+def test_result_is_independent_of_the_padding_side(odd: OddModel, tmp_path: Path) -> None:
     model = odd.make()
     model.save_pretrained(tmp_path)
     encoder = load_checkpoint(tmp_path).encoder
@@ -100,7 +100,7 @@ def test_a_text_gets_the_same_result_alone_and_padded_on_either_side(odd: OddMod
 
 
 @pytest.mark.parametrize(("odd", "head", "unused"), HEADS, ids=case_id)
-def test_a_task_model_gives_its_encoder_and_its_head_is_reported(
+def test_task_model_loads_and_its_head_is_reported(
     odd: OddModel, head: str, unused: set[str], tmp_path: Path
 ) -> None:
     model = odd.make(head)
@@ -115,7 +115,7 @@ def test_a_task_model_gives_its_encoder_and_its_head_is_reported(
 
 
 @pytest.mark.parametrize("odd", ONE_OF_EACH, ids=str)
-def test_the_table_of_a_family_names_every_parameter_once_and_every_prefix_is_found(
+def test_table_of_a_family_names_every_parameter_once_and_every_prefix_is_found(
     odd: OddModel, tmp_path: Path
 ) -> None:
     model = odd.make()
@@ -144,7 +144,7 @@ def test_the_table_of_a_family_names_every_parameter_once_and_every_prefix_is_fo
 
 
 @pytest.mark.parametrize("odd", KNOWN_TO_TRANSFORMERS, ids=str)
-def test_what_a_config_file_leaves_out_is_what_transformers_takes(odd: OddModel, tmp_path: Path) -> None:
+def test_missing_config_keys_default_to_those_of_transformers(odd: OddModel, tmp_path: Path) -> None:
     """`save_pretrained` writes everything; older versions only wrote values that differ from the default."""
     full = json.loads(odd.config().to_json_string(use_diff=False))
     required = [key for key in full if key == "model_type" or key in SIZE_KEYS]
@@ -166,14 +166,14 @@ FIXED_SHARED_HEADS = {"gemma3_text", "mistral", "qwen2", "qwen3"}
 
 
 @pytest.mark.parametrize("odd", ODD_MODELS, ids=str)
-def test_a_configuration_survives_both_kinds_of_file(odd: OddModel) -> None:
+def test_configuration_survives_both_kinds_of_file(odd: OddModel) -> None:
     config = EncoderConfig.from_dict(odd.config().to_dict())
     assert EncoderConfig.from_json(config.to_json()) == config
     assert EncoderConfig.from_dict(config.to_hugging_face()) == config
 
 
 @pytest.mark.parametrize("odd", ONE_OF_EACH, ids=str)
-def test_half_precision_stays_finite_whatever_is_masked(odd: OddModel, tmp_path: Path) -> None:
+def test_half_precision_stays_finite_for_any_mask(odd: OddModel, tmp_path: Path) -> None:
     model = odd.make()
     model.save_pretrained(tmp_path)
     encoder = load_checkpoint(tmp_path).encoder.half()

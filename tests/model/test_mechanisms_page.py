@@ -70,13 +70,13 @@ def test_every_mechanism_has_a_section() -> None:
 
 
 @pytest.mark.parametrize("section", MECHANISMS, ids=lambda section: section.partition("\n")[0])
-def test_the_tensors_of_a_fresh_encoder_are_those_that_the_page_names(section: str) -> None:
+def test_tensors_of_a_fresh_encoder_are_those_that_the_page_names(section: str) -> None:
     tensors = new_encoder(configuration(section), seed=0).state_dict()
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == named_shapes(section)
 
 
 @pytest.mark.parametrize("section", MECHANISMS, ids=lambda section: section.partition("\n")[0])
-def test_a_layer_returns_what_the_page_says(section: str) -> None:
+def test_layer_returns_the_documented_outputs(section: str) -> None:
     config = configuration(section)
     said = table(section, "role") or PLAIN_OUTPUTS
     outputs = config.layer_attentions[0].outputs()
@@ -105,7 +105,7 @@ def test_every_picture_is_on_the_page_and_small() -> None:
 
 
 @pytest.mark.extended
-def test_the_pictures_are_what_layers_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_match_the_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = DOCS / "draw_mechanisms.py"
     monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path)])
     runpy.run_path(str(script), run_name="__main__")

@@ -34,7 +34,7 @@ def largest_difference(encoder: torch.nn.Module, model: NeoBert, mask: Tensor, d
 
 
 @pytest.mark.parametrize("model", MODELS, ids=["four heads", "three heads", "one head"])
-def test_a_random_model_gives_what_the_other_implementation_gives(model: NeoBert, tmp_path: Path) -> None:
+def test_random_model_matches_the_other_implementation(model: NeoBert, tmp_path: Path) -> None:
     model.save(tmp_path)
     encoder = load_checkpoint(tmp_path).encoder
     worst = max(largest_difference(encoder, model, mask, torch.float32) for mask in padded_masks(4, 40))
@@ -46,7 +46,7 @@ def test_a_random_model_gives_what_the_other_implementation_gives(model: NeoBert
     )
 
 
-def test_the_published_layout_has_a_prefix_and_a_head_that_is_reported(tmp_path: Path) -> None:
+def test_published_layout_has_a_prefix_and_a_head_that_is_reported(tmp_path: Path) -> None:
     model = MODELS[0]
     model.save(tmp_path / "bare")
     expected = load_checkpoint(tmp_path / "bare").encoder.state_dict()
@@ -61,14 +61,14 @@ def test_the_published_layout_has_a_prefix_and_a_head_that_is_reported(tmp_path:
 @pytest.mark.parametrize(
     ("stated", "width"), [(3072, 2048), (170, 120), (171, 120), (12, 8), (13, 8), (14, 16)]
 )
-def test_the_feed_forward_part_is_two_thirds_as_wide_as_the_file_says(stated: int, width: int) -> None:
+def test_feed_forward_is_two_thirds_of_intermediate_size(stated: int, width: int) -> None:
     content = NeoBert.draw(intermediate_size=stated).content
     config = EncoderConfig.from_dict(content)
     assert config.intermediate_size == width
     assert EncoderConfig.from_dict(config.to_hugging_face()) == config
 
 
-def test_what_the_class_takes_is_taken_where_a_file_says_nothing() -> None:
+def test_missing_keys_default_to_those_of_the_class() -> None:
     sizes = {"norm_eps", "max_length", "pad_token_id"}
     content = {key: value for key, value in MODELS[0].content.items() if key not in sizes}
     config = EncoderConfig.from_dict(content)
@@ -78,7 +78,7 @@ def test_what_the_class_takes_is_taken_where_a_file_says_nothing() -> None:
 @pytest.mark.parametrize(
     "change", [{"hidden_act": "gelu"}, {"rope": False}, {"ngpt": True}, {"rms_norm": False}], ids=str
 )
-def test_what_others_have_made_of_it_is_refused(change: dict[str, object]) -> None:
+def test_derived_models_are_rejected(change: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(change))}=.* is not supported"):
         EncoderConfig.from_dict(MODELS[0].content | change)
 

@@ -72,7 +72,7 @@ def largest_differences(
     ],
     ids=lambda changes: " ".join(f"{key}={value}" for key, value in changes.items()),
 )
-def test_a_random_bert_gives_what_transformers_gives(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_random_bert_matches_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
     model = odd_bert(**changes)
     model.save_pretrained(tmp_path)
     tokens = min(50, model.config.max_position_embeddings)
@@ -101,7 +101,7 @@ def test_in_training_dropout_acts_where_transformers_lets_it_act(tmp_path: Path)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_minilm_gives_what_transformers_gives_on_real_text(minilm_dir: Path, side: str) -> None:
+def test_minilm_matches_transformers_on_real_text(minilm_dir: Path, side: str) -> None:
     model: Any = BertModel.from_pretrained(minilm_dir, attn_implementation="eager")
     tokenizer = Tokenizer.from_file(str(minilm_dir / "tokenizer.json"))
     tokenizer.enable_padding(direction=side)

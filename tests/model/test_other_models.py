@@ -35,7 +35,7 @@ SUPPORTED = sorted({name for family in FAMILIES.values() for name in family.mode
         ("mobilebert", r"not supported yet \(bottlenecks around each layer"),
     ],
 )
-def test_a_refusal_says_what_the_model_is(model_type: str, what: str) -> None:
+def test_rejection_describes_the_model(model_type: str, what: str) -> None:
     with pytest.raises(ConfigError, match=what) as caught:
         EncoderConfig.from_dict({"model_type": model_type})
     assert "did you mean" not in str(caught.value)
@@ -71,7 +71,7 @@ def test_of_an_unknown_type_the_class_tells(architecture: str, what: str) -> Non
         ("DistilBert", {}, "distilbert, by the keys"),
     ],
 )
-def test_the_nearest_architecture_is_named_by_the_keys_of_the_file(
+def test_nearest_architecture_is_named_by_the_keys_of_the_file(
     name: str, changes: dict[str, Any], nearest: str
 ) -> None:
     content = OddModel(name, changes).config().to_dict() | {"model_type": "newest"}
@@ -83,9 +83,7 @@ def test_the_nearest_architecture_is_named_by_the_keys_of_the_file(
     ("model_type", "nearest"),
     [("nomic_bert_moe_v2", "nomic_bert"), ("qwen3_moe", "qwen3"), ("xmod", None)],
 )
-def test_else_the_nearest_architecture_is_named_by_the_name_of_the_type(
-    model_type: str, nearest: str | None
-) -> None:
+def test_nearest_architecture_is_derived_from_the_model_type(model_type: str, nearest: str | None) -> None:
     with pytest.raises(ConfigError) as caught:
         EncoderConfig.from_dict({"model_type": model_type})
     named = re.search(r"the nearest supported architecture is (\S+), by its name", str(caught.value))
@@ -100,13 +98,13 @@ def test_models_of_images_resemble_no_encoder_of_texts() -> None:
 
 
 @pytest.mark.parametrize("architectures", [None, [], "BertModel", [5], {"a": 1}])
-def test_whatever_stands_for_the_class_is_no_failure(architectures: object) -> None:
+def test_invalid_architectures_do_not_cause_a_failure(architectures: object) -> None:
     assert describe_unsupported(
         {"model_type": "newest", "architectures": architectures}, SUPPORTED
     ).startswith("model_type='newest' is not known: ")
 
 
-def test_the_tables_name_types_that_exist_and_are_not_supported() -> None:
+def test_tables_name_types_that_exist_and_are_not_supported() -> None:
     named = [name for names in _KINDS.values() for name in names] + list(_NOT_YET)
     assert len(named) == len(set(named))
     assert not set(named) & set(SUPPORTED)
@@ -116,7 +114,7 @@ def test_the_tables_name_types_that_exist_and_are_not_supported() -> None:
     assert set(named) - elsewhere <= set(known.CONFIG_MAPPING_NAMES)
 
 
-def test_what_is_called_a_decoder_is_one_to_transformers() -> None:
+def test_listed_decoders_are_decoders_in_transformers() -> None:
     known = {
         *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         *modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -150,7 +148,7 @@ def modules(*kinds: tuple[str, str]) -> list[dict[str, str]]:
         ("README.md", "", "contains no config.json: specify the directory of one model"),
     ],
 )
-def test_a_directory_without_a_whole_model_is_named(
+def test_directory_without_a_whole_model_is_named(
     name: str, content: object, message: str, tmp_path: Path
 ) -> None:
     write(tmp_path / name, content)
@@ -158,7 +156,7 @@ def test_a_directory_without_a_whole_model_is_named(
         load_checkpoint(tmp_path)
 
 
-def test_an_adapter_beside_its_base_model_is_not_left_out_silently(tmp_path: Path) -> None:
+def test_adapter_beside_its_base_model_is_not_omitted_silently(tmp_path: Path) -> None:
     OddModel("Bert", {"num_hidden_layers": 1}).make().save_pretrained(tmp_path)
     assert not load_checkpoint(tmp_path).has_own_code
     write(tmp_path / "adapter_config.json", {"base_model_name_or_path": "org/base"})
@@ -166,7 +164,7 @@ def test_an_adapter_beside_its_base_model_is_not_left_out_silently(tmp_path: Pat
         load_checkpoint(tmp_path)
 
 
-def test_it_is_said_that_the_publishers_code_is_not_run(tmp_path: Path) -> None:
+def test_custom_code_that_is_not_executed_is_reported(tmp_path: Path) -> None:
     OddModel("Bert", {"num_hidden_layers": 1}).make().save_pretrained(tmp_path)
     published: dict[str, Any] = json.loads((tmp_path / "config.json").read_text("utf-8"))
     published["auto_map"] = {"AutoModel": "modeling_bert.JinaBertModel"}
@@ -186,9 +184,7 @@ def test_it_is_said_that_the_publishers_code_is_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["architectures", "num_hidden_layers", "hidden_act"])
-def test_a_hugging_face_file_without_its_type_is_known_for_one(key: str) -> None:
+def test_hugging_face_file_without_model_type_is_recognized(key: str) -> None:
     content = {"vocab_size": 101, "hidden_size": 48, key: 2}
-    with pytest.raises(
-        ConfigError, match=f"^{key} is a key of a Hugging Face config.json.*model_type: add"
-    ):
+    with pytest.raises(ConfigError, match=f"^{key} is a key of a Hugging Face config.json.*model_type: add"):
         EncoderConfig.from_dict(content)

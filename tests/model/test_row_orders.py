@@ -23,7 +23,7 @@ def heads_of(vectors: Tensor) -> Tensor:
     return torch.unflatten(vectors, -1, (HEADS, WIDTH)).transpose(1, 2)  # (B, H, T, K)
 
 
-def test_pairs_as_halves_give_the_scores_of_pairs() -> None:
+def test_halves_give_the_same_scores_as_adjacent_pairs() -> None:
     generator = torch.Generator().manual_seed(3)
     query, key = torch.randn(2, 5, TOKENS, HEADS * WIDTH, generator=generator, dtype=torch.float64)
     expected = turned(heads_of(query)) @ turned(heads_of(key)).transpose(-2, -1)

@@ -32,7 +32,7 @@ QK_POST_NORM = "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"
         (BERT | {"model_type": "jina_embeddings_v3"}, "jina_v3"),
     ],
 )
-def test_jina_is_told_from_bert_and_from_roberta(content: dict[str, Any], family: str) -> None:
+def test_jina_is_distinguished_from_bert_and_roberta(content: dict[str, Any], family: str) -> None:
     assert EncoderConfig.from_dict(content).family == family
 
 
@@ -47,7 +47,7 @@ def test_jina_is_told_from_bert_and_from_roberta(content: dict[str, Any], family
         ({"feed_forward_type": "swiglu"}, "feed_forward_type='swiglu' is not supported: .* geglu, reglu"),
     ],
 )
-def test_what_no_jina_has_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+def test_values_that_no_jina_model_has_are_rejected_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EncoderConfig.from_dict(JINA | changes)
 
@@ -55,7 +55,7 @@ def test_what_no_jina_has_is_refused_by_name(changes: dict[str, Any], message: s
 @pytest.mark.parametrize(
     "naming", [{"auto_map": {"AutoModel": QK_POST_NORM}}, {"_name_or_path": QK_POST_NORM}]
 )
-def test_the_code_variant_is_known_by_the_repository_of_its_code(naming: dict[str, Any]) -> None:
+def test_code_variant_is_detected_by_its_repository(naming: dict[str, Any]) -> None:
     usual = EncoderConfig.from_dict(JINA | {"feed_forward_type": "geglu"})
     variant = EncoderConfig.from_dict(JINA | {"feed_forward_type": "geglu"} | naming)
     assert usual.norm.placement == "post"

@@ -62,7 +62,7 @@ def fresh_encoder(kind: str, dropout: float) -> Encoder:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_is_learned_by_heart(kind: str) -> None:
+def test_encoder_can_overfit_a_batch(kind: str) -> None:
     trainer = Trainer(make_config(attention(kind), TINY), TINY)
     batch = next(draw_batches(PROSE, TINY, seed=0))
     losses = [trainer.step(*batch) for _ in range(TINY.steps)]
@@ -110,7 +110,7 @@ def test_gradients_reach_every_parameter_that_has_an_effect(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_derivatives_of_a_layer_are_those_of_finite_differences(kind: str) -> None:
+def test_gradients_of_a_layer_match_finite_differences(kind: str) -> None:
     num_tokens, changes = SMALLEST.get(kind, (5, {}))
     sizes = EncoderSizes(
         hidden_size=8, max_tokens=20, is_causal=False, hidden_dropout=0.0, layer_norm_eps=1e-5
@@ -145,7 +145,7 @@ def test_fifteen_percent_of_the_words_are_hidden_and_nothing_else() -> None:
     assert (now == texts[is_hidden]).double().mean() == pytest.approx(0.1 + 0.1 / 35, abs=0.02)
 
 
-def test_an_unknown_kind_is_refused_with_those_that_are_known() -> None:
+def test_unknown_kind_is_rejected_with_those_that_are_known() -> None:
     known = ", ".join(KINDS)
     with pytest.raises(ConfigError, match=rf"kind='linear' is not supported: choose one of {known}"):
         make_config(read_attention("linear"), TINY)

@@ -36,14 +36,14 @@ def test_twenty_mutations_are_blind() -> None:
     assert len(MUTATIONS) >= 60
 
 
-def test_the_named_tests_exist() -> None:
+def test_named_tests_exist() -> None:
     absent = [
         f"{mutation.id}: {test}" for mutation in MUTATIONS for test in mutation.tests if not _exists(test)
     ]
     assert not absent, "\n".join(absent)
 
 
-def test_a_missing_and_a_repeated_anchor_are_reported() -> None:
+def test_missing_and_a_repeated_anchor_are_reported() -> None:
     for old, count in (("this is nowhere", 0), ("import", 2)):
         mutation = Mutation("some-id", "area", "It breaks.", "tests/mutations/run.py", old, "", ())
         problem = mutation.anchor_problem(ROOT)

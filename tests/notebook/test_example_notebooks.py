@@ -22,7 +22,7 @@ RESULTS = {
 # The kernel is a separate process. Ignore warnings of its libraries.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_from_top_to_bottom(
+def test_notebook_runs_from_top_to_bottom(
     path: Path, minilm_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATTNLENS_ADDRESS", minilm_server.address)
@@ -35,7 +35,7 @@ def test_a_notebook_runs_from_top_to_bottom(
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
+def test_notebook_is_stored_without_outputs(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]

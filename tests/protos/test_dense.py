@@ -77,7 +77,7 @@ def test_normalize_input_scales_vectors_first(tmp_path: Path) -> None:
         ({"out_features": 5}, "instead of {'linear.weight': (5, 3)"),
     ],
 )
-def test_an_invalid_layer_is_rejected_by_name(dense: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_invalid_layer_is_rejected_by_name(dense: dict[str, Any], message: str, tmp_path: Path) -> None:
     write_weights(tmp_path, weight=random(4, 3), bias=random(4))
     with pytest.raises(BundleError) as caught:
         open_dense(tmp_path, make_manifest(**dense))

@@ -30,9 +30,7 @@ def vectors(num_tokens: int, seed: int = 0, width: int = 5) -> np.ndarray:
 
 @pytest.mark.parametrize("pooling", Pooling)
 @pytest.mark.parametrize(("num_tokens", "num_excluded"), [(1, 0), (7, 0), (7, 3), (7, 6)])
-def test_pooling_weights_give_the_result_of_pool(
-    pooling: Pooling, num_tokens: int, num_excluded: int
-) -> None:
+def test_pooling_weights_match_pool(pooling: Pooling, num_tokens: int, num_excluded: int) -> None:
     hidden = vectors(num_tokens)
     weights = pooling_weights(pooling, num_tokens, num_excluded)
     actual = pool_weighted(hidden, weights, pooling)
@@ -73,7 +71,7 @@ def test_output_shares_add_up_to_the_target_with_any_linear_pooling(pooling: Poo
     assert not shares[:2].any()
 
 
-def test_the_output_matrix_adds_up_to_the_cosine_and_its_rows_to_the_output_shares() -> None:
+def test_output_matrix_adds_up_to_the_cosine_and_its_rows_to_the_output_shares() -> None:
     first, second = vectors(4), vectors(3, seed=1)
     weights = pooling_weights(Pooling.MEAN, 4), pooling_weights(Pooling.WEIGHTED_MEAN, 3)
     a, b = weights[0] @ first[:, :4], weights[1] @ second[:, :4]
@@ -85,7 +83,7 @@ def test_the_output_matrix_adds_up_to_the_cosine_and_its_rows_to_the_output_shar
     np.testing.assert_allclose(matrix.sum(axis=1), shares, atol=1e-6)
 
 
-def test_the_interaction_is_the_second_difference_of_the_cosine() -> None:
+def test_interaction_is_the_second_difference_of_the_cosine() -> None:
     a, b = to_unit_length(vectors(1)[0]), to_unit_length(vectors(1, seed=1)[0])
     without_a, without_b = to_unit_length(vectors(3, seed=2)), to_unit_length(vectors(2, seed=3))
     without_a[0] = np.nan

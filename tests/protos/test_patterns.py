@@ -49,7 +49,7 @@ def band_rows(dense: np.ndarray, mask: np.ndarray, window: int, num_global_token
     window=st.integers(0, 6),
     num_global_tokens=st.integers(0, 4),
 )
-def test_a_band_converts_back_to_the_original_weights(
+def test_band_converts_back_to_the_original_weights(
     mask: list[bool], window: int, num_global_tokens: int
 ) -> None:
     token_mask = np.array(mask, dtype=np.int64)
@@ -62,7 +62,7 @@ def test_a_band_converts_back_to_the_original_weights(
         np.testing.assert_array_equal(band.dense(rows), dense)
 
 
-def test_the_mean_over_heads_of_a_band_is_the_band_of_the_mean() -> None:
+def test_mean_over_heads_of_a_band_is_the_band_of_the_mean() -> None:
     token_mask = np.ones(9, dtype=np.int64)
     dense = dense_weights(token_mask, 2, 1, num_heads=3)
     rows = band_rows(dense, token_mask, 2, 1)
@@ -122,7 +122,7 @@ def test_blocks_convert_back_to_the_original_weights(
     np.testing.assert_allclose(blocks.dense(stacked)[1], 2 * dense, rtol=0, atol=1e-15)
 
 
-def test_in_a_short_text_all_blocks_attend_to_all() -> None:
+def test_all_blocks_attend_to_all_in_a_short_text() -> None:
     table = random_table(4, 7, 9, 1)
     for num_tokens, count in ((1, 1), (4, 1), (5, 2), (28, 7)):
         blocks = table.at(num_tokens).key_blocks
@@ -131,7 +131,7 @@ def test_in_a_short_text_all_blocks_attend_to_all() -> None:
         assert (blocks[:, :, count:] == -1).all()
 
 
-def test_in_a_longer_text_a_block_attends_to_the_blocks_of_its_slots() -> None:
+def test_blocks_attend_to_their_slots_in_a_longer_text() -> None:
     random = np.array([[[4], [1], [9], [8], [2], [-1], [3]]], dtype=np.int32)
     blocks = BlockTable(4, 7, random).at(33).key_blocks[0]  # 9 blocks
     assert blocks[:, 6:].max() == -1

@@ -23,8 +23,8 @@ class StandIn:
 
     name = "stand-in"
 
-    def __init__(self, behaviour: str, precision: str) -> None:
-        self._found = stand_in(behaviour, precision)
+    def __init__(self, behavior: str, precision: str) -> None:
+        self._found = stand_in(behavior, precision)
 
     def find(self, node_modules: Path | None) -> Installed:
         """It is always there."""
@@ -37,9 +37,9 @@ def quick_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnlens_export.check.default_grid", lambda config, _: small_grid(config.max_tokens))
 
 
-def register(monkeypatch: pytest.MonkeyPatch, behaviour: str, precision: str = FP32) -> None:
+def register(monkeypatch: pytest.MonkeyPatch, behavior: str, precision: str = FP32) -> None:
     """Leave three runtimes: one that misbehaves, one that works, and one that may be missing."""
-    runtimes: dict[str, Any] = {"stand-in": StandIn(behaviour, precision)}
+    runtimes: dict[str, Any] = {"stand-in": StandIn(behavior, precision)}
     runtimes |= {name: RUNTIMES[name] for name in ("onnx.reference", "onnxruntime-web")}
     monkeypatch.setattr("attnlens_runtimes.registry.RUNTIMES", runtimes)
     monkeypatch.setattr(runtime_parity, "RUNTIMES", runtimes)
@@ -54,7 +54,7 @@ def row(output: str, name: str) -> list[str]:
     return line.split()
 
 
-def test_all_shows_a_row_for_each_and_what_is_missing(
+def test_all_shows_every_runtime_and_missing_ones(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register(monkeypatch, "works")
@@ -70,7 +70,7 @@ def test_all_shows_a_row_for_each_and_what_is_missing(
     assert stages[-2:] == ["stand-in on 5 input shapes", "onnx.reference on 5 input shapes"]
 
 
-def test_a_runtime_that_fails_exits_1_after_the_others_ran(
+def test_runtime_that_fails_exits_1_after_the_others_ran(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register(monkeypatch, "crashes")
@@ -99,7 +99,7 @@ def test_json_has_every_measurement_and_every_reason(
     assert [each["name"] for each in content["missing_runtimes"]] == ["onnxruntime-web"]
 
 
-def test_a_default_of_lower_precision_has_a_table_of_its_own(
+def test_runtime_with_lower_default_precision_has_a_separate_table(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register(monkeypatch, "is a little off", "bf16")
@@ -123,7 +123,7 @@ def test_a_default_of_lower_precision_has_a_table_of_its_own(
     assert content["runtimes"][1]["tolerance"] == 1e-5
 
 
-def test_a_default_of_lower_precision_that_fails_exits_1(
+def test_default_of_lower_precision_that_fails_exits_1(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register(monkeypatch, "is far off", "bf16")
@@ -136,14 +136,14 @@ def test_a_default_of_lower_precision_that_fails_exits_1(
     ]
 
 
-def test_a_time_limit_is_kept(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_limit_is_kept(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, "hangs in one graph")
     result = run_check(tiny_bundle, "--runtime", "stand-in", "--answer-timeout", "4")
     assert result.exit_code == 1
     assert "stopped at 2x33 right: no response in 4 s" in result.stdout
 
 
-def test_a_signal_ends_the_runtime_and_leaves_no_files(
+def test_signal_ends_the_runtime_and_leaves_no_files(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register(monkeypatch, "works")
@@ -163,7 +163,7 @@ def test_a_signal_ends_the_runtime_and_leaves_no_files(
     assert process._process.poll() is not None
 
 
-def test_a_package_that_is_damaged_counts_as_missing(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_package_that_is_damaged_counts_as_missing(tiny_bundle: Path, tmp_path: Path) -> None:
     for name, content in (("onnxruntime-node", None), ("onnxruntime-web", "{")):
         (tmp_path / name).mkdir()
         if content is not None:
@@ -173,9 +173,7 @@ def test_a_package_that_is_damaged_counts_as_missing(tiny_bundle: Path, tmp_path
         assert f"npm install {name}" in result.stderr
 
 
-def test_a_name_that_is_not_there_is_refused_before_anything_is_read(
-    tiny_bundle: Path, tmp_path: Path
-) -> None:
+def test_unknown_name_is_rejected_before_reading(tiny_bundle: Path, tmp_path: Path) -> None:
     result = run_check(tiny_bundle, "--runtime", "openvno")
     assert result.exit_code == 2
     assert "unknown runtime 'openvno': use one of" in result.stderr
@@ -187,7 +185,7 @@ def test_a_name_that_is_not_there_is_refused_before_anything_is_read(
     assert run_check(tiny_bundle, "--runtime", "all", "--answer-timeout", "0").exit_code == 2
 
 
-def test_without_the_option_nothing_of_it_is_said(tiny_bundle: Path) -> None:
+def test_without_the_option_nothing_of_it_is_reported(tiny_bundle: Path) -> None:
     result = run_check(tiny_bundle)
     assert result.exit_code == 0
     assert "runtime" not in result.stdout

@@ -24,13 +24,13 @@ def test_minilm_is_the_same_model_in_node(name: str, minilm_bundle: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["onnxruntime-node", "onnxruntime-web"])
-def test_an_altered_graph_is_noticed_in_node(name: str, tiny_bundle: Path, tmp_path: Path) -> None:
+def test_altered_graph_is_noticed_in_node(name: str, tiny_bundle: Path, tmp_path: Path) -> None:
     result = measure(tiny_bundle, found(name, NODE_MODULES), altered=alter(tiny_bundle, tmp_path / "altered"))
     assert not result.passed
     assert {each.graph for each in result.parity.measurements if not each.passed} == {ATTENTIONS_PATH}
 
 
-def test_a_file_that_is_no_graph_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_invalid_graph_file_is_rejected_in_one_line(tmp_path: Path) -> None:
     graph = tmp_path / "model.onnx"
     graph.write_bytes(b"nothing")
     for name in ("onnxruntime-node", "onnxruntime-web"):

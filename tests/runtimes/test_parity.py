@@ -30,14 +30,14 @@ def test_minilm_is_the_same_model_in_every_runtime(name: str, minilm_bundle: Pat
 
 
 @pytest.mark.parametrize("name", extended_except(PYTHON_RUNTIMES, "onnx.reference", "openvino"))
-def test_an_altered_graph_is_noticed_in_every_runtime(name: str, tiny_bundle: Path, tmp_path: Path) -> None:
+def test_altered_graph_is_noticed_in_every_runtime(name: str, tiny_bundle: Path, tmp_path: Path) -> None:
     altered = alter(tiny_bundle, tmp_path / "altered")
     result = measure(tiny_bundle, found(name), altered=altered)
     assert not result.passed
     assert {each.graph for each in result.parity.measurements if not each.passed} == {ATTENTIONS_PATH}
 
 
-def test_the_reference_implementation_reads_weights_behind_a_link(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_reference_implementation_reads_weights_behind_a_link(tiny_bundle: Path, tmp_path: Path) -> None:
     """`onnx.load` would not."""
     bundle = Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
     (tmp_path / "link").hardlink_to(bundle / EMBEDDINGS_PATH)
@@ -45,17 +45,15 @@ def test_the_reference_implementation_reads_weights_behind_a_link(tiny_bundle: P
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "reason"),
+    ("behavior", "reason"),
     [
         ("crashes", "stopped at 2x33 right: crashed: signal 11 (SIGSEGV)"),
         ("refuses an input", "stopped at 2x33 right: RuntimeError: 33 is no good"),
         ("refuses the graph", "can't be opened: NotImplementedError: operator Erf"),
     ],
 )
-def test_a_runtime_that_stops_is_a_failure_with_a_reason(
-    tiny_bundle: Path, behaviour: str, reason: str
-) -> None:
-    result = measure(tiny_bundle, stand_in(behaviour))
+def test_runtime_that_stops_is_a_failure_with_a_reason(tiny_bundle: Path, behavior: str, reason: str) -> None:
+    result = measure(tiny_bundle, stand_in(behavior))
     assert not result.passed
     assert result.stops == dict.fromkeys((EMBEDDINGS_PATH, ATTENTIONS_PATH, CONTRIBUTIONS_PATH), reason)
     assert result.failures()[0] == f"stand-in: {next(iter(result.stops))}: {reason}"
@@ -63,28 +61,28 @@ def test_a_runtime_that_stops_is_a_failure_with_a_reason(
     assert all((error is None) == ("open" in reason) for error in result.worst_errors())
 
 
-def test_an_output_too_few_is_a_failure(tiny_bundle: Path) -> None:
+def test_output_too_few_is_a_failure(tiny_bundle: Path) -> None:
     stops = measure(tiny_bundle, stand_in("drops an output")).stops
     assert stops[EMBEDDINGS_PATH].endswith("outputs of the shapes [] instead of [(2, 33, 48)]")
     assert stops[ATTENTIONS_PATH].startswith("stopped at 2x33 right: outputs of the shapes")
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "failure"),
+    ("behavior", "failure"),
     [
         ("is a little off", "error 1.00e-03 (limit 1.00e-05)"),
         ("gives NaN for padding", "an output contains NaN or infinity"),
     ],
 )
-def test_wrong_numbers_are_a_failure(tiny_bundle: Path, behaviour: str, failure: str) -> None:
-    result = measure(tiny_bundle, stand_in(behaviour))
+def test_wrong_numbers_are_a_failure(tiny_bundle: Path, behavior: str, failure: str) -> None:
+    result = measure(tiny_bundle, stand_in(behavior))
     assert not result.passed
     assert not result.stops
     assert any(failure in line for line in result.failures())
     assert all(" at 2x33 right" in line for line in result.failures())
 
 
-def test_maps_that_are_too_large_are_left_out(tiny_bundle: Path) -> None:
+def test_maps_that_are_too_large_are_omitted(tiny_bundle: Path) -> None:
     cases = [Case(1, 33, Padding.NONE), Case(2, 33, Padding.LEFT, with_attentions=False)]
     result = measure(tiny_bundle, stand_in("works"), cases)
     assert result.passed
@@ -92,14 +90,14 @@ def test_maps_that_are_too_large_are_left_out(tiny_bundle: Path) -> None:
     assert result.parity.left_out() == [(ATTENTIONS_PATH, cases[1])]
 
 
-def test_the_runtimes_are_discovered() -> None:
+def test_runtimes_are_discovered() -> None:
     others = {"iree", "mnn", "onnxruntime-fp16", "onnxruntime-node", "onnxruntime-web", "tvm"}
     assert set(RUNTIMES) == {*PYTHON_RUNTIMES, *others}
     with pytest.raises(UnknownRuntimeError, match=r"unknown runtime 'openvno'.*did you mean 'openvino'"):
         find_runtimes(RuntimeOptions(("openvno",)))
 
 
-def test_what_is_not_installed_is_an_error_only_by_name(tmp_path: Path) -> None:
+def test_missing_runtime_is_an_error_only_if_named(tmp_path: Path) -> None:
     remedy = r"onnxruntime-web is not installed: npm install onnxruntime-web \(looked in "
     with pytest.raises(NotInstalledError, match=remedy):
         find_runtimes(RuntimeOptions(("onnxruntime-web",), node_modules=tmp_path))

@@ -68,7 +68,7 @@ def former_bundle(minilm_bundle: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("path", GRAPHS)
-def test_the_mask_changes_no_bit_in_onnx_runtime(path: str, minilm_bundle: Path, former_bundle: Path) -> None:
+def test_mask_changes_no_bit_in_onnx_runtime(path: str, minilm_bundle: Path, former_bundle: Path) -> None:
     sessions = [
         onnxruntime.InferenceSession(bundle / path, providers=["CPUExecutionProvider"])
         for bundle in (minilm_bundle, former_bundle)
@@ -81,7 +81,7 @@ def test_the_mask_changes_no_bit_in_onnx_runtime(path: str, minilm_bundle: Path,
 
 
 @pytest.mark.parametrize("path", GRAPHS)
-def test_openvino_with_its_defaults_gives_the_vectors_of_minilm(path: str, minilm_bundle: Path) -> None:
+def test_openvino_with_defaults_matches_minilm(path: str, minilm_bundle: Path) -> None:
     """In bf16 where the CPU has it, on real prose."""
     cosines, errors = [], []
     exact = onnxruntime.InferenceSession(minilm_bundle / path, providers=["CPUExecutionProvider"])
@@ -97,7 +97,7 @@ def test_openvino_with_its_defaults_gives_the_vectors_of_minilm(path: str, minil
         assert (max(errors) <= 1e-5) is (process.precision == FP32)
 
 
-def test_the_check_tells_the_default_precision_from_fp32(minilm_bundle: Path, former_bundle: Path) -> None:
+def test_check_tells_the_default_precision_from_fp32(minilm_bundle: Path, former_bundle: Path) -> None:
     """OpenVINO with the former mask fails in bf16, the default, and passes in fp32."""
     cases = [Case(1, 7, Padding.NONE), Case(3, 33, Padding.RIGHT)]
     now = measure_all(minilm_bundle, found("openvino"), cases)
@@ -113,7 +113,7 @@ def test_the_check_tells_the_default_precision_from_fp32(minilm_bundle: Path, fo
     assert "a token vector has the cosine 0." in default.failures()[0]
 
 
-def test_the_converter_of_onnx_runtime_to_fp16_keeps_minilm(minilm_bundle: Path) -> None:
+def test_converter_of_onnx_runtime_to_fp16_keeps_minilm(minilm_bundle: Path) -> None:
     [result] = measure_all(minilm_bundle, found("onnxruntime-fp16"))
     assert result.failures() == []
     assert result.precision == "fp16"
@@ -124,9 +124,7 @@ def test_the_converter_of_onnx_runtime_to_fp16_keeps_minilm(minilm_bundle: Path)
 
 
 @pytest.mark.parametrize("path", GRAPHS)
-def test_the_optimizer_of_onnx_runtime_changes_minilm_by_rounding_only(
-    path: str, minilm_bundle: Path
-) -> None:
+def test_optimizer_of_onnx_runtime_changes_minilm_by_rounding_only(path: str, minilm_bundle: Path) -> None:
     graph = Graph(minilm_bundle, path)
     with GraphProcess(found("onnxruntime-bert"), minilm_bundle / path, timeout_s=120) as process:
         for feed in passages(minilm_bundle, step=60):
@@ -137,15 +135,15 @@ def test_the_optimizer_of_onnx_runtime_changes_minilm_by_rounding_only(
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "failure"),
+    ("behavior", "failure"),
     [
         ("is far off", "a token vector has the cosine 0.99"),
         ("gives NaN for padding", "an output contains NaN or infinity"),
         ("attends to padding", "a masked token has attention weight 1.00e-04 instead of 0"),
     ],
 )
-def test_what_lower_precision_does_not_excuse(tiny_bundle: Path, behaviour: str, failure: str) -> None:
-    default, exact = measure_all(tiny_bundle, stand_in(behaviour, "bf16"))
+def test_errors_not_caused_by_lower_precision_fail(tiny_bundle: Path, behavior: str, failure: str) -> None:
+    default, exact = measure_all(tiny_bundle, stand_in(behavior, "bf16"))
     assert exact.failures() == []
     assert (default.precision, exact.precision) == ("bf16", FP32)
     assert not default.passed
@@ -153,7 +151,7 @@ def test_what_lower_precision_does_not_excuse(tiny_bundle: Path, behaviour: str,
     assert all(line.startswith("stand-in in bf16: ") for line in default.failures())
 
 
-def test_a_runtime_that_stops_in_lower_precision_is_measured_in_fp32(tiny_bundle: Path) -> None:
+def test_runtime_that_stops_in_lower_precision_is_measured_in_fp32(tiny_bundle: Path) -> None:
     default, exact = measure_all(tiny_bundle, stand_in("crashes", "fp16"), small_grid(40))
     assert (default.precision, default.passed, default.num_cases) == ("fp16", False, 4)
     assert exact.passed

@@ -31,7 +31,7 @@ def is_running(pid: int) -> bool:
     return status.split()[2] not in "ZX"
 
 
-def test_a_process_runs_one_input_after_another(graph: Path) -> None:
+def test_process_runs_one_input_after_another(graph: Path) -> None:
     with GraphProcess(stand_in("works"), graph, timeout_s=60) as process:
         for length in (3, LENGTH, 1):
             shapes = [output.shape for output in process.run(feed(length))]
@@ -39,15 +39,15 @@ def test_a_process_runs_one_input_after_another(graph: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "reason"),
+    ("behavior", "reason"),
     [
         ("crashes", r"crashed: signal 11 \(SIGSEGV\)"),
         ("exits", "exited with code 1: out of luck"),
         ("refuses an input", "RuntimeError: 33 is no good"),
     ],
 )
-def test_what_went_wrong_is_said(graph: Path, behaviour: str, reason: str) -> None:
-    with GraphProcess(stand_in(behaviour), graph, timeout_s=60) as process:
+def test_failure_of_the_runtime_is_reported(graph: Path, behavior: str, reason: str) -> None:
+    with GraphProcess(stand_in(behavior), graph, timeout_s=60) as process:
         process.run(feed(5))
         with pytest.raises(RuntimeFailureError, match=reason):
             process.run(feed(LENGTH))
@@ -55,13 +55,13 @@ def test_what_went_wrong_is_said(graph: Path, behaviour: str, reason: str) -> No
             process.run(feed(5))  # it is not there any more
 
 
-def test_a_graph_that_is_refused_is_never_open(graph: Path) -> None:
+def test_graph_that_is_rejected_is_never_open(graph: Path) -> None:
     refused = GraphProcess(stand_in("refuses the graph"), graph, timeout_s=60)
     with pytest.raises(RuntimeFailureError, match="NotImplementedError: operator Erf"), refused:
         pytest.fail("it is open")
 
 
-def test_what_is_no_answer_is_quoted(graph: Path) -> None:
+def test_invalid_response_is_quoted(graph: Path) -> None:
     with (
         GraphProcess(stand_in("prints"), graph, timeout_s=60) as process,
         pytest.raises(RuntimeFailureError, match="printed instead of a response: a remark"),

@@ -30,7 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_site_and_its_navigation_contain_every_page(site: Path) -> None:
+def test_site_and_its_navigation_contain_every_page(site: Path) -> None:
     home = (site / "index.html").read_text("utf-8")
     pages = [path.relative_to(ROOT) for path in ROOT.glob("docs/*.md") if path.name != "README.md"]
     for page in [*pages, Path("docs/index"), Path("CONTRIBUTING"), Path("CHANGELOG"), Path("bench/index")]:
@@ -39,7 +39,7 @@ def test_the_site_and_its_navigation_contain_every_page(site: Path) -> None:
         assert f'href="{html}"' in home, html
 
 
-def test_the_reference_covers_all_public_names_and_method_arguments(site: Path) -> None:
+def test_reference_covers_all_public_names_and_method_arguments(site: Path) -> None:
     for package in (attnlens_client, attnlens_server):
         name = package.__name__
         page = (site / "docs" / "reference" / f"{name}.html").read_text("utf-8")
@@ -51,14 +51,14 @@ def test_the_reference_covers_all_public_names_and_method_arguments(site: Path) 
     assert "plan" not in signature
 
 
-def test_the_reference_covers_all_protocol_messages(site: Path) -> None:
+def test_reference_covers_all_protocol_messages(site: Path) -> None:
     page = (site / "docs" / "reference" / "protocol.html").read_text("utf-8")
     messages = list(pb.DESCRIPTOR.message_types_by_name)
     assert {name for name in messages if f'<h3 id="{name.lower()}">' not in page} == set()
     assert "<code>char_start</code>" in page
 
 
-def test_a_page_opens_from_disk_and_can_be_searched_offline(browser: "Browser", site: Path) -> None:
+def test_page_opens_from_disk_and_can_be_searched_offline(browser: "Browser", site: Path) -> None:
     context = browser.new_context()
     tab = context.new_page()
     requests: list[str] = []

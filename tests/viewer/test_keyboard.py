@@ -61,7 +61,7 @@ def test_arrow_keys_move_through_the_heads(open_page: Open) -> None:
     assert page.tab.locator('.head[tabindex="0"]').count() == 1
 
 
-def test_the_tab_key_visits_every_section_once(open_page: Open) -> None:
+def test_tab_key_visits_every_section_once(open_page: Open) -> None:
     page = open_page(full_page())
     parts: list[str] = []
     page.tab.keyboard.press("Tab")
@@ -77,7 +77,7 @@ def part_of(page: OpenedPage) -> str | None:
     return None if class_name is None else class_name.split()[-1]
 
 
-def test_the_selection_is_announced_to_screen_readers(open_page: Open) -> None:
+def test_selection_is_announced_to_screen_readers(open_page: Open) -> None:
     page = open_page(plain_page())
     page.press("Tokens")
     page.choose_head(1, 2)
@@ -119,7 +119,7 @@ def test_reduced_motion_disables_transitions(open_page: Open) -> None:
     assert set(transitions) == {"none"}
 
 
-def test_a_text_of_one_token_can_be_displayed(open_page: Open) -> None:
+def test_text_of_one_token_can_be_displayed(open_page: Open) -> None:
     page = open_page(Page(title="One", model="small", texts=[text_of(("[CLS]",))]))
     page.press("Special tokens")
     assert page.texts(".text .chip") == ["[CLS]"]

@@ -35,7 +35,7 @@ def wait_for_result(page: OpenedPage) -> None:
     page.wait("document.querySelector('.status').textContent !== 'Computing…'")
 
 
-def test_a_submitted_text_shows_scores_and_attention(live: OpenedPage, viewer_url: str) -> None:
+def test_submitted_text_shows_scores_and_attention(live: OpenedPage, viewer_url: str) -> None:
     show(live, FIRST)
     assert live.text(".title") == FIRST
     assert live.text(".text .sum").endswith("= 1.000 the similarity of the text to itself")
@@ -45,7 +45,7 @@ def test_a_submitted_text_shows_scores_and_attention(live: OpenedPage, viewer_ur
     assert {url.removeprefix(viewer_url) for url in live.requests} == {"", "page.css", "live.js", "page"}
 
 
-def test_a_new_result_replaces_the_previous_one(live: OpenedPage) -> None:
+def test_new_result_replaces_the_previous_one(live: OpenedPage) -> None:
     show(live, FIRST)
     show(live, FIRST, SECOND, "A man is eating.")
     assert live.text(".title") == f"{FIRST} / {SECOND} rather than A man is eating."
@@ -54,7 +54,7 @@ def test_a_new_result_replaces_the_previous_one(live: OpenedPage) -> None:
     assert live.tab.locator(".title").count() == 1
 
 
-def test_the_start_page_shows_the_model_name_and_examples(live: OpenedPage) -> None:
+def test_start_page_shows_the_model_name_and_examples(live: OpenedPage) -> None:
     assert live.text("h1") == "all-MiniLM-L6-v2"
     assert live.tab.title() == "all-MiniLM-L6-v2 - attnlens"
     assert "what each word of a text contributes" in live.text(".about-model .lead")
@@ -66,7 +66,7 @@ def test_the_start_page_shows_the_model_name_and_examples(live: OpenedPage) -> N
     assert live.text("h1") == "all-MiniLM-L6-v2"
 
 
-def test_a_view_can_be_shared_and_navigated_back_to(
+def test_view_can_be_shared_and_navigated_back_to(
     live: OpenedPage, browser: "Browser", viewer_url: str
 ) -> None:
     show(live, FIRST, SECOND)
@@ -85,7 +85,7 @@ def test_a_view_can_be_shared_and_navigated_back_to(
     assert live.tab.locator("textarea").first.input_value() == ""
 
 
-def test_a_nonexistent_head_in_the_url_is_ignored(browser: "Browser", viewer_url: str) -> None:
+def test_nonexistent_head_in_the_url_is_ignored(browser: "Browser", viewer_url: str) -> None:
     page = OpenedPage(browser, f"{viewer_url}#text=It+rained.&layer=6&head=x", ready=DRAWN)
     drawn = page.tab.locator(".attnlens[data-drawn]").get_attribute("data-drawn") or ""
     assert [number.isdigit() for number in drawn.split()] == [True] * 3
@@ -160,7 +160,7 @@ def test_axe_reports_no_violations(browser: "Browser", viewer_url: str, scheme: 
 
 
 @pytest.mark.parametrize("width", [390, 1200])
-def test_the_page_does_not_overflow_horizontally(browser: "Browser", viewer_url: str, width: int) -> None:
+def test_page_does_not_overflow_horizontally(browser: "Browser", viewer_url: str, width: int) -> None:
     page = OpenedPage(browser, viewer_url, ready="document.querySelector('textarea')", width=width)
     show(page, FIRST, SECOND, "A man is eating.")
     assert page.tab.evaluate("document.documentElement.scrollWidth") <= width

@@ -65,7 +65,7 @@ def test_rows_are_rescaled_to_1_when_special_tokens_are_hidden(open_page: Open) 
     assert "Hidden special tokens account for" in page.text(".read-out")
 
 
-def test_the_mean_over_heads_can_be_selected(open_page: Open) -> None:
+def test_mean_over_heads_can_be_selected(open_page: Open) -> None:
     page = open_page(plain_page())
     page.press("Tokens")
     page.tab.get_by_label("Head", exact=True).select_option("mean")
@@ -74,7 +74,7 @@ def test_the_mean_over_heads_can_be_selected(open_page: Open) -> None:
     assert_nearly_equal(page.pixels(CELLS), expected)
 
 
-def test_a_small_page_keeps_only_the_largest_weights_and_shows_a_notice(open_page: Open) -> None:
+def test_small_page_keeps_only_the_largest_weights_and_shows_a_notice(open_page: Open) -> None:
     spellings = [f"t{number}" for number in range(50)]
     text = text_of(spellings)
     page = open_page(Page(title="Many", model="small", texts=[text]), small=True)
@@ -90,7 +90,7 @@ def test_a_small_page_keeps_only_the_largest_weights_and_shows_a_notice(open_pag
     assert "A small page was requested" in page.text(".notes")
 
 
-def test_the_row_table_lists_the_five_largest_weights(open_page: Open) -> None:
+def test_row_table_lists_the_five_largest_weights(open_page: Open) -> None:
     page = open_page(plain_page())
     page.press("Tokens")
     page.choose_head(1, 0)

@@ -12,7 +12,7 @@ from opened_page import Open
 from viewer_pages import TOKENS, full_page, maps_of, plain_page
 
 
-def test_an_iframe_contains_the_whole_page(open_file: Open, tmp_path: Path) -> None:
+def test_iframe_contains_the_whole_page(open_file: Open, tmp_path: Path) -> None:
     path = tmp_path / "notebook.html"
     frame = iframe_of(plain_page())
     path.write_text(f'<div class="attnlens" data-ready="true"></div>{frame}', encoding="utf-8")
@@ -23,7 +23,7 @@ def test_an_iframe_contains_the_whole_page(open_file: Open, tmp_path: Path) -> N
     assert html.escape(plain_page().title, quote=True) in frame
 
 
-def test_a_widget_draws_maps_from_binary_data(open_file: Open, tmp_path: Path) -> None:
+def test_widget_draws_maps_from_binary_data(open_file: Open, tmp_path: Path) -> None:
     state = widget_state_of(full_page())
     maps = [list(part) for part in state["maps"]]  # type: ignore[attr-defined]
     program = f"""

@@ -33,7 +33,7 @@ HOSTILE = (
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("make", [plain_page, full_page])
-def test_a_page_loads_without_further_requests_or_errors(
+def test_page_loads_without_further_requests_or_errors(
     open_page: Open, make: Callable[[], Page], scheme: str
 ) -> None:
     page = open_page(make(), color_scheme=scheme)
@@ -99,7 +99,7 @@ def test_right_to_left_text_is_laid_out_from_right_to_left(open_page: Open) -> N
     assert chips.nth(2).get_attribute("aria-selected") == "true"
 
 
-def test_the_document_has_one_executable_script_and_references_no_files() -> None:
+def test_document_has_one_executable_script_and_references_no_files() -> None:
     document = html_of(full_page())
     scripts = re.findall(r"<script([^>]*)>", document)
     assert [kind for kind in scripts if "type=" not in kind] == [""]
@@ -109,13 +109,13 @@ def test_the_document_has_one_executable_script_and_references_no_files() -> Non
 
 
 @pytest.mark.parametrize("width", [360, 1200])
-def test_the_page_does_not_overflow_horizontally(open_page: Open, width: int) -> None:
+def test_page_does_not_overflow_horizontally(open_page: Open, width: int) -> None:
     page = open_page(full_page(), width=width)
     assert page.tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_a_long_text_opens_at_the_top_with_a_visible_token_selected(open_page: Open, width: int) -> None:
+def test_long_text_opens_at_the_top_with_a_visible_token_selected(open_page: Open, width: int) -> None:
     page = open_page(
         Page(title="Long", model="small", texts=[text_of([f"word{n}" for n in range(500)])]), width=width
     )
@@ -126,7 +126,7 @@ def test_a_long_text_opens_at_the_top_with_a_visible_token_selected(open_page: O
     assert int(chosen.get_attribute("data-index") or "") < 16
 
 
-def test_the_page_does_not_overflow_after_rotating_a_phone(open_page: Open) -> None:
+def test_page_does_not_overflow_after_rotating_a_phone(open_page: Open) -> None:
     page = open_page(full_page(), width=800)
     page.tab.set_viewport_size({"width": 390, "height": 844})
     page.wait("document.querySelector('.lines').clientWidth < 390")
@@ -159,7 +159,7 @@ def long_text(reference: Reference, minilm_bundle: Path) -> Callable[[int], View
     return first
 
 
-def test_a_long_text_makes_a_small_file_and_can_switch_heads(
+def test_long_text_makes_a_small_file_and_can_switch_heads(
     open_file: Open, long_text: Callable[[int], ViewedText], tmp_path: Path
 ) -> None:
     path = tmp_path / "long.html"
@@ -173,7 +173,7 @@ def test_a_long_text_makes_a_small_file_and_can_switch_heads(
     assert len(page.requests) == 1
 
 
-def test_the_longest_text_of_a_large_model_opens(
+def test_longest_text_of_a_large_model_opens(
     open_file: Open, long_text: Callable[[int], ViewedText], tmp_path: Path
 ) -> None:
     text = long_text(512)
@@ -190,7 +190,7 @@ def test_the_longest_text_of_a_large_model_opens(
     assert len(page.requests) == 1
 
 
-def test_a_page_over_the_limit_keeps_only_the_largest_weights(open_file: Open, tmp_path: Path) -> None:
+def test_page_over_the_limit_keeps_only_the_largest_weights(open_file: Open, tmp_path: Path) -> None:
     spellings = [f"t{number}" for number in range(200)]
     page = Page(title="Over", model="small", texts=[text_of(spellings)])
     whole = html_of(page)

@@ -76,14 +76,14 @@ def test_values_outside_0_to_1_are_rejected(weight: float) -> None:
         square_root_bytes(np.array([0.5, weight]))
 
 
-def test_the_largest_weights_of_a_row_are_stored_with_their_columns() -> None:
+def test_largest_weights_of_a_row_are_stored_with_their_columns() -> None:
     maps = np.array([[[5, 9, 9, 1], [0, 0, 0, 7]]], dtype=np.uint8)
     content = top_bytes(maps, 2)
     assert np.frombuffer(content[:8], "<u2").tolist() == [1, 2, 0, 3]
     assert list(content[8:]) == [9, 9, 0, 7]
 
 
-def test_the_document_embeds_each_layer_as_base64_zlib() -> None:
+def test_document_embeds_each_layer_as_base64_zlib() -> None:
     document = html_of(plain_page())
     maps = maps_of(len(TOKENS))
     for layer in range(LAYERS):
@@ -93,7 +93,7 @@ def test_the_document_embeds_each_layer_as_base64_zlib() -> None:
         assert content == square_root_bytes(maps[layer]).tobytes()
 
 
-def test_a_page_opens_with_the_head_that_attends_to_distant_words() -> None:
+def test_page_opens_with_the_head_that_attends_to_distant_words() -> None:
     text = text_of()
     maps = np.full((LAYERS, HEADS, len(TOKENS), len(TOKENS)), 1 / len(TOKENS))
     maps[2, 3, 8] = np.eye(len(TOKENS))[5]  # tired -> animal, three words away
@@ -104,7 +104,7 @@ def test_a_page_opens_with_the_head_that_attends_to_distant_words() -> None:
     assert initial_view(text_of(("[CLS]", "a", "[SEP]"))) == InitialView(0, 0, 0)
 
 
-def test_the_title_of_a_contrast_names_all_three_texts() -> None:
+def test_title_of_a_contrast_names_all_three_texts() -> None:
     contrast = ContrastResult("B", "C" * 99, cast("Any", None))
     assert build_title(["A", "B"], contrast) == f"A / B rather than {'C' * 29}…"
     assert build_title(["A"], contrast) == build_title(["A", "B"], contrast)

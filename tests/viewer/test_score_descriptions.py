@@ -37,7 +37,7 @@ def page_scores(method: str, **fields: float) -> tuple[str, float | None, float 
     return shown.description, shown.sum, shown.expected_sum
 
 
-def test_the_share_of_the_baseline_is_described() -> None:
+def test_share_of_the_baseline_is_described() -> None:
     exact = {"sum": 0.5, "expected_sum": 0.5}
     assert (
         "belongs to no token, is 58 % of the target"
@@ -57,7 +57,7 @@ def test_low_faithfulness_adds_a_warning(faithfulness: float, has_warning: bool)
 
 
 @pytest.mark.parametrize("method", ["rollout", "received_attention", "contribution_norm"])
-def test_a_ranking_method_has_no_sum(method: str) -> None:
+def test_ranking_method_has_no_sum(method: str) -> None:
     # Older servers return an expected sum for these methods.
     description, total, expected_sum = page_scores(method, sum=1.0, expected_sum=1.0)
     assert "Ranking only: the scores do not add up to the target." in description

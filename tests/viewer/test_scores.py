@@ -16,7 +16,7 @@ def scored_page() -> Page:
     return dataclasses.replace(plain_page(), texts=[text_of(scored=True)])
 
 
-def test_the_sum_includes_the_values_and_the_baseline(open_page: Open) -> None:
+def test_sum_includes_the_values_and_the_baseline(open_page: Open) -> None:
     page = open_page(scored_page())
     total = VALUES.sum()
     assert page.text(".text .sum") == (
@@ -27,7 +27,7 @@ def test_the_sum_includes_the_values_and_the_baseline(open_page: Open) -> None:
     assert page.text(".text .sum").startswith(f"{total - specials:.3f} words +{specials:.3f} special tokens ")
 
 
-def test_the_score_of_a_word_is_the_sum_of_its_tokens(open_page: Open) -> None:
+def test_score_of_a_word_is_the_sum_of_its_tokens(open_page: Open) -> None:
     page = open_page(scored_page())
     titles = page.tab.locator(".text .chip").evaluate_all("chips => chips.map((chip) => chip.title)")
     assert titles[1] == f"un ##believ ##ably: {VALUES[1:4].sum():+.3f}".replace("-", MINUS)
@@ -45,14 +45,14 @@ def test_positive_scores_are_blue_and_negative_scores_vermilion(open_page: Open)
     assert colors[-1].startswith("rgba(0, 114, 178, 0.58")
 
 
-def test_a_deviation_from_the_expected_sum_is_shown(open_page: Open) -> None:
+def test_deviation_from_the_expected_sum_is_shown(open_page: Open) -> None:
     wrong = dataclasses.replace(scores_of(VALUES, 0.05), expected_sum=2.0)
     text = dataclasses.replace(text_of(), scores=[wrong])
     page = open_page(dataclasses.replace(plain_page(), texts=[text]))
     assert f"The sum deviates from the expected 2.000 by {MINUS}0.850." in page.text(".text .about")
 
 
-def test_faithfulness_is_shown_whether_measured_or_not(open_page: Open) -> None:
+def test_faithfulness_is_shown_even_if_not_measured(open_page: Open) -> None:
     page = open_page(scored_page())
     assert "Spearman 0.84" in page.text(".text .about")
     assert "rank correlation of 0.84" in page.text(".notes")
@@ -63,7 +63,7 @@ def test_faithfulness_is_shown_whether_measured_or_not(open_page: Open) -> None:
     assert "rank correlation" not in page.text(".notes")
 
 
-def test_a_large_baseline_does_not_shrink_the_bars_of_tokens(open_page: Open) -> None:
+def test_large_baseline_does_not_shrink_the_bars_of_tokens(open_page: Open) -> None:
     full = full_page()
     assert full.contrast is not None
     contrast = dataclasses.replace(full.contrast, scores=scores_of(VALUES, 10.0))
@@ -76,7 +76,7 @@ def test_a_large_baseline_does_not_shrink_the_bars_of_tokens(open_page: Open) ->
     assert "100%" in widths.values()
 
 
-def test_a_page_without_scores_shows_the_attention_of_the_selected_token(open_page: Open) -> None:
+def test_page_without_scores_shows_the_attention_of_the_selected_token(open_page: Open) -> None:
     page = open_page(plain_page())
     assert page.tab.get_by_role("group", name="Color by").count() == 0
     page.tab.locator(".text .chip").nth(3).click()
@@ -103,7 +103,7 @@ def test_selecting_a_word_shows_its_partners_in_the_other_text(open_page: Open) 
     assert page.text(".pair-map .sum").startswith("slept pairs most strongly with [SEP] +0.042, . +0.038")
 
 
-def test_the_pair_matrix_includes_baselines_and_adds_up(open_page: Open) -> None:
+def test_pair_matrix_includes_baselines_and_adds_up(open_page: Open) -> None:
     page = open_page(full_page())
     page.press("Tokens")
     assert page.pixels(".pair-map .cells").shape == (len(TOKENS) + 2, 4 + 2, 3)
@@ -130,7 +130,7 @@ def test_bars_show_the_largest_scores_others_baseline_and_sum(open_page: Open) -
     assert abs(sum(numbers[:-1]) - numbers[-1]) < 0.006
 
 
-def test_the_contrast_quotes_both_texts(open_page: Open) -> None:
+def test_contrast_quotes_both_texts(open_page: Open) -> None:
     page = open_page(full_page())
     lead = "The cosine similarity is 0.100 higher to It slept. than to It ran.."
     assert page.text(".contrast .lead") == lead
@@ -138,7 +138,7 @@ def test_the_contrast_quotes_both_texts(open_page: Open) -> None:
     assert page.tab.locator(".contrast .bars i.minus").count() > 0
 
 
-def test_the_attention_of_either_text_can_be_displayed(open_page: Open) -> None:
+def test_attention_of_either_text_can_be_displayed(open_page: Open) -> None:
     page = open_page(full_page())
     page.press("Second text")
     page.wait("document.querySelector('.attnlens').dataset.drawn.startsWith('1 ')")

@@ -19,7 +19,7 @@ def as_json(report: HeadReport) -> dict[str, Any]:
         "model_version": report.model_version,
         "data": {
             "name": report.corpus_name,
-            "licence": report.corpus_licence,
+            "license": report.corpus_license,
             "sentences": report.num_sentences,
             "pattern_sentences": report.patterns.num_texts,
             "rows": report.patterns.num_rows,
@@ -67,7 +67,7 @@ def _relation(score: RelationScore) -> dict[str, Any]:
         "interval": [_number(bound) for bound in score.interval],
         "offset": score.offset,
         "offset_scored": _number(score.offset_scored),
-        "labelled": is_winner(score),
+        "labeled": is_winner(score),
     }
 
 

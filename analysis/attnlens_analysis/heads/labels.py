@@ -87,7 +87,7 @@ def _by_value(patterns: Patterns, copies: CopyTest | None) -> Iterator[tuple[str
     yield "first-token", patterns.first > POSITION_THRESHOLD
     yield "last-token", patterns.last > POSITION_THRESHOLD
     yield "self", patterns.self > POSITION_THRESHOLD
-    yield "broad", patterns.entropy_normalised > BROAD_THRESHOLD
+    yield "broad", patterns.entropy_normalized > BROAD_THRESHOLD
     if copies is not None:
         is_frequent = patterns.duplicate > DUPLICATE_FACTOR * patterns.duplicate_chance
         yield "duplicate-token", is_frequent & (copies.earlier_copy > COPY_THRESHOLD)

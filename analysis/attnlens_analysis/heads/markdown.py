@@ -22,8 +22,8 @@ def as_markdown(report: HeadReport) -> str:
 def data_sentences(report: HeadReport) -> Iterator[str]:
     """Yield sentences about the data of each measurement."""
     patterns = report.patterns
-    licence = f", {report.corpus_licence}" if report.corpus_licence else ""
-    yield f"{report.num_sentences:,} sentences from {report.corpus_name}{licence}."
+    license_text = f", {report.corpus_license}" if report.corpus_license else ""
+    yield f"{report.num_sentences:,} sentences from {report.corpus_name}{license_text}."
     yield (
         f"Patterns: {patterns.num_texts:,} sentences with at least {MIN_TOKENS} tokens, "
         f"{patterns.num_rows:,} rows. Uniform attention assigns {patterns.punctuation_share:.3f} to "
@@ -72,9 +72,9 @@ def label_rows(report: HeadReport) -> list[tuple[str, str, str]]:
     for label, rule in RULES.items():
         kind = label.removesuffix("RELATION")
         heads = [
-            str(labelled.head) if name == label else f"{labelled.head} ({name.removeprefix(kind)})"
-            for labelled in report.labelled
-            for name in labelled.labels
+            str(labeled.head) if name == label else f"{labeled.head} ({name.removeprefix(kind)})"
+            for labeled in report.labeled
+            for name in labeled.labels
             if name == label or (kind != label and name.startswith(kind))
         ]
         rows.append((label, ", ".join(heads) or "none", rule))

@@ -74,10 +74,10 @@ def _columns(report: HeadReport) -> Iterator[Measure]:
         )
     yield Measure("entropy", "entropy", "mean entropy of the rows, in nats", patterns.entropy, digits=2)
     yield Measure(
-        "entropy_normalised",
+        "entropy_normalized",
         "entropy / ln T",
         "mean entropy of the rows divided by ln T",
-        patterns.entropy_normalised,
+        patterns.entropy_normalized,
         1.0,
     )
     yield Measure(

@@ -34,7 +34,7 @@ class Patterns:
         punctuation: Mean weight on punctuation tokens.
         duplicate: Mean weight on other occurrences of the token, in rows where there are any.
         entropy: Mean entropy in nats.
-        entropy_normalised: Mean of the entropy divided by ln T, 1 for uniform attention.
+        entropy_normalized: Mean of the entropy divided by ln T, 1 for uniform attention.
         distance: Mean distance to the attended tokens.
         diagonal_argmax: Share of rows whose largest weight is on the token itself.
         diagonal_chance: Expected `diagonal_argmax` if the largest weight were at a random position.
@@ -53,7 +53,7 @@ class Patterns:
     punctuation: Values
     duplicate: Values
     entropy: Values
-    entropy_normalised: Values
+    entropy_normalized: Values
     distance: Values
     diagonal_argmax: Values
     diagonal_chance: float
@@ -90,7 +90,7 @@ class PatternSums:
         self._add("self", weights[:, rows, rows].sum(axis=-1))
         self._add("punctuation", selected[:, :, is_punctuation].sum(axis=(1, 2)))
         self._add("entropy", entropies)
-        self._add("entropy_normalised", entropies / np.log(num_tokens))
+        self._add("entropy_normalized", entropies / np.log(num_tokens))
         self._add("distance", np.einsum("nrt,rt->n", selected, distances))
         self._add("diagonal_argmax", (selected.argmax(axis=-1) == rows).sum(axis=-1))
         self._add_chance("diagonal", len(rows) / num_tokens)

@@ -36,7 +36,7 @@ class HeadReport:
         model_name: Model name.
         model_version: SHA-256 of the bundle's manifest.
         corpus_name: Name of the corpus.
-        corpus_licence: License of the corpus. Empty if unknown.
+        corpus_license: License of the corpus. Empty if unknown.
         num_sentences: Number of measured sentences.
         heads: The N heads, in the order of all per-head values.
         patterns: Attention by position.
@@ -45,14 +45,14 @@ class HeadReport:
         tied: Diagonal attention with tied projections. None if the graph does not support it.
         importance: Importance of each head. None if the bundle lacks the contributions graph.
         task: Effect of each head on a task. None if not requested or the bundle lacks the graph.
-        labelled: Heads with at least one label.
+        labeled: Heads with at least one label.
         notes: What was skipped, and why.
     """
 
     model_name: str
     model_version: str
     corpus_name: str
-    corpus_licence: str
+    corpus_license: str
     num_sentences: int
     heads: tuple[Head, ...]
     patterns: Patterns
@@ -61,12 +61,12 @@ class HeadReport:
     tied: TiedDiagonal | None
     importance: Importance | None
     task: TaskEffect | None
-    labelled: tuple[LabeledHead, ...]
+    labeled: tuple[LabeledHead, ...]
     notes: tuple[str, ...]
 
     def labels_of(self, head: Head) -> tuple[str, ...]:
         """Return the labels of a head, possibly none."""
-        return next((labelled.labels for labelled in self.labelled if labelled.head == head), ())
+        return next((labeled.labels for labeled in self.labeled if labeled.head == head), ())
 
 
 class TooShortError(Exception):
@@ -111,7 +111,7 @@ def measure_heads(
         model_name=bundle.model.name,
         model_version=bundle.model.version,
         corpus_name=corpus.name,
-        corpus_licence=corpus.licence,
+        corpus_license=corpus.license,
         num_sentences=len(kept),
         heads=source.heads,
         patterns=patterns,
@@ -120,7 +120,7 @@ def measure_heads(
         tied=tied,
         importance=measure_importance(run, source, sample, progress) if run and sample else None,
         task=measure_task(run, source, pairs, progress) if run and pairs else None,
-        labelled=label_heads(source.heads, patterns, copies, syntax or ()),
+        labeled=label_heads(source.heads, patterns, copies, syntax or ()),
         notes=tuple(notes),
     )
 

@@ -54,12 +54,12 @@ class Corpus:
 
     Attributes:
         name: Name for the report.
-        licence: License of the data. Empty if unknown.
+        license: License of the data. Empty if unknown.
         sentences: Sentences in file order.
     """
 
     name: str
-    licence: str
+    license: str
     sentences: tuple[Sentence, ...]
 
     @property

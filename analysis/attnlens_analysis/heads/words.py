@@ -20,7 +20,7 @@ NO_WORD = -1
 def words_of_tokens(words: Sequence[Word], offsets: Sequence[tuple[int, int]]) -> npt.NDArray[np.intp]:
     """Return the word index of each token, (T,), or `NO_WORD`.
 
-    A token membership to the word in which it starts.
+    A token belongs to the word in which it starts.
 
     Args:
         words: Words of a sentence whose text separates them with single spaces.

@@ -9,7 +9,7 @@ from attnlens_server.bundle import Bundle
 _RANGE = re.compile(r"([0-9]{1,7})\.\.([0-9]{1,7})")
 _ONE = re.compile(r"[0-9]{1,7}")
 _GB = 1e9
-# Scores, mrequested scores and weights of a layer may be allocated at the same time.
+# Scores, masked scores and weights of a layer may be allocated at the same time.
 _COPIES = 3
 
 

@@ -20,7 +20,7 @@ _HEAD_COLUMNS = (
     "next",
     "first",
     "earlier_copy",
-    "entropy_normalised",
+    "entropy_normalized",
     "ablation",
     "contribution",
     "task_change",
@@ -49,10 +49,10 @@ def show_heads(report: HeadReport) -> None:
 def _labelled(report: HeadReport) -> Table:
     columns = [column for column in measures(report) if column.name in _HEAD_COLUMNS]
     rows: list[tuple[str, ...]] = []
-    for labelled in report.labelled:
-        index = report.heads.index(labelled.head)
+    for labeled in report.labeled:
+        index = report.heads.index(labeled.head)
         numbers = (f"{column.values[index]:.{column.digits}f}" for column in columns)
-        rows.append((str(labelled.head), *numbers, ", ".join(labelled.labels)))
+        rows.append((str(labeled.head), *numbers, ", ".join(labeled.labels)))
     titles = (
         "head",
         *(column.title.replace(" / ", "\n/ ").replace("earlier ", "earlier\n") for column in columns),

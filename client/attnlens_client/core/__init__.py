@@ -2,5 +2,5 @@
 
 Each method is a generator of steps (`calls`) that yields commands and receives events (`events`). `plans`
 turns arguments into requests (`requests`, `splitting`) and replies into results (`replies`, `attention`,
-`streams`, `explanations`, `models`), and validates each reply (`checks`). The drivers execute the commands.
+`streams`, `explanations`, `models`). All replies are validated. The drivers execute the commands.
 """

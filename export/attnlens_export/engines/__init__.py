@@ -1,1 +1,1 @@
-"""Check of a bundle in another engine than ONNX Runtime."""
+"""Check of a bundle in an engine other than ONNX Runtime."""

@@ -66,7 +66,7 @@ def _changed(config: EncoderConfig, kind: str, option: str, **changes: Any) -> E
     if all(attention.kind != kind for attention in layers):
         kinds = ", ".join(dict.fromkeys(attention.kind for attention in layers))
         raise SourceError(
-            f"{option} is about attention of the kind {kind}, this encoder has {kinds}: leave the option out"
+            f"{option} requires attention of the kind {kind}, but this encoder has {kinds}: omit the option"
         )
     changed = tuple(
         dataclasses.replace(attention, **changes) if attention.kind == kind else attention

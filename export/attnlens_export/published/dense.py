@@ -49,7 +49,7 @@ def read_dense(directory: Path, path: str, in_features: int, *, normalize_input:
     )
     if dense.in_features != in_features:
         raise SourceError(
-            f"{file}: in_features is {dense.in_features}, the vectors have {in_features} components: the "
+            f"{file}: in_features is {dense.in_features}, but the vectors have {in_features} components: the "
             f"file belongs to another model, {_SKIP[3:]}"
         )
     read_weights(directory, dense)
@@ -69,10 +69,10 @@ def read_weights(directory: Path, dense: Dense) -> Weights:
     weights = {name: tensor.float().numpy() for name, tensor in read_tensors(directory / dense.path).items()}
     found = {name: array.shape for name, array in weights.items()}
     if found != shapes:
-        raise SourceError(f"{directory / dense.path} holds the weights {found} instead of {shapes}")
+        raise SourceError(f"{directory / dense.path} contains the weights {found} instead of {shapes}")
     for name, array in weights.items():
         if not np.isfinite(array).all():
-            raise SourceError(f"{directory / dense.path}: {name} holds a NaN or an infinity")
+            raise SourceError(f"{directory / dense.path}: {name} contains NaN or infinity")
     return weights
 
 
@@ -93,7 +93,7 @@ def write_dense(directory: Path, path: str, dense: Dense, weights: Weights) -> N
 def _size(file: Path, settings: dict[str, Any], key: str) -> int:
     size = settings.get(key)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise SourceError(f"{file}: {key} is {size!r}, a whole number from 1 is needed")
+        raise SourceError(f"{file}: {key} is {size!r}, use a positive integer")
     return size
 
 

@@ -14,8 +14,8 @@ from attnlens_export.published.modules import listed_kinds
 from attnlens_export.published.prompts import PROMPTS_FILE
 
 SPARSE = "a sparse encoder (SPLADE), whose vectors have a weight for each word of the vocabulary"
-LATE_INTERACTION = "a late-interaction encoder (ColBERT), which gives a text one vector for each token"
-CROSS_ENCODER = "a cross-encoder (reranker), which gives a pair of texts a score"
+LATE_INTERACTION = "a late-interaction encoder (ColBERT), which computes one vector per token"
+CROSS_ENCODER = "a cross-encoder (reranker), which computes a score for a pair of texts"
 
 # `model_type` of sentence-transformers' own configuration.
 _MODEL_TYPES = {
@@ -31,10 +31,10 @@ _MODULES = {
 }
 _ARCHITECTURES = {
     "ColBERT": LATE_INTERACTION,
-    "ForMultipleChoice": "a classifier, which chooses among answers",
-    "ForQuestionAnswering": "a model that finds an answer in a text",
+    "ForMultipleChoice": "a multiple-choice classifier",
+    "ForQuestionAnswering": "a model for question answering",
     "ForSequenceClassification": "a classifier or a reranker",
-    "ForTokenClassification": "a classifier of tokens, as for names",
+    "ForTokenClassification": "a token classifier, for example for named entities",
 }
 # Excludes heads used only in pretraining, such as ALBERT's `sop_classifier`.
 _TENSORS = re.compile(
@@ -85,7 +85,7 @@ def find_head(directory: Path, unused_tensors: Iterable[str]) -> Head | None:
     if architecture == LATE_INTERACTION:
         tensors += tuple(name for name in names if _COLBERT_TENSORS.match(name))
     if what is None and tensors:
-        what = architecture or "a model for another task"
+        what = architecture or "a model for a different task"
     return Head(what, tensors) if what else None
 
 

@@ -177,6 +177,6 @@ def _published(settings: dict[str, Any]) -> Pooling.ValueType:
     names = [str(mode) for mode in (modes if isinstance(modes, list) else [modes])]
     if len(names) != 1 or names[0] not in _MODES:
         raise SourceError(
-            f"the checkpoint pools by {' + '.join(names)}, which a bundle cannot: {_HOW_TO_GO_ON}"
+            f"the checkpoint pools by {' + '.join(names)}, which bundles do not support: {_HOW_TO_GO_ON}"
         )
     return _MODES[names[0]]

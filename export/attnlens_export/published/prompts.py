@@ -50,8 +50,8 @@ def read_prompts(
     if default and default not in texts:
         known = ", ".join(map(repr, texts)) or "none"
         raise SourceError(
-            f"the default prompt is {default!r}, and there is {known}: add it with --prompt NAME=TEXT, or "
-            "choose another with --default-prompt, '' for none"
+            f"the default prompt is {default!r}, but the prompts are {known}: add it with "
+            "--prompt NAME=TEXT, or choose another with --default-prompt, '' for none"
         )
     return Prompts(texts, default)
 

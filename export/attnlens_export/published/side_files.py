@@ -85,8 +85,8 @@ def write_config(
     lost = [f"{path}={value!r}" for path, value in config.by_path().items() if read_back.get(path) != value]
     if lost:
         raise SourceError(
-            f"a Hugging Face config.json of the {config.family} family can't say {', '.join(lost)}: "
-            "choose the family that is built so"
+            f"a Hugging Face config.json of the {config.family} family cannot express {', '.join(lost)}: "
+            "choose another family"
         )
 
 
@@ -247,11 +247,11 @@ def check_ids(tokenizer: Tokenizer, source: str, config: EncoderConfig) -> None:
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary:
-        raise SourceError(f"{source} has an empty vocabulary: give another with --tokenizer")
+        raise SourceError(f"{source} has an empty vocabulary: specify another tokenizer with --tokenizer")
     token, largest = max(vocabulary.items(), key=lambda item: item[1])
     if largest >= config.embeddings.vocab_size:
         raise SourceError(
-            f"{source} has the id {largest} ({token!r}), the encoder only ids below "
+            f"{source} has the id {largest} ({token!r}), but the encoder only supports ids below "
             f"vocab_size={config.embeddings.vocab_size}: the tokenizer belongs to another model"
         )
 

@@ -12,7 +12,7 @@ from attnlens_server.errors import StartupError
 INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")  # the last one is optional
 REMEDY = "export the bundle again"
 
-# Further inputs and the outputs of the contributions graph with their axes: B texts, T tokens, E components
+# Additional inputs, and outputs, of the contributions graph with their axes: B texts, T tokens, E components
 # of an embedding, L layers, H heads. Equal to those in the exporter's graph/names.py.
 CONTRIBUTION_INPUTS = {
     "pooling_weights": "BT",
@@ -79,7 +79,8 @@ def _check_sizes(path: Path, manifest: Manifest) -> None:
     ]
     for name, value, low, high in ranges:
         if not low <= value <= high:
-            raise StartupError(f"{path}: {name} is {value}, which is not from {low} to {high}: {REMEDY}")
+            problem = f"{name} is {value}, which is outside the range {low} to {high}"
+            raise StartupError(f"{path}: {problem}: {REMEDY}")
 
 
 def _check_texts(path: Path, manifest: Manifest) -> None:
@@ -98,7 +99,7 @@ def _check_defaults(path: Path, manifest: Manifest) -> None:
         )
     if manifest.default_prompt_name and manifest.default_prompt_name not in manifest.prompts:
         raise StartupError(
-            f"{path}: there is no prompt {manifest.default_prompt_name!r}, the default: {REMEDY}"
+            f"{path}: the default prompt {manifest.default_prompt_name!r} does not exist: {REMEDY}"
         )
 
 

@@ -1,8 +1,8 @@
 """Inference engine: runs token ids through ONNX graphs.
 
-The control flow is in `lanes`: worker threads that take batches from the queue and run them.
-`queue` stores waiting items, `scheduler` chooses batches, `batch` defines items, graph inputs and outputs,
-`sessions` opens and verifies graphs, `runtimes` runs them, and `engine` combines the graphs of a model.
+`engine` has one queue and several lanes per graph: threads that take batches from the queue and run them.
+`scheduler` stores waiting items and chooses batches, `batch` defines items, graph inputs and outputs,
+`sessions` opens and verifies graphs, and `runtimes` runs them.
 """
 
 from attnlens_server.engine.batch import (

@@ -397,8 +397,8 @@ def _check_threads(threads: int, lanes: int) -> None:
     num_cpus = cpu_count()
     if threads > num_cpus:
         logger.warning(
-            "%d threads on %d CPUs that this process may use: they wait for each other. Leave out --threads "
-            "for one a physical core",
+            "%d threads on %d CPUs that this process may use: they wait for each other. Omit --threads "
+            "to use one per physical core",
             threads,
             num_cpus,
         )

@@ -79,7 +79,7 @@ class ItemQueue:
             item.queued_at = now
         with self._changed:
             if self._closed:
-                raise ShuttingDownError("the server is shutting down: ask another one")
+                raise ShuttingDownError("the server is shutting down: use another server")
             self._arrived.extend(items)
             if not all(item.is_background for item in items):
                 self._interactive_until = now + INTERACTIVE_S
@@ -207,7 +207,7 @@ class ItemQueue:
 
 def _fail_expired(item: Item) -> None:
     if item.future.set_running_or_notify_cancel():
-        item.future.set_exception(DeadlineError("the deadline passed before the text was run"))
+        item.future.set_exception(DeadlineError("the deadline passed before the text ran"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,8 @@ class Sessions:
         pause_s = max(PAUSES_S[min(num_tries, len(PAUSES_S)) - 1], duration_s)
         is_final = isinstance(error, UnusableGraphError)
         retry_at = None if is_final else self._clock() + pause_s
-        logger.error("%s; %s", error, "not tried again" if is_final else f"tried again in {pause_s:g} s")
+        outlook = "it will not be retried" if is_final else f"next attempt in {pause_s:g} s"
+        logger.error("%s; %s", error, outlook)
         was_usable = self._failure is None
         self._failure = _Failure(str(error), num_tries, retry_at)
         if was_usable:
@@ -237,7 +238,7 @@ class GraphOpener:
         self.longest_trial = None
         give_back_freed_memory()
         logger.debug(
-            "graph opened and tried",
+            "graph opened and tested",
             extra={
                 "graph": self._path.name,
                 "threads": division.threads,
@@ -273,7 +274,7 @@ class GraphOpener:
         if self._is_stopped:
             return f"{self._path} was not opened: the server is stopping"
         return (
-            f"opening and trying {self._path} took more than {self._timeout_s:g} s: use a larger "
+            f"opening and testing {self._path} took more than {self._timeout_s:g} s: use a larger "
             f"--start-timeout-s, or {REMEDY}"
         )
 

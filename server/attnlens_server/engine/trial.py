@@ -92,15 +92,15 @@ class ContributionsTrial:
             expected = tuple(lengths[letter] for letter in letters)
             if arrays[name].shape != expected or arrays[name].dtype != np.float32:
                 self._refuse(
-                    f"returned {name} as {arrays[name].dtype} {list(arrays[name].shape)}, by the manifest it "
-                    f"is float32 {list(expected)}"
+                    f"returned {name} as {arrays[name].dtype} {list(arrays[name].shape)}, but the manifest "
+                    f"specifies float32 {list(expected)}"
                 )
         totals = arrays["token_contributions"].sum(axis=1) + arrays["baseline"]
         if not (np.abs(totals - 1) <= COMPLETENESS_TOLERANCE).all():
             self._refuse(f"returned contributions that add up to {totals.tolist()} instead of 1")
 
-    def _refuse(self, what: str) -> None:
-        raise UnusableGraphError(f"{self._path} {what}: it is not the graph of this manifest, {REMEDY}")
+    def _refuse(self, problem: str) -> None:
+        raise UnusableGraphError(f"{self._path} {problem}: it does not match the manifest: {REMEDY}")
 
 
 class Trial:
@@ -122,18 +122,18 @@ class Trial:
             self._refuse(f"has the inputs {', '.join(inputs)}")
         for value in session.inputs:
             if value.type != "tensor(int64)" or not _may_be(value.shape, (None, None)):
-                self._refuse(f"wants {value.name} as {value.type} {list(value.shape)}")
+                self._refuse(f"expects {value.name} as {value.type} {list(value.shape)}")
         values = [value for value in session.outputs if value.name not in self._graph.unknown_outputs]
         found, expected = ([value.name for value in outputs] for outputs in (values, self._graph.outputs))
         if found != expected:
             self._refuse(
-                f"has {len(found)} outputs, the last {found[-1:]}, and by the manifest {len(expected)}, the "
-                f"last {expected[-1:]}"
+                f"has {len(found)} outputs, the last {found[-1:]}, but the manifest lists {len(expected)}, "
+                f"the last {expected[-1:]}"
             )
         for value, output in zip(values, self._graph.outputs, strict=True):
             if value.type != "tensor(float)" or not _may_be(value.shape, output.shape):
                 self._refuse(
-                    f"returns {value.name} as {value.type} {list(value.shape)}, by the manifest it is "
+                    f"returns {value.name} as {value.type} {list(value.shape)}, but the manifest specifies "
                     f"tensor(float) {list(output.shape)}"
                 )
 
@@ -169,13 +169,13 @@ class Trial:
         if array.shape != expected or array.dtype != np.float32:
             self._refuse(
                 f"returned {output.name} as {array.dtype} {list(array.shape)} for {batch} texts of at most "
-                f"{length} tokens, by the manifest it is float32 {list(expected)}"
+                f"{length} tokens, but the manifest specifies float32 {list(expected)}"
             )
         is_per_token = output.layout is Layout.PER_TOKEN
         for row, count in enumerate(num_tokens):
             live = array[row, :count] if is_per_token else array[row, :, :count]
             if not np.isfinite(live).all():
-                self._refuse(f"returned a NaN or an infinity in {output.name} for {count} tokens")
+                self._refuse(f"returned NaN or infinity in {output.name} for {count} tokens")
             if not is_per_token and output.row_sum is RowSum.ONE:
                 whole = live if output.pattern is None else to_dense(live, output.pattern, None)
                 self._check_rows(output.name, whole, count)
@@ -185,14 +185,14 @@ class Trial:
         sums = weights.sum(axis=-1, dtype=np.float64)  # (H, count)
         error = float(np.abs(sums - 1).max())
         if error > ROW_SUM_TOLERANCE:
-            self._refuse(f"returned rows of {name} whose sum is off from 1 by {error:.3g}")
+            self._refuse(f"returned rows of {name} whose sum differs from 1 by {error:.3g}")
         if weights.min() < 0:
             self._refuse(f"returned weights of {name} below 0")
         if weights[:, :, count:].any():
             self._refuse(f"returned weights of {name} on padding")
 
-    def _refuse(self, what: str) -> None:
-        raise UnusableGraphError(f"{self._path} {what}: it is not the graph of this manifest, {REMEDY}")
+    def _refuse(self, problem: str) -> None:
+        raise UnusableGraphError(f"{self._path} {problem}: it does not match the manifest: {REMEDY}")
 
 
 def _may_be(stated: Sequence[int | str | None], expected: Sequence[int | None]) -> bool:

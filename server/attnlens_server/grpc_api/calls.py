@@ -49,8 +49,8 @@ AnyTask = asyncio.Task[Any]
 REQUEST_ID = "x-request-id"  # header with the client's identifier of a call, for the log
 CALL_RETRY_S = 0.25
 STATUS_GRACE_S = 1.0  # time to send the status of a call whose client does not read
-SMALL_BYTES = 1 << 16  # messages up to this size are parsed uncounted and on the event loop
-MAX_OTHER_FIELDS = 1024  # fields other than texts, of a larger message
+SMALL_BYTES = 1 << 16  # messages up to this size are parsed on the event loop, without counting fields
+MAX_OTHER_FIELDS = 1024  # maximum number of other fields in a larger message
 FIELDS_PER_TEXT = 4  # nested fields of a pair: two inputs with one field each
 REQUEST_COPIES = 2  # the bytes, which gRPC keeps, and the message without its texts
 
@@ -341,7 +341,7 @@ class Parser(Generic[Message, Parsed]):
             if num_texts > self.max_texts:
                 self._reject(f"has more than {self.max_texts} texts, the limit of a request")
             if num_others > MAX_OTHER_FIELDS:
-                self._reject(f"is among more than {MAX_OTHER_FIELDS} other fields")
+                self._reject(f"and more than {MAX_OTHER_FIELDS} other fields are set")
             for _ in _nested_fields(view, field, descriptor):
                 num_nested += 1
                 if num_nested > max_nested:

@@ -53,7 +53,7 @@ from attnlens_server.text import Input, TextPair, TokenIds
 # Lists are cut one entry after their limit: enough for the validation to reject them, at little cost.
 MAX_INDICES = 4096  # layers or heads of one query
 MAX_METHODS = 2 * len(ExplainMethod)
-COPY_CHUNK = 1 << 16  # elements
+COPY_CHUNK = 1 << 16  # elements per chunk
 
 Violations = list[FieldViolation]
 Member = TypeVar("Member", bound=IntEnum)

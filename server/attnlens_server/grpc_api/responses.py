@@ -84,7 +84,9 @@ class Responses:
         return response.SerializeToString()
 
     def encode(self, result: results.EncodeResult, data_type: DataType) -> bytes:
-        """Serialize an EncodeResponse and empty `result.texts` on the way, to free memory early.
+        """Serialize an EncodeResponse.
+
+        Texts are removed from `result.texts` once they are serialized, to free memory early.
 
         Each text is serialized on its own, since serialization does not release the GIL. Concatenated
         messages are a valid message.

@@ -72,7 +72,7 @@ def parse_address(text: str) -> Address:
 
 def _unix(text: str) -> UnixAddress:
     if text.startswith("//") and not text.startswith("///"):
-        raise ValueError(f"is 'unix:{text}': a path has one slash in front, or three")
+        raise ValueError(f"is 'unix:{text}': start the path with one or three slashes")
     path = unquote_to_bytes(text.removeprefix("//"))
     if not path or b"\0" in path:
         raise ValueError(f"is 'unix:{text}': use a path after unix:, such as unix:/run/attnlens.sock")
@@ -83,7 +83,7 @@ def _unix(text: str) -> UnixAddress:
 
 def _abstract(name: bytes) -> AbstractAddress:
     if sys.platform != "linux":
-        raise ValueError("is unix-abstract: only Linux has these names, use unix:PATH")
+        raise ValueError("is unix-abstract: abstract sockets exist only on Linux, use unix:PATH")
     if not name or b"\0" in name:
         raise ValueError("is unix-abstract: without a name: add one, such as unix-abstract:attnlens")
     _check_length("name", name)
@@ -93,6 +93,6 @@ def _abstract(name: bytes) -> AbstractAddress:
 def _check_length(what: str, name: bytes) -> None:
     if len(name) > MAX_PATH_BYTES:
         raise ValueError(
-            f"has a {what} of {len(name)} bytes, {os.fsdecode(name)!r}: the system takes at most "
-            f"{MAX_PATH_BYTES} for a socket, choose a shorter one"
+            f"has a {what} of {len(name)} bytes, {os.fsdecode(name)!r}: the limit for "
+            f"sockets is {MAX_PATH_BYTES}, choose a shorter one"
         )

@@ -37,13 +37,13 @@ def bind_problem(error: OSError, address: TcpAddress | AbstractAddress, option: 
     reasons = {
         errno.EADDRINUSE: f"{_IN_USE} --{option}, or 0 for a free one",
         errno.EADDRNOTAVAIL: (
-            "no interface of this machine has that address. Use one that it has: 127.0.0.1 for this machine "
-            "alone, 0.0.0.0 for all interfaces"
+            "no interface of this machine has that address. Use 127.0.0.1 to accept connections from this "
+            "machine only, or 0.0.0.0 for all interfaces"
         ),
     }
     if address.port < PRIVILEGED_PORTS:
         reasons[errno.EACCES] = (
-            f"ports below {PRIVILEGED_PORTS} need a privilege. Choose a higher --{option}, or grant the "
+            f"ports below {PRIVILEGED_PORTS} require a privilege. Choose a higher --{option}, or grant the "
             "process CAP_NET_BIND_SERVICE"
         )
     return reasons.get(error.errno or 0, error.strerror or str(error))

@@ -51,13 +51,13 @@ class UnixSocket:
             raise self._refused(f"the directory {directory} does not exist: create it first")
         if not os.access(directory, os.W_OK | os.X_OK):
             raise self._refused(
-                f"the user of this process may not make files in {directory}. Give the directory to that "
-                "user, or choose another one"
+                f"this process has no permission to create files in {directory}. Change the permissions, or "
+                "choose another directory"
             )
         if len(os.fsencode(self.bound.path)) > MAX_PATH_BYTES:
             raise self._refused(
-                f"{directory} is too long: with a name of {2 * _NAME_BYTES + 1} bytes it has over "
-                f"{MAX_PATH_BYTES}, which is what the system takes for a socket. Choose a shorter one"
+                f"{directory} is too long: with a file name of {2 * _NAME_BYTES + 1} bytes, it exceeds the "
+                f"limit of {MAX_PATH_BYTES} bytes for a socket. Choose a shorter one"
             )
         try:
             found = self._path.lstat()
@@ -102,8 +102,8 @@ class UnixSocket:
                     return
                 if error.errno in (errno.EACCES, errno.EPERM):
                     raise self._refused(
-                        "a socket of another user is there, and whether it is in use cannot be seen. Remove "
-                        "it, or choose another path"
+                        "the path is a socket of another user, and may be in use. Remove it, or choose "
+                        "another path"
                     ) from error
                 raise self._taken() from error  # a full backlog, or a socket of another type
         raise self._taken()
@@ -117,8 +117,8 @@ class UnixSocket:
             return
         except OSError as error:
             raise self._refused(
-                f"a socket is left there, and this process may not remove it ({error.strerror or error}). "
-                "Remove it, or choose another path"
+                "the path is a stale socket that this process has no permission to remove "
+                f"({error.strerror or error}). Remove it, or choose another path"
             ) from error
         try:
             if _identity(aside.lstat()) != identity:

@@ -378,7 +378,8 @@ def _select(
             problem = f"is {number}, but the model has {count}: use 0 to {count - 1}, or -{count} to -1"
             violations.append(FieldViolation(f"{field}[{index}]", problem))
         elif resolved in selected:
-            violations.append(FieldViolation(f"{field}[{index}]", f"is {number}, a repetition: remove it"))
+            problem = f"is {number}, which is listed twice: remove it"
+            violations.append(FieldViolation(f"{field}[{index}]", problem))
         else:
             selected.append(resolved)
     return tuple(selected)
@@ -628,7 +629,7 @@ class ExplanationValidator:
         for number, method in enumerate(request.methods):
             field = f"methods[{number}]"
             if method in request.methods[:number]:
-                yield FieldViolation(field, f"is {_name(method)}, a repetition: remove it")
+                yield FieldViolation(field, f"is {_name(method)}, which is listed twice: remove it")
             elif method is ExplainMethod.OUTPUT_SHARE and (reason := self._nonlinearity(request)):
                 remedy = f"use {_name(ExplainMethod.CONTRIBUTIONS)}"
                 yield FieldViolation(field, f"is {_name(method)}, but {reason}: {remedy}")
@@ -644,7 +645,7 @@ class ExplanationValidator:
     def _nonlinearity(self, request: ExplanationRequest) -> str:
         """Return why embeddings are not weighted sums of token vectors, or "" if they are."""
         if self._has_dense:
-            return "with the model's dense layers an embedding is not a sum of token vectors"
+            return "embeddings of models with dense layers are not sums of token vectors"
         if (request.pooling or self._model.pooling) is Pooling.MAX:
             return "the maximum is not a sum of token vectors"
         return ""
@@ -658,9 +659,9 @@ def _check_direction(direction: Float64Array, dimensions: int) -> Iterator[Field
     if direction.shape != (dimensions,):
         problem = f"has the shape {list(direction.shape)}: use [{dimensions}], the shape of the embedding"
     elif not np.isfinite(direction).all():
-        problem = "has a NaN or an infinity: send finite numbers"
+        problem = "contains NaN or infinity: send finite numbers"
     elif not direction.any():
-        problem = "is zero: send a vector other than zero"
+        problem = "is zero: send a nonzero vector"
     else:
         return
     yield FieldViolation("direction", problem)

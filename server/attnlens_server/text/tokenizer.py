@@ -83,7 +83,7 @@ class TextEncoder:
         self._growth = max_growth(self._normalizer)
         if self._growth > MAX_GROWTH:
             raise StartupError(
-                f"{path} can make {self._growth:.0f} bytes of one in its normalizer, the limit is "
+                f"the normalizer of {path} can expand one byte to {self._growth:.0f} bytes, but the limit is "
                 f"{MAX_GROWTH}: {_REMEDY}"
             )
         for tokenizer in (self._counting, self._truncating):
@@ -115,11 +115,11 @@ class TextEncoder:
         largest = max(*vocabulary.values(), *single.ids, *pair.ids, 0)
         if largest >= vocab_size:
             raise StartupError(
-                f"{path} has the id {largest}, and the model only ids below {vocab_size}: {_REMEDY}"
+                f"{path} has the id {largest}, but the model only supports ids below {vocab_size}: {_REMEDY}"
             )
         if len(single) - self._counting.num_special_tokens_to_add(is_pair=False) > _MAX_PROBE_TOKENS:
             raise StartupError(
-                f"{path} makes {len(single)} tokens of one letter, the limit is {_MAX_PROBE_TOKENS}: "
+                f"{path} splits one letter into {len(single)} tokens, but the limit is {_MAX_PROBE_TOKENS}: "
                 f"{_REMEDY}"
             )
 
@@ -170,8 +170,8 @@ class TextEncoder:
         """
         if exceeds_limit(self._normalizer, self._growth, sources):
             raise UntokenizableError(
-                f"and the texts with it have more than {MAX_NORMALIZED_BYTES} bytes once the model's "
-                "tokenizer has normalized them: send shorter texts, or fewer at a time",
+                f"and the texts tokenized with it exceed {MAX_NORMALIZED_BYTES} bytes after normalization by "
+                "the model's tokenizer: send shorter or fewer texts",
                 is_growth=True,
             )
         try:
@@ -179,7 +179,7 @@ class TextEncoder:
         except BaseException as error:
             if type(error).__name__ != "PanicException":
                 raise
-            text = "makes the model's tokenizer fail: send other text, or token_ids"
+            text = "cannot be tokenized by the model's tokenizer: send different text, or token_ids"
             raise UntokenizableError(text, is_growth=False) from None
 
     def _lack_their_ends(

@@ -49,7 +49,7 @@ def test_disabling_a_head_removes_its_contribution(source: MapSource) -> None:
     assert found.agreement == pytest.approx(1)
 
 
-def test_the_task_effect_is_the_change_of_the_rank_correlation(source: MapSource) -> None:
+def test_task_effect_is_the_change_of_the_rank_correlation(source: MapSource) -> None:
     texts = ["It rained.", "So it was wet.", "A man plays a guitar.", "No.", "What is it that he did there?"]
     pairs = [
         ScoredPair(texts[n], texts[(n + 2) % 5], score) for n, score in enumerate((3.0, 1.0, 5.0, 2.0, 2.0))
@@ -72,7 +72,7 @@ def test_the_task_effect_is_the_change_of_the_rank_correlation(source: MapSource
     assert np.abs(found.change).max() > 0
 
 
-def test_the_rank_correlation_matches_scipy() -> None:
+def test_rank_correlation_matches_scipy() -> None:
     generator = np.random.default_rng(1)
     first, second = generator.integers(0, 5, 40).astype(float), generator.normal(size=40)
     assert spearman(first, second) == pytest.approx(spearmanr(first, second).statistic)

@@ -26,7 +26,7 @@ PATTERNS = Patterns(
     punctuation=NOTHING,
     duplicate=NOTHING,
     entropy=NOTHING,
-    entropy_normalised=NOTHING,
+    entropy_normalized=NOTHING,
     distance=NOTHING,
     diagonal_argmax=NOTHING,
     diagonal_chance=0.1,
@@ -50,7 +50,7 @@ def labels(
         ("first", "first-token", 0.5),
         ("last", "last-token", 0.5),
         ("self", "self", 0.5),
-        ("entropy_normalised", "broad", 0.9),
+        ("entropy_normalized", "broad", 0.9),
     ],
 )
 def test_labels_require_values_above_their_threshold(name: str, label: str, threshold: float) -> None:

@@ -48,7 +48,7 @@ def test_patterns_of_minilm(report: HeadReport) -> None:
         "self": ("L1H1", 0.174),
         "punctuation": ("L3H11", 0.326),
         "duplicate": ("L2H9", 0.372),
-        "entropy_normalised": ("L0H7", 0.927),
+        "entropy_normalized": ("L0H7", 0.927),
     }
     for name, (head, value) in expected.items():
         found_head, found_value = largest(report, name)
@@ -74,12 +74,12 @@ def test_relations_of_minilm(report: HeadReport) -> None:
         assert found[relation].offset == offset
         assert found[relation].direction == "to_head"
         assert found[relation].scored > found[relation].offset_scored + 0.2
-    labels = {label for head in report.labelled for label in head.labels}
+    labels = {label for head in report.labeled for label in head.labels}
     assert {"previous-token", "next-token", "first-token", "syntax:nsubj", "syntax:obj"} <= labels
     assert labels.isdisjoint({"induction", "self", "last-token", "syntax:compound"})
 
 
-def test_the_last_layer_has_the_largest_effect_on_the_embedding(report: HeadReport) -> None:
+def test_last_layer_has_the_largest_effect_on_the_embedding(report: HeadReport) -> None:
     assert report.importance is not None
     assert report.importance.num_texts == 6
     by_layer = report.importance.ablation.reshape(6, 12).mean(axis=1)
@@ -128,7 +128,7 @@ def run(session: ort.InferenceSession, ids: list[int]) -> npt.NDArray[np.float64
     return np.asarray(np.concatenate(found, axis=1)[0], dtype=np.float64)
 
 
-def test_the_diagonal_dominates_only_with_tied_projections(minilm_bundle: Path) -> None:
+def test_diagonal_dominates_only_with_tied_projections(minilm_bundle: Path) -> None:
     path = minilm_bundle / "onnx" / "model_attentions.onnx"
     source = MapSource(open_bundle(minilm_bundle), threads=1)
     [text] = source.encode([EXAMPLE])

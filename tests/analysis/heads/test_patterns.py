@@ -51,7 +51,7 @@ def test_uniform_attention_matches_the_baselines() -> None:
     marks = np.array([0, 0, 1, 0, 0, 1, 0, 0], dtype=np.bool_)
     found = measured(uniform, content=(5, 6, 5, 8, 5, 10), marks=marks)
     assert found.entropy[0] == pytest.approx(np.log(T))
-    assert found.entropy_normalised[0] == pytest.approx(1)
+    assert found.entropy_normalized[0] == pytest.approx(1)
     assert found.punctuation[0] == pytest.approx(found.punctuation_share) == pytest.approx(2 / T)
     # Three rows have two other occurrences each.
     assert found.num_duplicate_rows == 3
@@ -59,7 +59,7 @@ def test_uniform_attention_matches_the_baselines() -> None:
     assert found.self[0] == pytest.approx(found.diagonal_chance)
 
 
-def test_a_duplicate_token_head_attends_only_to_other_occurrences() -> None:
+def test_duplicate_token_head_attends_only_to_other_occurrences() -> None:
     #                  CLS 5  6  7  5  6  7 SEP
     found = measured(pointing([0, 4, 5, 6, 1, 2, 3, 0]), pointing(PLACES.tolist()), content=(5, 6, 7) * 2)
     assert found.num_duplicate_rows == 6

@@ -47,7 +47,7 @@ def report(minilm_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Hea
 
 def test_heads_with_random_weights_are_labeled_broad_at_most(report: HeadReport) -> None:
     assert len(report.heads) == 72
-    labels = Counter(label for found in report.labelled for label in found.labels)
+    labels = Counter(label for found in report.labeled for label in found.labels)
     assert set(labels) == {"broad"}  # see `CAVEATS`
     assert any("untrained models" in caveat for caveat in CAVEATS)
 

@@ -23,7 +23,7 @@ TOKEN_WORDS = np.array([NO_WORD, 0, 1, 1, 2, 3, 4, NO_WORD])
 ALL_THERE = np.ones(5, dtype=np.bool_)
 
 
-def test_a_token_belongs_to_the_word_in_which_it_starts() -> None:
+def test_token_belongs_to_the_word_in_which_it_starts() -> None:
     assert words_of_tokens(WORDS, PLACES).tolist() == TOKEN_WORDS.tolist()
     # A token that spans two words, and an empty one.
     assert words_of_tokens(WORDS, [(0, 6), (4, 4), (20, 21)]).tolist() == [0, NO_WORD, 4]
@@ -46,7 +46,7 @@ def test_word_rows_sum_to_1_minus_attention_to_special_tokens() -> None:
     np.testing.assert_allclose(words[:, 1].sum(axis=-1), (left[:, 2] + left[:, 3]) / 2, atol=1e-6)
 
 
-def test_the_strongest_word_excludes_the_word_itself() -> None:
+def test_strongest_word_excludes_the_word_itself() -> None:
     weights = np.array([[[0.9, 0.04, 0.06], [0.3, 0.4, 0.3], [0, 0, 1]]], dtype=np.float32)
     assert strongest_word(weights).tolist() == [[2, 0, 0]]
 
@@ -59,7 +59,7 @@ def scores_of(*heads: list[int], num_sentences: int = 4) -> dict[str, RelationSc
     return {score.relation: score for score in counts.scores()}
 
 
-def test_the_best_head_and_direction_of_each_relation_are_selected() -> None:
+def test_best_head_and_direction_of_each_relation_are_selected() -> None:
     # In the first head, all words attend to the verb. In the second, the verb attends to its object.
     found = scores_of([1, 2, 1, 1, 1], [1, 3, 3, 4, 0])
     assert set(found) == {"all", "nsubj", "nummod", "obj"}
@@ -79,7 +79,7 @@ def test_heads_that_attend_to_dependents_are_selected() -> None:
     assert (found["obj"].direction, found["obj"].scored) == ("to_dependent", 1)
 
 
-def test_the_scoring_half_does_not_affect_the_selection() -> None:
+def test_scoring_half_does_not_affect_the_selection() -> None:
     counts = SyntaxCounts([Head(0, 0), Head(0, 1)])
     right, wrong = pointing([1, 0, 3, 1, 0]), pointing([4, 4, 4, 4, 0])
     counts.add(np.stack([right, wrong]), WORDS, ALL_THERE, scores=False)
@@ -101,6 +101,6 @@ def test_relations_missing_from_the_scoring_half_have_no_score() -> None:
 
 
 @pytest.mark.parametrize(("found", "number"), [(0, 10), (5, 10), (81, 263), (10, 10)])
-def test_the_interval_matches_scipy(found: int, number: int) -> None:
+def test_interval_matches_scipy(found: int, number: int) -> None:
     expected = binomtest(found, number).proportion_ci(method="wilson")
     assert wilson_interval(found, number) == pytest.approx((expected.low, expected.high), abs=1e-6)

@@ -84,10 +84,10 @@ def test_text_files_have_one_text_per_line(tmp_path: Path) -> None:
         read_texts(path)
 
 
-def test_the_bundled_treebank_is_complete() -> None:
+def test_bundled_treebank_is_complete() -> None:
     corpus = shipped_treebank()
     assert corpus.is_treebank
-    assert corpus.licence == "CC BY-SA 4.0"
+    assert corpus.license == "CC BY-SA 4.0"
     words = [sentence.words or () for sentence in corpus.sentences]
     assert (len(words), sum(map(len, words))) == (500, 7621)
     assert corpus.sentences[0].text == "From the AP comes this story :"

@@ -135,7 +135,7 @@ def summary_of(runs: Sequence[tuple[float, float]]) -> LengthProfile:
     return summary(64, traced)
 
 
-def test_the_page_and_the_chart_are_well_formed_and_escaped() -> None:
+def test_page_and_the_chart_are_well_formed_and_escaped() -> None:
     page = as_page(profile_with(0.1, 0.6))
     assert "<m&m>" not in page
     root = ET.fromstring(page.partition("\n")[2])

@@ -103,7 +103,7 @@ def test_changing_the_last_word_changes_only_one_head(minilm_bundle: Path) -> No
     assert more == 37
 
 
-def test_the_default_head_has_the_largest_weight_on_the_target(minilm_bundle: Path) -> None:
+def test_default_head_has_the_largest_weight_on_the_target(minilm_bundle: Path) -> None:
     trace = trace_head(minilm_bundle, SENTENCE, "it", target="animal")
     assert (trace.layer, trace.head) == (3, 1)
     default = trace_head(minilm_bundle, SENTENCE, "10")

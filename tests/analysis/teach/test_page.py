@@ -27,7 +27,7 @@ def regenerated(minilm_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.parametrize("name", ["page", *[f"pictures/{picture.name}" for picture in PICTURES]])
-def test_the_page_and_its_charts_are_up_to_date(regenerated: Path, name: str) -> None:
+def test_page_and_its_charts_are_up_to_date(regenerated: Path, name: str) -> None:
     committed = DOCS / (PAGE.name if name == "page" else name)
     # Fill colors are derived from the numbers.
     actual, expected = (
@@ -42,7 +42,7 @@ def test_the_page_and_its_charts_are_up_to_date(regenerated: Path, name: str) ->
     np.testing.assert_allclose(actual_numbers, expected_numbers, rtol=1e-3, atol=2e-4)
 
 
-def test_the_page_shows_every_chart() -> None:
+def test_page_shows_every_chart() -> None:
     page = PAGE.read_text("utf-8")
     assert len(PICTURES) == 6
     for picture in PICTURES:

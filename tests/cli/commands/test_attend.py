@@ -44,7 +44,7 @@ def test_json_contains_tokens_and_all_weights(attend: Run, weights: np.ndarray) 
     assert np.abs(np.array(answer["weights"]) - weights[3, 1]).max() <= 1e-6
 
 
-def test_the_default_is_the_mean_over_the_heads_of_the_last_layer(attend: Run, weights: np.ndarray) -> None:
+def test_default_is_the_mean_over_the_heads_of_the_last_layer(attend: Run, weights: np.ndarray) -> None:
     answer = json.loads(attend("--json").stdout)
     assert (answer["layer"], answer["heads"]) == (5, list(range(12)))
     assert np.abs(np.array(answer["weights"]) - weights[-1].mean(axis=0)).max() <= 1e-6
@@ -92,7 +92,7 @@ def test_token_can_be_selected_by_index_and_occur_several_times(attend: Run) -> 
     assert "Token 7, 'the'" in both
 
 
-def test_a_word_is_found_by_all_its_tokens(run: Run, minilm_server: ServerProcess) -> None:
+def test_word_is_found_by_all_its_tokens(run: Run, minilm_server: ServerProcess) -> None:
     result = run("attend", "Unfathomable!", "--token", "unfathomable", "--address", minilm_server.address)
     found = [line for line in result.stdout.splitlines() if line.startswith("Token ")]
     assert len(found) > 1
@@ -151,7 +151,7 @@ def test_tokens_of_a_prompt_and_a_second_text_are_marked(run: Run, minilm_server
     assert np.array(answer["weights"]).shape == (11, 11)
 
 
-def test_a_word_of_the_second_text_is_found(run: Run, minilm_server: ServerProcess) -> None:
+def test_word_of_the_second_text_is_found(run: Run, minilm_server: ServerProcess) -> None:
     args = ("attend", "Who?", "--text-pair", "Unfathomable!", "--token", "unfathomable")
     result = run(*args, "--address", minilm_server.address)
     found = [line for line in result.stdout.splitlines() if line.startswith("Token ")]
@@ -177,10 +177,10 @@ def test_model_without_pair_support_rejects_pairs(server: ScriptedServer, run: R
 
 
 def test_color_follows_force_color_and_no_color(attend: Run) -> None:
-    coloured = {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color"}
-    assert "\x1b[" in attend(env=coloured).stdout
-    assert "48;2;255;170;0m" in attend("--head", "1", env=coloured).stdout
-    assert "38;" not in attend(env={**coloured, "NO_COLOR": "1"}).stdout
+    colored = {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color"}
+    assert "\x1b[" in attend(env=colored).stdout
+    assert "48;2;255;170;0m" in attend("--head", "1", env=colored).stdout
+    assert "38;" not in attend(env={**colored, "NO_COLOR": "1"}).stdout
 
 
 def test_image_without_matplotlib_names_the_extra(attend: Run, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_fallback_font_is_found_for_missing_glyphs() -> None:
 
 
 @pytest.mark.parametrize("scale", ["sqrt", "linear"])
-def test_a_larger_weight_is_a_darker_color(fetch: Fetch, scale: picture.Scale) -> None:
+def test_larger_weight_is_a_darker_color(fetch: Fetch, scale: picture.Scale) -> None:
     attention = fetch("It rained.", layers=[0])
     norm, colormap = picture._colormap(attention, scale)
     weights = np.linspace(0, attention.largest, 50)

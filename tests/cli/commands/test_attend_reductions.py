@@ -55,7 +55,7 @@ def test_words_without_special_tokens_are_shown_as_a_table(attend: Run, whole: E
     assert [line.split()[1] for line in lines[-9:-6]] == ["The", "unbelievably", "tired"]
 
 
-def test_a_word_of_several_tokens_is_found_by_its_spelling_and_by_its_tokens(
+def test_word_of_several_tokens_is_found_by_its_spelling_and_by_its_tokens(
     attend: Run, whole: EncodedText
 ) -> None:
     weights = made_of(whole, AttentionReduction(level="words", layers="rollout"))

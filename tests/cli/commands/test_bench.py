@@ -95,7 +95,7 @@ def test_engines_are_compared_on_the_given_texts(
     assert shlex.split(tuned["check_command"]) == ["attnlens", "check", bundle, "--engine", "openvino"]
 
 
-def test_the_tables_end_with_the_command_to_copy(run: Run, small_bundle: Callable[[str], Path]) -> None:
+def test_tables_end_with_the_command_to_copy(run: Run, small_bundle: Callable[[str], Path]) -> None:
     bundle = small_bundle("wordpiece")
     result = run("bench", bundle, "--attention", "--seconds", "0.01", "--threads", "2", env={"COLUMNS": "80"})
     assert (result.returncode, result.stderr) == (0, "")

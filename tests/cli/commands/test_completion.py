@@ -60,7 +60,7 @@ def test_bash_completes_commands_options_and_values(
 @pytest.mark.parametrize(
     ("shell", "start"), [("zsh", "#compdef attnlens\n"), ("fish", "function _attnlens_")]
 )
-def test_the_scripts_of_other_shells_are_printed(run: Run, shell: str, start: str) -> None:
+def test_scripts_of_other_shells_are_printed(run: Run, shell: str, start: str) -> None:
     printed = run("completion", shell)
     assert (printed.returncode, printed.stderr) == (0, "")
     assert printed.stdout.startswith(start)

@@ -148,7 +148,7 @@ def test_unwritable_output_is_a_usage_error(run: Run, tmp_path: Path, output: st
     )
 
 
-def test_a_closed_pipe_ends_the_run_quietly(minilm_server: ServerProcess) -> None:
+def test_closed_pipe_ends_the_run_quietly(minilm_server: ServerProcess) -> None:
     command = (
         f"yes It rained. | {sys.executable} -m attnlens_cli.main embed --address {minilm_server.address}"
     )

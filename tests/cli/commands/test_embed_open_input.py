@@ -39,7 +39,7 @@ def _wait_for(condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_run_that_waits_for_input(
+def test_signal_ends_a_run_that_waits_for_input(
     server: ScriptedServer, tmp_path: Path, signal_number: int
 ) -> None:
     output = tmp_path / "vectors.npy"
@@ -53,7 +53,7 @@ def test_a_signal_ends_a_run_that_waits_for_input(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupted_run_leaves_the_old_file(server: ScriptedServer, tmp_path: Path) -> None:
+def test_interrupted_run_leaves_the_old_file(server: ScriptedServer, tmp_path: Path) -> None:
     output = tmp_path / "vectors.npy"
     output.write_bytes(b"old")
     with _embed(server, "-o", str(output), "--batch-size", "1") as process:
@@ -108,7 +108,7 @@ def test_rejection_is_reported_while_the_input_is_open(server: ScriptedServer) -
     assert message == "attnlens embed: standard input, line 4 is bad; 2 texts were done\n"
 
 
-def test_a_run_with_nohup_survives_a_hangup(server: ScriptedServer, tmp_path: Path) -> None:
+def test_run_with_nohup_survives_a_hangup(server: ScriptedServer, tmp_path: Path) -> None:
     output = tmp_path / "vectors.jsonl"
     command = [sys.executable, "-m", "attnlens_cli.main", "embed", "--address", server.address]
     background = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *command, "-o", str(output)]
@@ -122,7 +122,7 @@ def test_a_run_with_nohup_survives_a_hangup(server: ScriptedServer, tmp_path: Pa
     assert json.loads(output.read_text())["text"] == "a"
 
 
-def test_a_run_survives_a_restart_of_the_server(server: ScriptedServer, tmp_path: Path) -> None:
+def test_run_survives_a_restart_of_the_server(server: ScriptedServer, tmp_path: Path) -> None:
     output = tmp_path / "vectors.jsonl"
     with _embed(server, "-o", str(output), "--batch-size", "1", "--in-flight", "1") as process:
         assert process.stdin

@@ -81,7 +81,7 @@ def test_json_has_the_same_numbers_of_chosen_layers_and_heads_of_a_pair(
     assert told["attention"]["unit_ids"] == expected.unit_ids.tolist()
 
 
-def test_the_texts_of_a_file_have_numbered_arrays_and_keep_their_keys(
+def test_texts_of_a_file_have_numbered_arrays_and_keep_their_keys(
     run_here: RunHere, minilm_server: ServerProcess, tmp_path: Path
 ) -> None:
     source, output = tmp_path / "texts.jsonl", tmp_path / "texts.npz"

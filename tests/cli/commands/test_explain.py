@@ -142,7 +142,7 @@ def test_compare_explains_both_texts_and_shows_their_pairs(ask: Run) -> None:
     assert answer["texts"] == [A, B]
 
 
-def test_the_input_matrix_is_shown_with_its_baselines(ask: Run) -> None:
+def test_input_matrix_is_shown_with_its_baselines(ask: Run) -> None:
     lines = ask("compare", A, B, "--matrix", "input").stdout.splitlines()
     start = next(index for index, line in enumerate(lines) if line.startswith("input: Joint"))
     header, *rows, sums = lines[start + 1 :]

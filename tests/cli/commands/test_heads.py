@@ -79,7 +79,7 @@ def test_treebank_report_has_every_format(
     assert set(relations) == {"all", "det", "nsubj", "aux", "obj"}  # chosen on the first sentence
     assert relations["det"]["num_scored"] == 1
     assert relations["obj"]["scored"] is None
-    assert not any(relation["labelled"] for relation in report["syntax"])
+    assert not any(relation["labeled"] for relation in report["syntax"])
     page = (tmp_path / "h.html").read_text("utf-8")
     links = Links()
     links.feed(page)

@@ -41,7 +41,7 @@ def answering(*replies: bytes) -> Iterator[tuple[str, list[bytes]]]:
 
 
 @pytest.mark.parametrize("options", [(), ("--attention",), ("--wait", "5")])
-def test_a_real_server_is_serving(
+def test_real_server_is_serving(
     run_here: RunHere, minilm_server: ServerProcess, options: tuple[str, ...]
 ) -> None:
     address = minilm_server.address
@@ -110,6 +110,6 @@ def test_unresponsive_server_is_reported_after_the_timeout(run_here: RunHere) ->
     assert (code, f"no server answered at {address} within 0.2 s" in err) == (1, True)
 
 
-def test_a_grpc_server_without_health_is_another_program(run_here: RunHere, server: ScriptedServer) -> None:
+def test_grpc_server_without_health_is_another_program(run_here: RunHere, server: ScriptedServer) -> None:
     code, _, err = run_here("health", "--address", server.address)
     assert (code, f"the program at {server.address} is not an attnlens server" in err) == (1, True)

@@ -19,7 +19,7 @@ SENTENCE = "The animal didn't cross the street because it was too tired."
 WITHOUT_ONNX = "import sys; sys.modules['onnx'] = None; from attnlens_cli.main import main; main()"
 
 
-def test_the_lesson_is_printed(run: Run, minilm_bundle: Path) -> None:
+def test_lesson_is_printed(run: Run, minilm_bundle: Path) -> None:
     given = ("--token", "it", "--layer", "3", "--head", "-11", "--no-cost")
     result = run("teach", minilm_bundle, SENTENCE, *given)
     assert (result.returncode, result.stderr) == (0, "")
@@ -86,7 +86,7 @@ def test_both_commands_name_the_extra_that_installs_onnx(
     )
 
 
-def test_a_profile_is_a_table_or_json_and_a_chart(run: Run, minilm_bundle: Path, tmp_path: Path) -> None:
+def test_profile_is_a_table_or_json_and_a_chart(run: Run, minilm_bundle: Path, tmp_path: Path) -> None:
     table = run("profile", minilm_bundle, "--lengths", "16..40", env={"COLUMNS": "80"})
     assert (table.returncode, table.stderr) == (0, "")
     assert table.stdout.startswith("all-MiniLM-L6-v2, fp32, attention softmax, 1 thread; shares")

@@ -27,7 +27,7 @@ def run_try(*arguments: object, columns: int = 100) -> Result:
     return CliRunner().invoke(try_source, list(map(str, arguments)), env={"COLUMNS": str(columns)})
 
 
-def test_the_output_has_the_numbers_of_a_server(minilm_bundle: Path, minilm_server: ServerProcess) -> None:
+def test_output_has_the_numbers_of_a_server(minilm_bundle: Path, minilm_server: ServerProcess) -> None:
     result = run_try(minilm_bundle, FIRST, SECOND)
     assert (result.exit_code, result.stderr) == (0, "")
     with Client(minilm_server.address) as client:
@@ -48,7 +48,7 @@ def test_the_output_has_the_numbers_of_a_server(minilm_bundle: Path, minilm_serv
     assert "\x1b" not in result.stdout
 
 
-def test_a_bundle_without_contributions_and_texts_without_words_are_shown_in_60_columns() -> None:
+def test_bundle_without_contributions_and_texts_without_words_are_shown_in_60_columns() -> None:
     long = "the cat sat on the mat. " * 40
     result = run_try(STORED_BUNDLE, "", "cat", long, columns=60)
     assert (result.exit_code, result.stderr) == (0, "")
@@ -59,7 +59,7 @@ def test_a_bundle_without_contributions_and_texts_without_words_are_shown_in_60_
     assert "cosine similarity" in shown
 
 
-def test_the_suggested_commands_have_the_cache_and_the_start_of_a_long_text(
+def test_suggested_commands_have_the_cache_and_the_start_of_a_long_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "resolve", lambda *_: STORED_BUNDLE)  # the cached bundle
@@ -72,7 +72,7 @@ def test_the_suggested_commands_have_the_cache_and_the_start_of_a_long_text(
     assert python.count("the cat's mat.") < 10
 
 
-def test_a_bundle_without_a_tokenizer_is_rejected_before_a_server_starts(tmp_path: Path) -> None:
+def test_bundle_without_a_tokenizer_is_rejected_before_a_server_starts(tmp_path: Path) -> None:
     bundle = shutil.copytree(STORED_BUNDLE, tmp_path / "bundle")
     (bundle / "tokenizer.json").unlink()
     sign(bundle)
@@ -83,13 +83,13 @@ def test_a_bundle_without_a_tokenizer_is_rejected_before_a_server_starts(tmp_pat
     assert "token_ids" not in result.stderr
 
 
-def test_an_invalid_source_is_rejected_before_a_server_starts(tmp_path: Path) -> None:
+def test_invalid_source_is_rejected_before_a_server_starts(tmp_path: Path) -> None:
     result = run_try(tmp_path, "It rained.")
     assert result.exit_code == 1
     assert "is not a bundle" in result.stderr
 
 
-def test_a_missing_extra_is_reported_with_the_command_that_installs_it(
+def test_missing_extra_is_reported_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(try_module, "find_spec", lambda name: None if name == "onnxruntime" else name)
@@ -107,13 +107,13 @@ def _interrupted() -> str:
     return address
 
 
-def test_an_interrupt_stops_the_server() -> None:
+def test_interrupt_stops_the_server() -> None:
     host, _, port = _interrupted().rpartition(":")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)), timeout=5)
 
 
-def test_the_exit_code_of_a_server_that_does_not_start_is_kept(
+def test_exit_code_of_a_server_that_does_not_start_is_kept(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(click.exceptions.Exit) as caught, child_server(tmp_path, []):

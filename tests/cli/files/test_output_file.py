@@ -30,7 +30,7 @@ def test_leftovers_of_a_killed_process_are_overwritten(tmp_path: Path) -> None:
     assert (path.read_bytes(), left.read_bytes()) == (b"whole", b"half")
 
 
-def test_a_new_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
+def test_new_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
     umask = os.umask(0o027)
     try:
         with replacing(tmp_path / "page.html"):

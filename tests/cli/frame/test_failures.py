@@ -20,7 +20,7 @@ _NO_FILE = "embed: invalid value for '[FILE]': File 'It rained.' does not exist"
         (("info", "--adress", "x"), "info: no such option --adress (did you mean --address?)"),
         (("try", "It rained."), "try: missing argument 'TEXT...': use a bundle or"),
         (("compare", "It rained."), "compare: missing argument 'TEXT': it compares two texts"),
-        (("embed", "It rained."), f"{_NO_FILE}: use a file with one text per line, or embed a single text with `attn"),
+        (("embed", "It rained."), f"{_NO_FILE}: use a file with one text per line, or embed a single text"),
     ],
 )  # fmt: skip
 def test_common_mistake_is_reported_in_one_line_with_its_remedy(

@@ -41,7 +41,7 @@ def _derived(command: str, option: str) -> str:
 @pytest.mark.parametrize(
     ("command", "option", "context"), OPTIONS, ids=[f"{name} {option.opts[0]}" for name, option, _ in OPTIONS]
 )
-def test_the_variable_of_an_option_derives_from_the_names_of_command_and_option(
+def test_variable_of_an_option_derives_from_the_names_of_command_and_option(
     command: str, option: click.Option, context: click.Context
 ) -> None:
     [long] = [name for name in option.opts if name.startswith("--")]
@@ -65,7 +65,7 @@ def test_shared_variables_are_those_of_the_shared_options() -> None:
     assert {_derived("attnlens", option.long_name) for option in shared} == SHARED_VARIABLES
 
 
-def test_a_configuration_file_accepts_option_names_and_no_parameter_names() -> None:
+def test_configuration_file_accepts_option_names_and_no_parameter_names() -> None:
     [command] = [command for name, command, _ in _commands() if name == "explain"]
     assert known_options(command, {"json": True, "method": ["rollout"]}, "table [explain]") == {
         "as_json": True,

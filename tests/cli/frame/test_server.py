@@ -69,7 +69,7 @@ def test_out_of_range_value_is_a_usage_error(run: Run, args: list[str], line: st
     assert result.stderr.startswith(f"attnlens {line}")
 
 
-def test_a_value_of_a_configuration_file_is_reported_with_the_file(run: Run, tmp_path: Path) -> None:
+def test_value_of_a_configuration_file_is_reported_with_the_file(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "attnlens.toml"
     path.write_text('[serve]\nmax-concurrent-inputs = 0\n[embed]\ndimensions = "x"\n')
     for args, message in (
@@ -154,7 +154,7 @@ def test_no_server_within_the_timeout_is_reported_as_such(run: Run) -> None:
     assert f"no server answered at {address} within 0.2 s: check the address" in result.stderr
 
 
-def test_a_reply_that_cannot_be_parsed_is_one_line(run: Run, garbled_server: str) -> None:
+def test_reply_that_cannot_be_parsed_is_one_line(run: Run, garbled_server: str) -> None:
     for args in (("info",), ("attend", "abc"), ("embed", __file__)):
         result = run(*args, "--address", garbled_server)
         assert (result.returncode, result.stdout, result.stderr.count("\n")) == (76, "", 1)

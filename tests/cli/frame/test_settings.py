@@ -126,6 +126,6 @@ def test_variables_of_other_commands_and_of_services_give_no_warning(
     assert run_here("info", env=env)[::2] == (0, "")
 
 
-def test_a_message_keeps_the_capitals_of_a_path(run_here: RunHere) -> None:
+def test_message_keeps_the_capitals_of_a_path(run_here: RunHere) -> None:
     code, _, err = run_here("serve", "Models./no/X")
     assert (code, err.startswith("attnlens serve: Models./no/X does not exist: ")) == (1, True)

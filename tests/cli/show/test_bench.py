@@ -47,7 +47,7 @@ def _lines(commands: Sequence[ServeCommand]) -> list[tuple[str | None, str, str 
     ]
 
 
-def test_the_command_of_the_chosen_engine_has_the_best_settings() -> None:
+def test_command_of_the_chosen_engine_has_the_best_settings() -> None:
     config = ServerConfig(bundle=Path("my bundle"))
     check = "attnlens check 'my bundle' --engine openvino"
     found = "--threads 2 --lanes 2 --max-batch-tokens 512"
@@ -66,7 +66,7 @@ def test_the_command_of_the_chosen_engine_has_the_best_settings() -> None:
     ]
 
 
-def test_a_command_names_a_device_other_than_the_default() -> None:
+def test_command_names_a_device_other_than_the_default() -> None:
     on_cuda = (_result(REFERENCE, 1000.0, Accuracy(1.0, 1.0), "CUDA"), ROWS[1])
     config = ServerConfig(bundle=Path("b"), engine="openvino", precision="bf16", device="GPU.1", threads=3)
     [exact, bf16] = serve_commands(config, _report(on_cuda, OV_BF16))

@@ -63,7 +63,7 @@ def test_share_of_a_negative_baseline_or_of_a_small_target_is_described(
         ),
     ],
 )
-def test_a_low_agreement_on_the_text_is_a_caution_and_nothing_is_called_verified(
+def test_low_agreement_on_the_text_is_a_caution_and_nothing_is_called_verified(
     values: list[float], line: str
 ) -> None:
     found = scores("contributions", values, 0.1, None), scores("leave_one_out", EFFECTS, None, None)
@@ -88,7 +88,7 @@ def test_scores_that_do_not_sum_to_the_target_are_for_ranking_only(method: str) 
     assert "aseline" not in shown
 
 
-def test_the_note_is_no_wider_than_the_terminal() -> None:
+def test_note_is_no_wider_than_the_terminal() -> None:
     console = Console(file=io.StringIO(), width=80)
     print_caveat(console, "contributions", "Add --verify to compare with leaving out each word.")
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ import pytest
 from attnlens_cli.show.progress import shown_stages
 
 
-def test_a_long_stage_states_its_remaining_time_once(
+def test_long_stage_states_its_remaining_time_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]

@@ -12,7 +12,7 @@ from small_bundles import MODELS, copy_without_json
 from small_files import write_pooling_files
 
 
-def test_a_checkpoint_is_served_by_a_process_without_pytorch(tmp_path: Path) -> None:
+def test_checkpoint_is_served_by_a_process_without_pytorch(tmp_path: Path) -> None:
     checkpoint, cache = tmp_path / "tiny", tmp_path / "cache"
     MODELS["wordpiece"].make().save_pretrained(checkpoint)
     copy_without_json("wordpiece", checkpoint)

@@ -67,7 +67,7 @@ def calls(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("exporter")
-def test_the_second_start_uses_the_cached_bundle(
+def test_second_start_uses_the_cached_bundle(
     checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cache = tmp_path / "deep" / "cache"
@@ -114,7 +114,7 @@ def test_each_revision_and_precision_has_its_own_bundle(
     ("name", "start"),
     [(".hidden", "hidden--"), ("東京", "model--"), ("\udcff x", "x--"), ("a" * 250, f"{'a' * 80}--")],
 )
-def test_the_cache_name_of_any_directory_is_a_valid_file_name(name: str, start: str, tmp_path: Path) -> None:
+def test_cache_name_of_any_directory_is_a_valid_file_name(name: str, start: str, tmp_path: Path) -> None:
     directory = tmp_path / name
     directory.mkdir()
     entry = entry_of(tmp_path, Checkpoint("", directory).exported_from("fp32"))
@@ -165,7 +165,7 @@ def _damage_a_file(bundle: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("exporter")
-def test_an_outdated_or_damaged_bundle_is_exported_again_with_the_reason(
+def test_outdated_or_damaged_bundle_is_exported_again_with_the_reason(
     change: Callable[[Path, Path], object],
     reason: str,
     checkpoint: Path,
@@ -182,7 +182,7 @@ def test_an_outdated_or_damaged_bundle_is_exported_again_with_the_reason(
 
 
 @pytest.mark.usefixtures("exporter")
-def test_a_bundle_of_another_version_of_attnlens_is_exported_again(checkpoint: Path, tmp_path: Path) -> None:
+def test_bundle_of_another_version_of_attnlens_is_exported_again(checkpoint: Path, tmp_path: Path) -> None:
     bundle = resolved(checkpoint, tmp_path)
     entry = entry_of(tmp_path, Checkpoint("", checkpoint).exported_from("fp32"))
     assert entry.directory == bundle
@@ -191,7 +191,7 @@ def test_a_bundle_of_another_version_of_attnlens_is_exported_again(checkpoint: P
 
 
 @pytest.mark.usefixtures("exporter")
-def test_a_change_in_a_module_of_any_name_is_noticed(checkpoint: Path, tmp_path: Path) -> None:
+def test_change_in_a_module_of_any_name_is_noticed(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "pooling").mkdir()
     (checkpoint / "modules.json").write_text('[{"path": ""}, {"path": "pooling"}]')
     for mode in ("mean", "cls"):
@@ -224,7 +224,7 @@ def test_files_that_no_export_reads_do_not_cause_an_export(checkpoint: Path, tmp
 
 
 @pytest.mark.usefixtures("exporter")
-def test_a_directory_without_a_record_is_moved_and_not_deleted(
+def test_directory_without_a_record_is_moved_and_not_deleted(
     checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cache = tmp_path / "cache"
@@ -240,7 +240,7 @@ def test_a_directory_without_a_record_is_moved_and_not_deleted(
 
 
 @pytest.mark.usefixtures("exporter")
-def test_an_invalid_list_of_modules_is_reported_by_the_export(checkpoint: Path, tmp_path: Path) -> None:
+def test_invalid_list_of_modules_is_reported_by_the_export(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "modules.json").write_text(DEEP)
     resolved(checkpoint, tmp_path / "cache")
     assert len(calls(tmp_path)) == 1
@@ -276,7 +276,7 @@ def test_variables_for_the_export_command_do_not_affect_the_cache(
     assert [name for name in names if name.startswith("ATTNLENS")] == []
 
 
-def test_a_failed_export_leaves_nothing_and_its_exit_code_is_kept(
+def test_failed_export_leaves_nothing_and_its_exit_code_is_kept(
     exporter: Exporter, checkpoint: Path, tmp_path: Path
 ) -> None:
     exporter("exit 3")
@@ -383,7 +383,7 @@ with click.Context(serve):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a feature of Linux")
-def test_an_export_ends_when_its_parent_is_killed(checkpoint: Path, tmp_path: Path) -> None:
+def test_export_ends_when_its_parent_is_killed(checkpoint: Path, tmp_path: Path) -> None:
     script = tmp_path / "slow_exporter"
     program = (
         "import signal, sys; from attnlens_cli.frame.signals import end_with_parent; end_with_parent(); "
@@ -402,7 +402,7 @@ def test_an_export_ends_when_its_parent_is_killed(checkpoint: Path, tmp_path: Pa
         assert entry.reason_to_export() == "it is not in the cache yet"
 
 
-def test_a_missing_extra_is_reported_with_the_command_that_installs_it(
+def test_missing_extra_is_reported_with_the_command_that_installs_it(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_module, "find_spec", lambda name: None if name == "torch" else True)
@@ -411,7 +411,7 @@ def test_a_missing_extra_is_reported_with_the_command_that_installs_it(
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_cache_that_is_not_writable_is_reported_with_the_option(
+def test_cache_that_is_not_writable_is_reported_with_the_option(
     exporter: Exporter, checkpoint: Path, tmp_path: Path
 ) -> None:
     del exporter
@@ -420,7 +420,7 @@ def test_a_cache_that_is_not_writable_is_reported_with_the_option(
         resolved(checkpoint, tmp_path / "file" / "cache")
 
 
-def test_the_default_cache_follows_the_xdg_specification(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_cache_follows_the_xdg_specification(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/caches")
     assert default_directory() == Path("/var/caches/attnlens")
     monkeypatch.setenv("HOME", "/home/user")

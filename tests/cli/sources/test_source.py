@@ -22,12 +22,12 @@ def refusal(source: str) -> str:
     return caught.value.message
 
 
-def test_a_directory_with_a_manifest_is_a_bundle() -> None:
+def test_directory_with_a_manifest_is_a_bundle() -> None:
     assert find_source(STORED_BUNDLE) == STORED_BUNDLE  # has a config.json, too
 
 
 @pytest.mark.parametrize("name", ["config.json", "modules.json", "adapter_config.json"])
-def test_a_directory_with_a_configuration_is_a_checkpoint(tmp_path: Path, name: str) -> None:
+def test_directory_with_a_configuration_is_a_checkpoint(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     assert find_source(tmp_path) == Checkpoint(str(tmp_path), tmp_path)
 
@@ -41,7 +41,7 @@ def test_a_directory_with_a_configuration_is_a_checkpoint(tmp_path: Path, name: 
     ],
 )
 @pytest.mark.usefixtures("here")
-def test_a_missing_path_that_looks_like_a_hub_id_is_a_hub_id(
+def test_missing_path_that_looks_like_a_hub_id_is_a_hub_id(
     source: str, name: str, revision: str | None
 ) -> None:
     assert find_source(Path(source)) == Checkpoint(name, revision=revision)
@@ -51,17 +51,17 @@ def test_a_missing_path_that_looks_like_a_hub_id_is_a_hub_id(
     "source", ["minilm", "/no/such/model", "../no/model", "org/name@", "a/b/c", "org/-x"]
 )
 @pytest.mark.usefixtures("here")
-def test_a_missing_path_that_is_not_a_hub_id_does_not_exist(source: str) -> None:
+def test_missing_path_that_is_not_a_hub_id_does_not_exist(source: str) -> None:
     assert refusal(source).startswith(f"{source} does not exist: use the directory of a bundle")
 
 
-def test_a_misspelled_path_is_not_a_hub_id_and_existing_bundles_are_listed(here: Path) -> None:
+def test_misspelled_path_is_not_a_hub_id_and_existing_bundles_are_listed(here: Path) -> None:
     shutil.copytree(STORED_BUNDLE, here / "bundles" / "small")
     assert refusal("bundles/smal").endswith("bundles: the bundles there are bundles/small")
     assert refusal("bundles").endswith("(it has no config.json): the bundles there are bundles/small")
 
 
-def test_the_contents_of_an_invalid_directory_are_listed(tmp_path: Path) -> None:
+def test_contents_of_an_invalid_directory_are_listed(tmp_path: Path) -> None:
     assert refusal(str(tmp_path)).endswith("it is empty")
     for number in range(7):
         (tmp_path / f"{number}\x1b.txt").touch()
@@ -72,13 +72,13 @@ def test_the_contents_of_an_invalid_directory_are_listed(tmp_path: Path) -> None
     )
 
 
-def test_a_file_is_rejected(tmp_path: Path) -> None:
+def test_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.touch()
     assert refusal(str(path)) == f"{path} is a file: use the directory of a bundle or of a checkpoint"
 
 
-def test_a_bundle_without_its_manifest_is_not_a_checkpoint(tmp_path: Path) -> None:
+def test_bundle_without_its_manifest_is_not_a_checkpoint(tmp_path: Path) -> None:
     bundle = shutil.copytree(STORED_BUNDLE, tmp_path / "Bundle")
     (bundle / "manifest.json").unlink()
     assert refusal(str(bundle)).startswith(f"{bundle} looks like a bundle without manifest.json")

@@ -71,7 +71,7 @@ def measured(
     return measure_case(run, case, inputs, config, hidden)
 
 
-def test_the_sweep_passes(biased: TracedGraph, tiny_encoder: Encoder) -> None:
+def test_sweep_passes(biased: TracedGraph, tiny_encoder: Encoder) -> None:
     assert measured(biased, tiny_encoder).failures() == []
 
 
@@ -108,7 +108,7 @@ def _shared(state: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     ("operator", "mistake"),
     [("LayerNormalization", _without_mean), ("MatMul", _not_transposed), ("Add", _shared)],
 )
-def test_a_wrong_rule_fails_the_gate(
+def test_wrong_rule_fails_the_gate(
     biased: TracedGraph,
     tiny_encoder: Encoder,
     monkeypatch: pytest.MonkeyPatch,
@@ -124,7 +124,7 @@ def test_a_wrong_rule_fails_the_gate(
     assert "scores and baseline differ from d . p by" in found.failures()[0]
 
 
-def test_a_bias_that_is_left_out_fails_the_gate(
+def test_missing_bias_fails_the_gate(
     biased: TracedGraph, tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settle = SweepState.add_baseline
@@ -191,7 +191,7 @@ def test_wrong_head_contributions_fail_the_gate(
     )
 
 
-def test_a_gate_that_closes_another_head_fails(tmp_path: Path, quick: ExportOptions) -> None:
+def test_gate_that_closes_another_head_fails(tmp_path: Path, quick: ExportOptions) -> None:
     """The embedding with some heads removed is that of PyTorch without the same heads."""
 
     def measured_with(change: Callable[[onnx.GraphProto], None]) -> ContributionsResult:
@@ -224,7 +224,7 @@ def test_a_gate_that_closes_another_head_fails(tmp_path: Path, quick: ExportOpti
 
 
 @pytest.mark.parametrize("measure", ["incompleteness", "max_batch_difference", "embedding_error"])
-def test_the_gate_is_1e_5(measure: str) -> None:
+def test_gate_is_1e_5(measure: str) -> None:
     exact: dict[str, Any] = dict.fromkeys(("incompleteness", "max_batch_difference", "embedding_error"), 0.0)
     exact |= {"case": "case", "padding_score": 0.0, "is_finite": True}
     assert not Completeness(**exact | {measure: 1e-5}).failures()
@@ -241,7 +241,7 @@ def small_graph(*nodes: onnx.NodeProto) -> tuple[GraphWriter, str]:
     return GraphWriter(graph, {"bias": np.ones(4, dtype=np.float32)}, shapes), "gradient"
 
 
-def test_what_can_not_be_gone_back_through_is_refused_by_name() -> None:
+def test_unsupported_operators_are_rejected_by_name() -> None:
     unknown = small_graph(helper.make_node("Sin", ["embedded"], ["out"], name="sin_0"))
     with pytest.raises(GraphError, match=r"no contributions: out is not linear in the token embeddings"):
         sweep(SweepState(unknown[0], ()), "out", unknown[1])
@@ -257,7 +257,7 @@ def test_what_can_not_be_gone_back_through_is_refused_by_name() -> None:
         sweep(SweepState(shapeless[0], ()), "out", shapeless[1])
 
 
-def test_what_is_subtracted_gets_the_opposite_gradient() -> None:
+def test_subtrahend_gets_the_negated_gradient() -> None:
     writer, gradient = small_graph(helper.make_node("Sub", ["bias", "embedded"], ["out"]))
     state = SweepState(writer, ())
     transposes.TRANSPOSES["Sub"](state, writer.graph.node[0], gradient)
@@ -269,14 +269,14 @@ def test_what_is_subtracted_gets_the_opposite_gradient() -> None:
     np.testing.assert_array_equal(found, -numbers)
 
 
-def test_an_operator_without_a_rule_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operator_without_a_rule_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     writer, gradient = small_graph(helper.make_node("Relu", ["embedded"], ["out"], name="relu_0"))
     monkeypatch.delitem(transposes.TRANSPOSES, "Relu")
     with pytest.raises(GraphError, match="the operator Relu of 'relu_0', which is between"):
         sweep(SweepState(writer, ()), "out", gradient)
 
 
-def test_heads_whose_values_are_not_linear_are_refused_by_name(
+def test_heads_whose_values_are_not_linear_are_rejected_by_name(
     biased: TracedGraph, tiny_encoder: Encoder
 ) -> None:
     proto = copy.deepcopy(biased.proto)
@@ -336,7 +336,7 @@ def test_flows() -> None:
     ]
 
 
-def test_a_gate_turns_a_head_off(tiny_encoder: Encoder, biased: TracedGraph) -> None:
+def test_gate_turns_a_head_off(tiny_encoder: Encoder, biased: TracedGraph) -> None:
     """Its contribution is 0 then, and the embedding another."""
     config = tiny_encoder.config
     inputs: Inputs = make_inputs(Case(3, 9, Padding.RIGHT), config)

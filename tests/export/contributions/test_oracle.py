@@ -154,7 +154,7 @@ def test_layers_behind_the_pooling(
     assert np.allclose(total, expected.total, atol=2e-5)
 
 
-def test_the_value_of_a_layer_behind_the_pooling_is_what_it_is() -> None:
+def test_dense_layer_after_pooling_has_its_exact_value() -> None:
     """The oracle itself: the frozen activation has the value of the activation."""
     x = torch.linspace(-3, 3, 48, dtype=torch.float64)[None]
     for kind, function in ACTIVATIONS.items():

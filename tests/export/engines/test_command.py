@@ -49,7 +49,7 @@ def bundle(small_bundle: Callable[[str], Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(small_bundle("wordpiece"), tmp_path / "bundle"))
 
 
-def test_what_is_measured_is_shown_written_and_kept(bundle: Path) -> None:
+def test_measurements_are_shown_written_and_kept(bundle: Path) -> None:
     _, before = report_of(bundle)
     result = run_check(bundle, *OPENVINO)
     assert result.exit_code == 0, result.output
@@ -86,7 +86,7 @@ def result_of(precision: Precision.ValueType, *, passed: bool, device: str = "CP
     return EngineResult(check, (figure,), (), {})
 
 
-def test_a_result_takes_the_place_of_one_of_its_kind_and_of_no_other(bundle: Path) -> None:
+def test_result_replaces_only_an_earlier_result_of_the_same_kind(bundle: Path) -> None:
     fp32, bf16 = Precision.PRECISION_FP32, Precision.PRECISION_BF16
     faithful = FaithfulnessResult(
         "", 10, 9.0, (MethodResult(ExplainMethod.CONTRIBUTIONS, 0.8, 0.7, 0.9, 10, 0.4),)
@@ -114,9 +114,7 @@ def test_a_result_takes_the_place_of_one_of_its_kind_and_of_no_other(bundle: Pat
     assert "| embeddings | unspecified |  | min cosine | 0.5 | nan | FAILED |" in page
 
 
-def test_a_gate_that_does_not_hold_exits_1_and_is_written(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_gate_exits_1_and_is_recorded(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "FP32_LIMITS", Limits(Gate(1.5, 0.999999), 1e-5))
     result = run_check(bundle, *OPENVINO)
     assert result.exit_code == 1
@@ -135,7 +133,7 @@ def test_a_gate_that_does_not_hold_exits_1_and_is_written(
     verify_files(bundle, manifest)
 
 
-def test_json_is_as_its_schema_says(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_matches_its_schema(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "multiplies_bf16", lambda: False)
     result = run_check(bundle, "--engine", "openvino", "--json")
     assert result.exit_code == 0, result.output
@@ -146,7 +144,7 @@ def test_json_is_as_its_schema_says(bundle: Path, monkeypatch: pytest.MonkeyPatc
     assert content["precisions_not_measured"][1]["reason"] == "the bundle has no graph in int8"
 
 
-def test_what_can_not_be_is_refused_before_anything_is_measured(
+def test_impossible_options_are_rejected_before_any_measurement(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run_check(bundle, "--engine", "tensorrt").exit_code == 2

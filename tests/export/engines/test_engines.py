@@ -47,20 +47,20 @@ def of_kind(check: EngineCheck, kind: GateKind.ValueType, role: OutputRole.Value
 class StandIn(PythonRuntime):
     """A runtime that misbehaves in bf16, and is right in fp32."""
 
-    def __init__(self, behaviour: str, claimed: str = "bf16") -> None:
+    def __init__(self, behavior: str, claimed: str = "bf16") -> None:
         super().__init__("stand-in", (), lambda _path: None)  # type: ignore[arg-type,return-value]
-        object.__setattr__(self, "behaviour", behaviour)
+        object.__setattr__(self, "behavior", behavior)
         object.__setattr__(self, "claimed", claimed)
 
     def command(self, settings: Settings | None = None) -> tuple[str, ...]:
         assert settings is not None
         if settings.properties["INFERENCE_PRECISION_HINT"] == "f32":
             return stand_in("works").command
-        return stand_in(vars(self)["behaviour"], vars(self)["claimed"]).command
+        return stand_in(vars(self)["behavior"], vars(self)["claimed"]).command
 
 
-def in_stand_in(bundle: Path, behaviour: str, claimed: str = "bf16") -> EngineSummary:
-    engine = Engine("1.0", EngineOptions(("fp32", "bf16"), timeout_s=60), StandIn(behaviour, claimed))
+def in_stand_in(bundle: Path, behavior: str, claimed: str = "bf16") -> EngineSummary:
+    engine = Engine("1.0", EngineOptions(("fp32", "bf16"), timeout_s=60), StandIn(behavior, claimed))
     return measure_engine(bundle, engine, grid=CASES[-1:])
 
 
@@ -74,7 +74,7 @@ def without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "multiplies_bf16", lambda: False)
 
 
-def test_a_small_encoder_passes_in_fp32(small_bundle: SmallBundle) -> None:
+def test_small_encoder_passes_in_fp32(small_bundle: SmallBundle) -> None:
     summary = measured(small_bundle("wordpiece"), "fp32")
     [result] = summary.results
     check = result.to_message()
@@ -105,7 +105,7 @@ def test_a_small_encoder_passes_in_fp32(small_bundle: SmallBundle) -> None:
     }
 
 
-def test_a_graph_that_is_wrong_fails(small_bundle: SmallBundle, tmp_path: Path) -> None:
+def test_graph_that_is_wrong_fails(small_bundle: SmallBundle, tmp_path: Path) -> None:
     """The scores of the last layer are multiplied by 1.001 in the graph of attention alone."""
     altered = alter(small_bundle("wordpiece"), tmp_path / "altered")
     [result] = measured(altered, "fp32").results
@@ -114,7 +114,7 @@ def test_a_graph_that_is_wrong_fails(small_bundle: SmallBundle, tmp_path: Path) 
     assert all(line.startswith("onnx/model_attentions.onnx at ") for line in result.failures())
 
 
-def test_without_a_tokenizer_random_ids_show_what_a_batch_changes(
+def test_random_ids_are_used_without_a_tokenizer(
     tiny_config: EncoderConfig, quick: ExportOptions, output: Path
 ) -> None:
     export_bundle(tiny_config, output, quick)
@@ -129,17 +129,15 @@ def test_without_a_tokenizer_random_ids_show_what_a_batch_changes(
 
 @pytest.mark.usefixtures("with_bf16")
 @pytest.mark.parametrize(
-    ("behaviour", "failure"),
+    ("behavior", "failure"),
     [
         ("is far off", "onnx/model.onnx: the minimum cosine of token vectors with fp32 is 0.99"),
         ("crashes", "onnx/model.onnx: stopped at 2x33 right: crashed: signal 11 (SIGSEGV)"),
         ("gives NaN for padding", "onnx/model.onnx at 2x33 right: an output contains NaN or infinity"),
     ],
 )
-def test_what_is_wrong_in_bf16_alone_fails_there_alone(
-    small_bundle: SmallBundle, behaviour: str, failure: str
-) -> None:
-    summary = in_stand_in(small_bundle("wordpiece"), behaviour)
+def test_error_in_bf16_fails_only_bf16(small_bundle: SmallBundle, behavior: str, failure: str) -> None:
+    summary = in_stand_in(small_bundle("wordpiece"), behavior)
     exact, reduced = summary.results
     assert exact.failures() == []
     assert not reduced.passed
@@ -148,21 +146,21 @@ def test_what_is_wrong_in_bf16_alone_fails_there_alone(
 
 
 @pytest.mark.usefixtures("with_bf16")
-def test_an_engine_that_computes_in_something_else_is_not_believed(small_bundle: SmallBundle) -> None:
+def test_engine_with_an_unexpected_precision_is_rejected(small_bundle: SmallBundle) -> None:
     _, reduced = in_stand_in(small_bundle("wordpiece"), "works", "fp32").results
     assert not reduced.passed
     line = "onnx/model.onnx: can't be opened: the engine computes in fp32 instead of bf16"
     assert reduced.failures()[0] == line
 
 
-def test_an_engine_that_opens_nothing_is_an_error(small_bundle: SmallBundle) -> None:
+def test_engine_that_opens_nothing_is_an_error(small_bundle: SmallBundle) -> None:
     engine = find_engine(EngineOptions(("fp32",), device="TPU"))
     with pytest.raises(EngineError, match=r"onnx/model\.onnx can't be opened: .*TPU"):
         measure_engine(small_bundle("wordpiece"), engine, grid=CASES)
 
 
 @pytest.mark.usefixtures("without_bf16")
-def test_bf16_is_left_out_with_the_reason_unless_it_was_named(small_bundle: SmallBundle) -> None:
+def test_bf16_is_omitted_with_the_reason_unless_it_was_named(small_bundle: SmallBundle) -> None:
     bundle = small_bundle("wordpiece")
     chosen, missing = find_engine().choose(bundle)
     assert chosen == ["fp32"]
@@ -176,13 +174,13 @@ def test_bf16_is_left_out_with_the_reason_unless_it_was_named(small_bundle: Smal
         find_engine(EngineOptions(("fp32", "int8"))).choose(bundle)
 
 
-def test_without_openvino_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_openvino_is_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnlens_runtimes.runtime._version_of", lambda _: None)
     with pytest.raises(NotInstalledError, match=r"not installed: pip install 'attnlens\[openvino\]'$"):
         find_engine()
 
 
-def test_a_batch_is_split_and_padded_as_a_server_does() -> None:
+def test_batches_are_split_and_padded_like_in_a_server() -> None:
     config = small_config()
     lengths = np.array([3, 15, 16, 31, 32, 33])
     mask = (np.arange(33) < lengths[:, None]).astype(np.int64)
@@ -212,7 +210,7 @@ def test_minilm_passes_in_every_lower_precision_that_is_there(minilm_bundle: Pat
         assert (0.9998 if is_bf16 else 0.995) <= min(smallest) < 0.99999  # not fp32
 
 
-def test_a_result_is_json_without_nan(small_bundle: SmallBundle) -> None:
+def test_result_is_json_without_nan(small_bundle: SmallBundle) -> None:
     [result] = measured(small_bundle("wordpiece"), "fp32", cases=CASES[:1]).results
     first, *others = result.measured
     first = dataclasses.replace(first, value=float("nan"))

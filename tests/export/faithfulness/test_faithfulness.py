@@ -44,7 +44,7 @@ def model(minilm_bundle: Path) -> ExplainedModel:
     return ExplainedModel(minilm_bundle, read_manifest(minilm_bundle), config)
 
 
-def test_effects_and_contributions_are_those_of_another_program(
+def test_effects_and_contributions_match_an_independent_program(
     minilm_bundle: Path, model: ExplainedModel
 ) -> None:
     text, *_ = tokenize(minilm_bundle, [SENTENCE] * 10, 256)
@@ -64,7 +64,7 @@ def of_minilm(minilm_bundle: Path) -> FaithfulnessResult:
 
 
 @pytest.mark.extended
-def test_the_pages_show_what_is_measured(
+def test_pages_show_all_measurements(
     of_minilm: FaithfulnessResult, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In docs/bundle.md the table, in docs/explanations.md a figure of it."""
@@ -79,7 +79,7 @@ def test_the_pages_show_what_is_measured(
     assert f"contributions: Spearman {expected:.2f} with leave-one-out, measured for" in told
 
 
-def test_methods_of_minilm_are_ordered_as_they_were_measured(of_minilm: FaithfulnessResult) -> None:
+def test_methods_of_minilm_have_the_documented_order(of_minilm: FaithfulnessResult) -> None:
     found = {measured.method: measured for measured in of_minilm.methods}
     assert found[ExplainMethod.LEAVE_ONE_OUT].rank_correlation == pytest.approx(1)
     contributions = found[ExplainMethod.CONTRIBUTIONS]
@@ -104,7 +104,7 @@ class Weights:
         return np.stack([1 - moved, np.zeros(len(moved))], axis=1)
 
 
-def test_the_deletion_difference_by_hand() -> None:
+def test_deletion_difference_by_hand() -> None:
     """Ten tokens weigh 0.01 to 0.10: the best 1 to 5 of them 0.10, 0.19 ..., the worst 0.01, 0.03 ..."""
     model = Weights([0.01 * (number + 1) for number in range(10)])
     text = TokenizedText(np.arange(10), np.arange(10), np.ones(10, dtype=np.int64))
@@ -153,7 +153,7 @@ def test_figures_go_into_manifest_and_report_once(minilm_bundle: Path, tmp_path:
     assert report["passed"]
 
 
-def test_the_interval_is_that_of_a_bootstrap_over_texts() -> None:
+def test_interval_matches_a_bootstrap_over_texts() -> None:
     values = np.random.default_rng(1).normal(0.7, 0.1, 200)
     low, high = measure._confidence_interval(values)
     error = values.std(ddof=1) / np.sqrt(200)
@@ -165,7 +165,7 @@ def test_the_interval_is_that_of_a_bootstrap_over_texts() -> None:
     assert np.isnan(measure._confidence_interval(values[:1])).all()
 
 
-def test_an_export_measures_rank_correlations_and_bounds_the_work(
+def test_export_measures_rank_correlations_and_bounds_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = export_small("wordpiece", tmp_path, faithfulness=True)
@@ -192,7 +192,7 @@ def test_an_export_measures_rank_correlations_and_bounds_the_work(
         (bundle / "away").rename(bundle / file)
 
 
-def test_what_can_not_be_measured_is_refused(minilm_bundle: Path, tmp_path: Path) -> None:
+def test_unmeasurable_bundle_is_rejected(minilm_bundle: Path, tmp_path: Path) -> None:
     few = tmp_path / "few.txt"
     few.write_text("One sentence that is long enough to be ranked.\nToo short.\n", encoding="utf-8")
     with pytest.raises(SourceError, match=r"only 1 texts have at least 5 tokens, but 10 are needed"):
@@ -209,7 +209,7 @@ def test_what_can_not_be_measured_is_refused(minilm_bundle: Path, tmp_path: Path
         measure_faithfulness(bundle)
 
 
-def test_the_command_measures_and_records(small_bundle: Callable[[str], Path], tmp_path: Path) -> None:
+def test_command_measures_and_records(small_bundle: Callable[[str], Path], tmp_path: Path) -> None:
     bundle = shutil.copytree(small_bundle("wordpiece"), tmp_path / "bundle")
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(read_texts(None)[:11]), encoding="utf-8")

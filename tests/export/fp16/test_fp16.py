@@ -69,7 +69,7 @@ def value_types(path: Path) -> dict[str, int]:
     return types | {each.name: each.data_type for each in graph.initializer}
 
 
-def test_it_opens_and_gives_the_vectors_of_pytorch(
+def test_fp16_graph_opens_and_matches_pytorch(
     fp16_bundle: Path, tiny_encoder: Encoder, tiny_config: EncoderConfig
 ) -> None:
     session = onnxruntime.InferenceSession(fp16_bundle / "onnx" / "model_fp16.onnx")
@@ -116,7 +116,7 @@ def test_weights_take_half_the_space_and_the_masks_number_is_whole(fp16_bundle: 
     assert smallest == MASKED_SCORE
 
 
-def test_the_manifest_and_the_report_tell_the_figures(fp16_bundle: Path) -> None:
+def test_manifest_and_the_report_tell_the_figures(fp16_bundle: Path) -> None:
     manifest = read_manifest(fp16_bundle)
     graph = manifest.graphs[3]
     assert (graph.path, graph.purpose) == ("onnx/model_fp16.onnx", GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS)
@@ -145,7 +145,7 @@ def test_the_manifest_and_the_report_tell_the_figures(fp16_bundle: Path) -> None
     assert "## In fp16" in (fp16_bundle / "parity" / "report.md").read_text()
 
 
-def test_the_rounded_copy_computes_what_onnx_defines(fp16_bundle: Path, tiny_config: EncoderConfig) -> None:
+def test_rounded_copy_follows_the_onnx_definition(fp16_bundle: Path, tiny_config: EncoderConfig) -> None:
     """The oracle computes each fp16 node in numpy's fp16, sums of products included."""
     path = fp16_bundle / "onnx" / "model_fp16.onnx"
     inputs = make_inputs(Case(2, 5, Padding.LEFT), tiny_config)
@@ -158,7 +158,7 @@ def test_the_rounded_copy_computes_what_onnx_defines(fp16_bundle: Path, tiny_con
     assert np.abs(values).max() == pytest.approx(largest, rel=1e-2)
 
 
-def test_the_rounded_copy_rounds_between_nodes(fp16_bundle: Path, tiny_config: EncoderConfig) -> None:
+def test_rounded_copy_rounds_between_nodes(fp16_bundle: Path, tiny_config: EncoderConfig) -> None:
     """A bias is added to the rounded value, bit for bit. By default, ONNX Runtime adds it in fp32."""
     model = onnx.load(fp16_bundle / "onnx" / "model_fp16.onnx")
     in_fp16 = set(fp16_values(model))
@@ -179,7 +179,7 @@ def test_the_rounded_copy_rounds_between_nodes(fp16_bundle: Path, tiny_config: E
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_converts_and_passes(family: str, tmp_path: Path) -> None:
+def test_family_converts_and_passes(family: str, tmp_path: Path) -> None:
     EXPORTED[family].make().save_pretrained(tmp_path / "source")
     options = ExportOptions(pooling="mean", grid=small_grid(33)[-2:], precisions=[Fp16()])
     summary = export_bundle(tmp_path / "source", tmp_path / "bundle", options)
@@ -201,7 +201,7 @@ def test_a_family_converts_and_passes(family: str, tmp_path: Path) -> None:
             assert found == {TensorProto.FLOAT}, node.name
 
 
-def test_a_weight_beyond_the_range_is_refused_by_name(tiny_trace: TracedGraph) -> None:
+def test_weight_beyond_the_range_is_rejected_by_name(tiny_trace: TracedGraph) -> None:
     name = "layers.1.feed_forward.up.weight.T"
     weights = dict(tiny_trace.weights)
     weights[name] = weights[name].copy()
@@ -233,7 +233,7 @@ def test_values_beyond_the_range_fail_by_place(
     assert not np.isfinite(result.manifest_figures()[0].max_fp16_value)
 
 
-def test_a_graph_too_large_for_one_file_is_refused(
+def test_graph_too_large_for_one_file_is_rejected(
     tiny_config: EncoderConfig, tiny_trace: TracedGraph, output: Path
 ) -> None:
     with pytest.raises(
@@ -243,7 +243,7 @@ def test_a_graph_too_large_for_one_file_is_refused(
     assert not output.exists()
 
 
-def test_beside_weights_in_a_file_of_their_own_it_is_still_one_file(
+def test_fp16_graph_is_one_file_even_if_weights_are_separate(
     tiny_config: EncoderConfig, tiny_trace: TracedGraph, output: Path
 ) -> None:
     size_bytes = sum(array.nbytes for array in tiny_trace.weights.values())
@@ -270,7 +270,7 @@ def test_check_prints_it(fp16_bundle: Path) -> None:
     assert "fp16: the largest value is" in result.stdout
 
 
-def test_check_notices_another_file(copied: Path) -> None:
+def test_check_detects_a_different_file(copied: Path) -> None:
     path = copied / "onnx" / "model_fp16.onnx"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -279,7 +279,7 @@ def test_check_notices_another_file(copied: Path) -> None:
         check_bundle(copied)
 
 
-def test_check_notices_another_weight(copied: Path) -> None:
+def test_check_detects_a_different_weight(copied: Path) -> None:
     path = copied / "onnx" / "model_fp16.onnx"
     model = onnx.load(path)
     tensor = next(each for each in model.graph.initializer if each.name == "layers.1.output_norm.bias")
@@ -291,7 +291,7 @@ def test_check_notices_another_weight(copied: Path) -> None:
         check_bundle(copied, grid=GRID)
 
 
-def test_check_notices_another_computation(copied: Path) -> None:
+def test_check_detects_a_different_computation(copied: Path) -> None:
     path = copied / "onnx" / "model_fp16.onnx"
     model = onnx.load(path)
     norm = [node for node in model.graph.node if node.op_type == "LayerNormalization"][2]
@@ -306,7 +306,7 @@ def test_check_notices_another_computation(copied: Path) -> None:
     assert "a token vector has the cosine 0.9" in verdict.failures()[0]
 
 
-def test_a_model_repository_has_it_under_its_own_name(fp16_bundle: Path) -> None:
+def test_model_repository_has_it_under_its_own_name(fp16_bundle: Path) -> None:
     repository = write_layout(fp16_bundle, "triton", fp16_bundle.with_name("tiny-triton")).directory
     names = {path.name for path in repository.iterdir() if path.is_dir()}
     assert {"tiny", "tiny_attentions", "tiny_fp16"} <= names

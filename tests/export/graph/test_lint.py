@@ -130,12 +130,12 @@ BAD_GRAPHS: dict[str, tuple[Callable[[onnx.ModelProto], None], str]] = {
 }
 
 
-def test_a_fresh_graph_has_no_findings(graph: onnx.ModelProto, tiny_config: EncoderConfig) -> None:
+def test_fresh_graph_has_no_findings(graph: onnx.ModelProto, tiny_config: EncoderConfig) -> None:
     check_graph(graph, "model.onnx", tiny_config, ATTENTIONS)
 
 
 @pytest.mark.parametrize(("change", "finding"), BAD_GRAPHS.values(), ids=BAD_GRAPHS.keys())
-def test_a_bad_graph_is_caught(
+def test_bad_graph_is_caught(
     change: Callable[[onnx.ModelProto], None],
     finding: str,
     graph: onnx.ModelProto,
@@ -149,7 +149,7 @@ def test_a_bad_graph_is_caught(
     assert len(caught.value.findings) == 1
 
 
-def test_an_error_lists_every_finding(graph: onnx.ModelProto, tiny_config: EncoderConfig) -> None:
+def test_error_lists_every_finding(graph: onnx.ModelProto, tiny_config: EncoderConfig) -> None:
     for change in (newer_ir, rename_axis, add_node("Dropout"), add_node("If")):
         change(graph)
     with pytest.raises(LintError) as caught:
@@ -157,14 +157,14 @@ def test_an_error_lists_every_finding(graph: onnx.ModelProto, tiny_config: Encod
     assert len(caught.value.findings) == 4
 
 
-def test_a_graph_of_the_other_kind_is_caught(tiny_trace: TracedGraph, tiny_config: EncoderConfig) -> None:
+def test_graph_of_the_other_kind_is_caught(tiny_trace: TracedGraph, tiny_config: EncoderConfig) -> None:
     embeddings = copy.deepcopy(embeddings_graph(tiny_trace)).proto_with_weights()
     check_graph(embeddings, "model.onnx", tiny_config, GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS)
     with pytest.raises(LintError):
         check_graph(embeddings, "model.onnx", tiny_config, ATTENTIONS)
 
 
-def test_the_largest_number_of_fp16_is_allowed(graph: onnx.ModelProto, tiny_config: EncoderConfig) -> None:
+def test_largest_number_of_fp16_is_allowed(graph: onnx.ModelProto, tiny_config: EncoderConfig) -> None:
     masked_with(-65504)(graph)
     check_graph(graph, "model.onnx", tiny_config, ATTENTIONS)
 
@@ -182,7 +182,7 @@ def test_constants_of_graphs_in_lower_precision_are_checked_too(
         check_graph(graph, "model.onnx", tiny_config, ATTENTIONS, more_types=types)
 
 
-def test_a_parameter_may_be_of_any_size(graph: onnx.ModelProto, tiny_config: EncoderConfig) -> None:
+def test_parameter_may_be_of_any_size(graph: onnx.ModelProto, tiny_config: EncoderConfig) -> None:
     [norm] = [each for each in graph.graph.initializer if each.name == "layers.0.output_norm.weight"]
     norm.CopyFrom(numpy_helper.from_array(1e5 * numpy_helper.to_array(norm), norm.name))
     check_graph(graph, "model.onnx", tiny_config, ATTENTIONS)

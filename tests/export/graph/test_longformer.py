@@ -53,7 +53,7 @@ def open_graph(graph: TracedGraph, path: Path) -> onnxruntime.InferenceSession:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_both_graphs_give_what_the_encoder_gives_at_every_length(form: str, tmp_path: Path) -> None:
+def test_both_graphs_matches_the_encoder_at_every_length(form: str, tmp_path: Path) -> None:
     config, encoder, graph = traced(form)
     attentions = open_graph(graph, tmp_path / "attentions.onnx")
     embeddings = open_graph(embeddings_graph(graph), tmp_path / "embeddings.onnx")
@@ -78,7 +78,7 @@ def test_both_graphs_give_what_the_encoder_gives_at_every_length(form: str, tmp_
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_graph_has_the_operators_that_its_configuration_names(form: str) -> None:
+def test_graph_has_the_operators_that_its_configuration_names(form: str) -> None:
     config, _, graph = traced(form)
     found = {node.op_type for node in graph.proto.graph.node}
     assert found <= allowed_operators(config)
@@ -87,7 +87,7 @@ def test_a_graph_has_the_operators_that_its_configuration_names(form: str) -> No
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_graph_of_embeddings_computes_nothing_that_is_not_read(form: str) -> None:
+def test_graph_of_embeddings_computes_nothing_that_is_not_read(form: str) -> None:
     """ONNX Runtime does not remove such nodes, so it would convert weights to rows of a band in vain."""
     _, _, graph = traced(form)
     smaller = embeddings_graph(graph)
@@ -129,7 +129,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("number", [0, 3])
-def test_the_number_of_global_tokens_is_chosen_at_export_and_stated(
+def test_number_of_global_tokens_is_chosen_at_export_and_stated(
     number: int, checkpoint: Path, tmp_path: Path
 ) -> None:
     arguments = [
@@ -154,8 +154,8 @@ def test_the_number_of_global_tokens_is_chosen_at_export_and_stated(
     assert global_tokens(read_config(checkpoint / "config.json")) == [1]
 
 
-def test_global_tokens_of_an_encoder_that_has_none_are_refused(tmp_path: Path) -> None:
-    message = r"--global-tokens 2 is about attention of the kind longformer, this encoder has softmax: leave"
+def test_global_tokens_of_an_encoder_that_has_none_are_rejected(tmp_path: Path) -> None:
+    message = r"--global-tokens 2 requires attention of the kind longformer, this encoder has softmax: leave"
     with pytest.raises(SourceError, match=message):
         export_bundle(small_config(), tmp_path / "bundle", ExportOptions(global_tokens=2))
     assert not (tmp_path / "bundle").exists()

@@ -24,7 +24,7 @@ def directory(tiny_trace: TracedGraph, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "other.onnx", "onnx.onnx"])
-def test_a_structure_is_the_model_but_for_its_weights(name: str, directory: Path) -> None:
+def test_structure_is_the_model_but_for_its_weights(name: str, directory: Path) -> None:
     structure, whole = read_structure(directory / name), onnx.load(directory / name)
     assert len(structure.SerializeToString()) < 40_000 < (directory / "model.onnx").stat().st_size / 3
     found = {tensor.name: read_weight(directory, tensor) for tensor in structure.graph.initializer}
@@ -39,7 +39,7 @@ def test_a_structure_is_the_model_but_for_its_weights(name: str, directory: Path
     check_valid(directory / name)
 
 
-def test_a_file_that_ends_early_is_refused(directory: Path, tmp_path: Path) -> None:
+def test_file_that_ends_early_is_rejected(directory: Path, tmp_path: Path) -> None:
     content = (directory / "model.onnx").read_bytes()
     for end in (0, 1, 7, len(content) // 2, len(content) - 1):
         (tmp_path / "model.onnx").write_bytes(content[:end])
@@ -47,7 +47,7 @@ def test_a_file_that_ends_early_is_refused(directory: Path, tmp_path: Path) -> N
             read_structure(tmp_path / "model.onnx")
 
 
-def test_a_weight_that_is_shorter_than_its_shape_is_refused(directory: Path, tmp_path: Path) -> None:
+def test_truncated_weight_is_rejected(directory: Path, tmp_path: Path) -> None:
     """Of a structure nobody else looks at the length of the bytes."""
     model = onnx.load(directory / "model.onnx")
     tensor = next(each for each in model.graph.initializer if len(each.raw_data) > 2 * SHARED_FROM_BYTES)
@@ -57,7 +57,7 @@ def test_a_weight_that_is_shorter_than_its_shape_is_refused(directory: Path, tmp
         check_valid(tmp_path / "model.onnx")
 
 
-def test_what_is_no_encoder_is_judged_by_the_checker_of_onnx(directory: Path, tmp_path: Path) -> None:
+def test_other_models_are_checked_by_the_onnx_checker(directory: Path, tmp_path: Path) -> None:
     model = onnx.load(directory / "model.onnx")
     model.graph.node[3].input[0] = "nowhere"
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())

@@ -63,7 +63,7 @@ def random_feed(config: EncoderConfig, batch_size: int, length: int) -> dict[str
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
-def test_a_graph_computes_what_the_encoder_computes_at_shapes_that_were_not_traced(
+def test_graph_matches_the_encoder_at_shapes_that_were_not_traced(
     variant: dict[str, object], tiny_config: EncoderConfig, tmp_path: Path
 ) -> None:
     config = changed(tiny_config, variant)
@@ -106,7 +106,7 @@ def test_scores_in_the_thousands_leave_exact_zeros_at_padding(
 
 
 @pytest.mark.parametrize("max_length", [1, 2])
-def test_an_encoder_of_few_positions_is_traced(
+def test_encoder_of_few_positions_is_traced(
     max_length: int, tiny_config: EncoderConfig, tmp_path: Path
 ) -> None:
     config = changed(
@@ -123,7 +123,7 @@ def test_an_encoder_of_few_positions_is_traced(
         np.testing.assert_allclose(run(tmp_path, graph, feed)[0], expected, rtol=0, atol=1e-5)
 
 
-def test_what_can_not_be_traced_is_told_in_one_line(
+def test_tracing_failure_is_reported_in_one_line(
     tiny_config: EncoderConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def depend_on_data(encoder: Encoder, input_ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
@@ -137,7 +137,7 @@ def test_what_can_not_be_traced_is_told_in_one_line(
     assert "step 1/3" not in str(caught.value)
 
 
-def test_the_embeddings_graph_is_the_attention_graph_without_its_maps(
+def test_embeddings_graph_is_the_attention_graph_without_its_maps(
     tiny_config: EncoderConfig, tiny_trace: TracedGraph, tmp_path: Path
 ) -> None:
     embeddings = embeddings_graph(tiny_trace)
@@ -151,7 +151,7 @@ def test_the_embeddings_graph_is_the_attention_graph_without_its_maps(
     assert np.array_equal(hidden, run(tmp_path, tiny_trace, feed)[0])
 
 
-def test_an_encoder_in_training_mode_gives_the_same_bytes_and_stays_in_training_mode(
+def test_encoder_in_training_mode_exports_the_same_bytes_and_stays_in_training_mode(
     tiny_config: EncoderConfig, tiny_trace: TracedGraph, trace_cache: TraceCache
 ) -> None:
     encoder = new_encoder(tiny_config, seed=0).train()
@@ -204,7 +204,7 @@ def test_products_get_factors_whose_last_two_axes_are_swapped_at_most(tiny_trace
     assert Counter(orders.values()) == {(0, 2, 1, 3): 4 * layers, (0, 1, 3, 2): layers}
 
 
-def test_a_bert_graph_has_the_portable_operators_only(tiny_trace: TracedGraph) -> None:
+def test_bert_graph_has_the_portable_operators_only(tiny_trace: TracedGraph) -> None:
     counts: dict[str, int] = {}
     for node in tiny_trace.proto.graph.node:
         counts[node.op_type] = counts.get(node.op_type, 0) + 1

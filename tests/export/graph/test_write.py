@@ -72,7 +72,7 @@ def test_weights_are_aligned_shared_and_unchanged(sizes: list[int]) -> None:
         onnx.checker.check_model(directory / "other.onnx")
 
 
-def test_a_data_file_holds_the_large_weights_and_the_graph_the_small_ones(tmp_path: Path) -> None:
+def test_data_file_contains_large_weights_and_the_graph_small_ones(tmp_path: Path) -> None:
     weights = make_weights([1000, 10, 333, 255, 256])
     places = write_data(tmp_path / "model.onnx_data", weights)
     write_referring(tmp_path / "model.onnx", small_model(), weights, places)
@@ -82,7 +82,7 @@ def test_a_data_file_holds_the_large_weights_and_the_graph_the_small_ones(tmp_pa
 
 
 @pytest.mark.parametrize("block_bytes", [1, 250, 2**24])
-def test_a_transposed_view_is_written_in_its_own_order(
+def test_transposed_view_is_written_in_its_own_order(
     block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attnlens_export.graph.write._BLOCK_BYTES", block_bytes)
@@ -93,7 +93,7 @@ def test_a_transposed_view_is_written_in_its_own_order(
     assert_same(read(tmp_path / "model.onnx"), weights)
 
 
-def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
+def test_changed_byte_is_noticed(tmp_path: Path) -> None:
     weights = make_weights([1000])
     places = write_embedded(tmp_path / "model.onnx", small_model(), weights)
     ((name, place),) = places.items()

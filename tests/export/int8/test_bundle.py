@@ -51,7 +51,7 @@ def quantization(directory: Path) -> Quantization:
     return graph.quantization
 
 
-def test_the_manifest_says_what_was_chosen_and_measured(int8_bundle: Path) -> None:
+def test_manifest_records_choices_and_measurements(int8_bundle: Path) -> None:
     made = quantization(int8_bundle)
     gates = [gate for gate in read_manifest(int8_bundle).parity.gates if gate.graph == "embeddings.int8"]
     assert [(gate.text_kind, gate.limit) for gate in gates] == [
@@ -122,7 +122,7 @@ def test_check_takes_a_bundle_that_names_no_kinds(copied: Path) -> None:
     assert list(result.agreement.kinds) == ["texts"]
 
 
-def test_check_refuses_other_texts_than_the_manifest_names(copied: Path) -> None:
+def test_check_rejects_other_texts_than_the_manifest_names(copied: Path) -> None:
     path = copied / "parity" / "int8_texts.txt"
     path.write_text(path.read_text(encoding="utf-8") + "one more\n", encoding="utf-8")
     sign(copied)
@@ -130,7 +130,7 @@ def test_check_refuses_other_texts_than_the_manifest_names(copied: Path) -> None
         check_bundle(copied, grid=small_grid(2))
 
 
-def test_check_notices_another_weight(copied: Path) -> None:
+def test_check_detects_a_different_weight(copied: Path) -> None:
     path = copied / "onnx" / "model_int8.onnx"
     model = onnx.load(path)
     for tensor in model.graph.initializer:
@@ -144,14 +144,14 @@ def test_check_notices_another_weight(copied: Path) -> None:
     assert "onnx/model_int8.onnx: the mean cosine of" in verdict.failures()[0]
 
 
-def test_a_gate_that_nothing_meets_is_refused(tmp_path: Path) -> None:
+def test_unreachable_gate_is_rejected(tmp_path: Path) -> None:
     gate = Gate(min_mean_cosine=0.9999999, min_cosine=0.9999999)
     with pytest.raises(AccuracyError, match=r"no (graph|matrix product) in int8 .*lower --min-mean-cosine"):
         export_small("wordpiece", tmp_path, precisions=[Int8(gate)])
     assert not (tmp_path / "bundle").exists()
 
 
-def test_without_a_tokenizer_it_is_refused(tmp_path: Path) -> None:
+def test_without_a_tokenizer_it_is_rejected(tmp_path: Path) -> None:
     OddModel("Bert", {"num_hidden_layers": 1}).make().save_pretrained(tmp_path / "source")
     options = ExportOptions(pooling="mean", grid=small_grid(2), precisions=[Int8()])
     with pytest.raises(SourceError, match="calibrated with texts, but the bundle has no tokenizer"):
@@ -161,14 +161,14 @@ def test_without_a_tokenizer_it_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "option", [("--min-cosine", "0.9"), ("--min-mean-cosine", "0.9"), ("--calibration", STSB)]
 )
-def test_its_options_need_it(option: tuple[str, object], tmp_path: Path) -> None:
+def test_int8_options_require_int8(option: tuple[str, object], tmp_path: Path) -> None:
     arguments = ["model", "--output", str(tmp_path / "bundle"), *map(str, option)]
     result = CliRunner().invoke(export, arguments)
     assert result.exit_code == 2
     assert "need --precision int8" in result.output
 
 
-def test_a_graph_that_fails_on_unseen_texts_is_replaced_by_one_of_a_stricter_search(
+def test_graph_that_fails_on_unseen_texts_is_replaced_by_one_of_a_stricter_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first search may use up the gate twenty times."""

@@ -151,7 +151,7 @@ def test_minilm_keeps_the_embeddings_of_every_kind_of_text(minilm: MiniLM) -> No
 
 
 @pytest.mark.extended
-def test_what_makes_the_difference_for_minilm(minilm: MiniLM) -> None:
+def test_largest_errors_of_minilm_come_from_the_documented_products(minilm: MiniLM) -> None:
     few = {"sentences": minilm.kinds["sentences"]}
     expected = run_all(few, open_session(minilm.written.path))
     groups = {group.weights[0]: group for group in find_groups(minilm.written.graph)}
@@ -168,7 +168,7 @@ def test_what_makes_the_difference_for_minilm(minilm: MiniLM) -> None:
 
 
 @pytest.mark.extended
-def test_a_short_text_counts_as_much_as_a_long_one(minilm: MiniLM) -> None:
+def test_short_text_counts_as_much_as_a_long_one(minilm: MiniLM) -> None:
     """And a kind of few texts as much as one of many."""
     graph, directory = minilm.written.graph, minilm.written.path.parent
     first, second = find_groups(graph)[:2]
@@ -184,7 +184,7 @@ def test_a_short_text_counts_as_much_as_a_long_one(minilm: MiniLM) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_converts(family: str, tmp_path: Path) -> None:
+def test_family_converts(family: str, tmp_path: Path) -> None:
     EXPORTED[family].make().save_pretrained(tmp_path / "source")
     checkpoint = load_checkpoint(tmp_path / "source")
     graph = embeddings_graph(trace(checkpoint.encoder, checkpoint.config))
@@ -223,7 +223,7 @@ def test_a_family_converts(family: str, tmp_path: Path) -> None:
     assert (num_factors < num_smoothed) == (family in {"albert", "eurobert"})
 
 
-def test_rounded_inputs_are_those_of_onnx_runtime() -> None:
+def test_rounded_inputs_match_onnx_runtime() -> None:
     rows = np.random.default_rng(0).normal(size=(50, 16)).astype(np.float32)
     chosen = InputRange(np.float32(0.0123), np.uint8(100))
     nodes = [
@@ -241,7 +241,7 @@ def test_rounded_inputs_are_those_of_onnx_runtime() -> None:
     assert np.array_equal(round_inputs(rows, chosen), expected)
 
 
-def test_a_weight_is_rounded_for_the_inputs_that_it_gets() -> None:
+def test_weight_is_rounded_for_the_inputs_that_it_gets() -> None:
     """If inputs are correlated, the error of one row of a weight is compensated in others."""
     generator = np.random.default_rng(0)
     rows = (generator.normal(size=(800, 8)) @ generator.normal(size=(8, 64))).astype(np.float32)
@@ -254,7 +254,7 @@ def test_a_weight_is_rounded_for_the_inputs_that_it_gets() -> None:
     assert errors[0] < 0.3 * errors[1]
 
 
-def test_a_weight_that_no_input_reaches_is_rounded_all_the_same() -> None:
+def test_unused_weight_is_rounded() -> None:
     weight = np.array([[0.5, 0.0], [1.0, 0.0]], np.float32)
     found = round_weight(weight, np.zeros((2, 2), np.float32))
     assert np.allclose(found.values * found.scales, weight, atol=0.01)

@@ -15,7 +15,7 @@ from attnlens_export.int8.texts import (
 )
 
 
-def test_the_plan_pays_least_time_for_the_loss_that_it_saves() -> None:
+def test_plan_pays_least_time_for_the_loss_that_it_saves() -> None:
     losses = [
         {Method.FP32: 0.0, Method.PLAIN: 0.5, Method.SMOOTHED: 0.1},
         {Method.FP32: 0.0, Method.PLAIN: 0.3, Method.SMOOTHED: 0.25},
@@ -28,7 +28,7 @@ def test_the_plan_pays_least_time_for_the_loss_that_it_saves() -> None:
     assert choose(losses, seconds, 0.0) == (Method.FP32,) * 3
 
 
-def test_a_budget_below_a_plan_that_failed_gives_another() -> None:
+def test_budget_below_a_failed_plan_selects_a_different_plan() -> None:
     """Budgets a little apart often give the same plan, which must not be all that a search measures."""
     losses = [{Method.FP32: 0.0, Method.PLAIN: 0.2} for _ in range(3)]
     seconds = [{Method.FP32: 2.0, Method.PLAIN: 1.0} for _ in range(3)]
@@ -37,7 +37,7 @@ def test_a_budget_below_a_plan_that_failed_gives_another() -> None:
     assert choose(losses, seconds, 0.99 * total_loss(plan, losses)) != plan
 
 
-def test_a_deep_model_is_divided_into_few_units() -> None:
+def test_deep_model_is_divided_into_few_units() -> None:
     groups = [Group(f"{kind}{layer}", (), (), kind) for layer in range(24) for kind in "abcd"]
     units = divide(groups)
     assert len(units) == search.MAX_UNITS
@@ -47,27 +47,27 @@ def test_a_deep_model_is_divided_into_few_units() -> None:
     assert all(len({group.kind for group in unit}) == 1 for unit in units)
 
 
-def test_the_gate_uses_the_worse_of_mean_and_smallest() -> None:
+def test_gate_uses_the_worse_of_mean_and_smallest() -> None:
     gate = Gate(0.999, 0.995)
     assert gate.used_share(agreement(prose=(0.9995, 0.99))) == pytest.approx(2)
     assert gate.used_share(agreement(prose=(0.998, 0.998))) == pytest.approx(2)
     assert gate.used_share(agreement(prose=(np.nan, 0.998))) > 1e9
 
 
-def test_the_gate_holds_for_every_kind_by_itself() -> None:
+def test_gate_applies_to_each_kind_separately() -> None:
     found = agreement(prose=(0.9999, 0.9999), words=(0.9985, 0.998))
     assert Gate(0.999, 0.995).used_share(found) == pytest.approx(1.5)
     (failure,) = Int8Result(Gate(0.999, 0.995), found, 200, 900, 0.0).failures()
     assert "the mean cosine of 7 embeddings (words) with fp32 is 0.9985 " in failure
 
 
-def test_a_search_keeps_a_part_of_the_gate_in_reserve() -> None:
+def test_search_keeps_a_part_of_the_gate_in_reserve() -> None:
     tightened = Gate(0.999, 0.995).tightened(0.9)
     assert tightened.min_mean_cosine == pytest.approx(0.9991)
     assert tightened.min_cosine == pytest.approx(0.9955)
 
 
-def test_a_nan_cosine_fails_the_gate() -> None:
+def test_nan_cosine_fails_the_gate() -> None:
     for figure, cosines in (("mean", (np.nan, 0.9999)), ("minimum", (0.9999, np.nan))):
         [failure] = Int8Result(Gate(0.999, 0.995), agreement(prose=cosines), 7, 90, 0.0).failures()
         assert f"the {figure} cosine" in failure
@@ -81,7 +81,7 @@ def test_vectors_that_depend_on_the_batch_fail_the_gate(max_batch_difference: fl
     assert "a token vector differs by" in failure
 
 
-def test_the_nearest_text_is_another_text() -> None:
+def test_nearest_text_is_another_text() -> None:
     degrees = np.deg2rad([0, 10, 25, 90])
     moved = np.deg2rad([0, 16, 25, 90])  # the second text is nearer to the third now
     expected, found = (

@@ -23,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_the_minimum_counts_and_the_first_run_does_not(clock: list[float]) -> None:
+def test_minimum_counts_and_the_first_run_does_not(clock: list[float]) -> None:
     first, second = TimedSession(clock, 0.1, 3.0, 2.0), TimedSession(clock, 9.0, 1.0)
     timings = measure_seconds({"first": first, "second": second}, {}, 3)
     assert timings.seconds == pytest.approx({"first": 2.0, "second": 1.0})

@@ -15,14 +15,14 @@ from attnlens_export.int8.texts import (
 )
 
 
-def test_too_few_texts_are_refused(tmp_path: Path) -> None:
+def test_too_few_texts_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "texts.txt"
     path.write_text("one text\n\nanother\n", encoding="utf-8")
     with pytest.raises(SourceError, match=r"texts\.txt has 2 texts, but at least 20"):
         read_kinds(path)
 
 
-def test_given_texts_are_a_kind_besides_the_others(tmp_path: Path) -> None:
+def test_custom_texts_are_an_additional_kind(tmp_path: Path) -> None:
     path = tmp_path / "texts.txt"
     path.write_text("\n\n".join(f" text {number} " for number in range(20)), encoding="utf-8")
     kinds = read_kinds(path)
@@ -31,7 +31,7 @@ def test_given_texts_are_a_kind_besides_the_others(tmp_path: Path) -> None:
     assert kinds == read_kinds(None)
 
 
-def test_the_three_sets_share_no_text_but_the_empty_one() -> None:
+def test_three_sets_share_no_text_but_the_empty_one() -> None:
     for kind, texts in read_kinds(None).items():
         sets = split_texts(texts)
         for first, second in itertools.combinations(map(set, sets), 2):

@@ -34,7 +34,7 @@ def files_of(directory: Path) -> set[str]:
 
 
 @pytest.mark.usefixtures("traced_once")
-def test_an_export_with_layouts_makes_them_beside_the_bundle(config_file: Path, output: Path) -> None:
+def test_export_with_layouts_makes_them_beside_the_bundle(config_file: Path, output: Path) -> None:
     result = run_export("--config", config_file, "--output", output, "--layout", "triton", "--layout", "ovms")
     assert result.exit_code == 0, result.output
     triton, ovms = output.with_name("tiny-triton"), output.with_name("tiny-ovms")
@@ -73,7 +73,7 @@ def test_an_export_with_layouts_makes_them_beside_the_bundle(config_file: Path, 
             assert (again / name).read_bytes() == (made / name).read_bytes()
 
 
-def test_a_layout_of_the_working_directory_has_its_name(
+def test_layout_of_the_working_directory_has_its_name(
     config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output.mkdir()
@@ -85,7 +85,7 @@ def test_a_layout_of_the_working_directory_has_its_name(
     assert "tiny-ovms exists and is not a model repository" in result.stderr
 
 
-def test_a_repository_in_the_way_is_noticed_before_the_export(config_file: Path, output: Path) -> None:
+def test_repository_in_the_way_is_noticed_before_the_export(config_file: Path, output: Path) -> None:
     output.with_name("tiny-triton").mkdir()
     (output.with_name("tiny-triton") / "file").touch()
     result = run_export("--config", config_file, "--output", output, "--layout", "triton", "--force")
@@ -96,7 +96,7 @@ def test_a_repository_in_the_way_is_noticed_before_the_export(config_file: Path,
 
 
 @pytest.mark.usefixtures("broken_trace")
-def test_a_bundle_that_failed_is_not_laid_out(config_file: Path, output: Path) -> None:
+def test_failed_bundle_has_no_layout(config_file: Path, output: Path) -> None:
     result = run_export("--config", config_file, "--output", output, "--keep-failed", "--layout", "triton")
     assert result.exit_code == 1
     assert list(output.parent.iterdir()) == [output]
@@ -123,7 +123,7 @@ def test_mistakes_are_one_line(config_file: Path, output: Path, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("traced_once")
-def test_copies_are_said(config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_reported(config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_export("--config", config_file, "--output", output).exit_code == 0
 
     def refuse(_source: str, _target: Path) -> None:
@@ -139,7 +139,7 @@ def test_copies_are_said(config_file: Path, output: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("traced_once")
-def test_links_are_made_where_asked_for_and_what_they_cost_is_said(config_file: Path, output: Path) -> None:
+def test_links_are_made_on_request_and_their_drawback_is_reported(config_file: Path, output: Path) -> None:
     result = run_export("--config", config_file, "--output", output, "--layout", "ovms", "--link")
     assert result.exit_code == 0, result.output
     assert "3 files linked (Python's onnx rejects weights with hard links, " in result.stdout
@@ -151,7 +151,7 @@ def test_links_are_made_where_asked_for_and_what_they_cost_is_said(config_file: 
 
 
 @pytest.mark.usefixtures("traced_once")
-def test_a_changed_name_is_shown(config_file: Path, output: Path) -> None:
+def test_changed_name_is_shown(config_file: Path, output: Path) -> None:
     assert run_export("--config", config_file, "--output", output).exit_code == 0
     manifest = read_manifest(output)
     manifest.model_name = "my[/v2] one"
@@ -163,7 +163,7 @@ def test_a_changed_name_is_shown(config_file: Path, output: Path) -> None:
     assert config["model_config_list"][0]["config"]["base_path"] == "my_v2_one"
 
 
-def test_the_command_knows_every_layout() -> None:
+def test_command_knows_every_layout() -> None:
     assert tuple(LAYOUTS) == LAYOUT_NAMES
     result = run_layout("--help")
     assert result.exit_code == 0

@@ -145,7 +145,7 @@ def test_tritons_own_proto_reads_the_graph_out_of_the_config(
         ('name: "all-MiniLM-L6-v2"', 'name: "minilm"'),
     ],
 )
-def test_a_broken_config_does_not_pass(
+def test_broken_config_does_not_pass(
     right: str, wrong: str, triton: Path, minilm_bundle: Path, tmp_path: Path
 ) -> None:
     directory = tmp_path / "all-MiniLM-L6-v2"
@@ -205,7 +205,7 @@ def test_linked_weights_are_stored_once(
 
 
 @pytest.mark.parametrize("layout", ["triton", "ovms"])
-def test_the_repository_says_what_the_server_does_not(
+def test_repository_documents_steps_that_the_server_omits(
     layout: str, minilm_bundle: Path, request: pytest.FixtureRequest
 ) -> None:
     repository: Path = request.getfixturevalue(layout)
@@ -222,7 +222,7 @@ def test_the_repository_says_what_the_server_does_not(
         assert words in page
 
 
-def test_dense_layers_and_prompts_are_said(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_dense_layers_and_prompts_are_reported(tiny_bundle: Path, tmp_path: Path) -> None:
     copied = Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
     manifest = read_manifest(copied)
     (copied / "2_Dense").mkdir()
@@ -248,13 +248,13 @@ def test_dense_layers_and_prompts_are_said(tiny_bundle: Path, tmp_path: Path) ->
         )
 
 
-def test_the_documentation_shows_what_is_written(triton: Path, ovms: Path) -> None:
+def test_documentation_shows_the_written_files(triton: Path, ovms: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "layouts.md").read_text(encoding="utf-8")
     for path in (triton / "all-MiniLM-L6-v2" / "config.pbtxt", ovms / "config.json"):
         assert path.read_text(encoding="utf-8") in page
 
 
-def test_weights_in_a_file_of_their_own_stay_there(
+def test_weights_in_a_separate_file_stay_there(
     tiny_config: EncoderConfig, tiny_trace: TracedGraph, tmp_path: Path
 ) -> None:
     large = export_tiny(tiny_config, tiny_trace, tmp_path / "large", max_embedded_bytes=0)
@@ -272,7 +272,7 @@ def test_weights_in_a_file_of_their_own_stay_there(
     assert "The bundle has no tokenizer." in (summary.directory / "README.md").read_text(encoding="utf-8")
 
 
-def test_half_precision_is_a_model_of_its_own() -> None:
+def test_half_precision_is_a_separate_model() -> None:
     graph = Graph(
         path="onnx/model_fp16.onnx",
         precision=Precision.PRECISION_FP16,

@@ -15,7 +15,7 @@ from attnlens_export.layouts import write_layout
 from attnlens_export.layouts.served_model import model_name
 
 
-def test_what_can_not_be_linked_is_copied(
+def test_files_that_cannot_be_linked_are_copied(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(source: str, target: Path) -> None:
@@ -29,7 +29,7 @@ def test_what_can_not_be_linked_is_copied(
     assert copied.stat().st_nlink == 1
 
 
-def test_a_layout_leaves_the_bundle_as_it_was_for_pythons_onnx(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_layout_leaves_the_bundle_readable_by_pythons_onnx(tiny_bundle: Path, tmp_path: Path) -> None:
     """It refuses weights that have a second hard link, those of the bundle included."""
     copied = Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
     attentions = copied / "onnx" / "model_attentions.onnx"
@@ -48,7 +48,7 @@ def test_a_layout_leaves_the_bundle_as_it_was_for_pythons_onnx(tiny_bundle: Path
     )
 
 
-def test_a_full_disk_is_an_error_of_the_output(
+def test_full_disk_is_an_error_of_the_output(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(source: str, target: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_full_disk_is_an_error_of_the_output(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_link_in_the_bundle_is_followed(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_link_in_the_bundle_is_followed(tiny_bundle: Path, tmp_path: Path) -> None:
     linked = tmp_path / "linked"
     shutil.copytree(tiny_bundle, linked)
     graph = linked / "onnx" / "model.onnx"
@@ -72,7 +72,7 @@ def test_a_link_in_the_bundle_is_followed(tiny_bundle: Path, tmp_path: Path) -> 
     assert (repository / "tiny" / "1" / "model.onnx").samefile(tmp_path / "blob")
 
 
-def test_an_interruption_leaves_nothing(
+def test_interruption_leaves_nothing(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(_source: str, target: Path) -> None:
@@ -108,7 +108,7 @@ def test_only_a_model_repository_is_replaced_and_only_with_force(tiny_bundle: Pa
 
 
 @pytest.mark.parametrize("place", [".", "models", ".."])
-def test_a_repository_is_no_part_of_the_bundle(place: str, tiny_bundle: Path) -> None:
+def test_repository_is_outside_the_bundle(place: str, tiny_bundle: Path) -> None:
     before = sorted(tiny_bundle.rglob("*"))
     with pytest.raises(OutputError, match="overlap: choose a directory next to the bundle"):
         write_layout(tiny_bundle, "triton", tiny_bundle / place, force=True)
@@ -122,7 +122,7 @@ def damaged(tiny_bundle: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def test_an_altered_bundle_is_refused(damaged: Path, tmp_path: Path) -> None:
+def test_altered_bundle_is_rejected(damaged: Path, tmp_path: Path) -> None:
     with (damaged / "onnx" / "model.onnx").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         [last] = file.read(1)
@@ -133,7 +133,7 @@ def test_an_altered_bundle_is_refused(damaged: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "models").exists()
 
 
-def test_a_bundle_that_failed_parity_is_refused(damaged: Path, tmp_path: Path) -> None:
+def test_bundle_that_failed_parity_is_rejected(damaged: Path, tmp_path: Path) -> None:
     manifest = read_manifest(damaged)
     manifest.parity.passed = False
     write_manifest(damaged, manifest)
@@ -141,7 +141,7 @@ def test_a_bundle_that_failed_parity_is_refused(damaged: Path, tmp_path: Path) -
         write_layout(damaged, "triton", tmp_path / "models")
 
 
-def test_a_bundle_whose_pooling_is_unknown_is_refused(damaged: Path, tmp_path: Path) -> None:
+def test_bundle_whose_pooling_is_unknown_is_rejected(damaged: Path, tmp_path: Path) -> None:
     """As in a later version, whose README would be useless for clients."""
     path = damaged / "manifest.json"
     text = path.read_text("utf-8")
@@ -152,7 +152,7 @@ def test_a_bundle_whose_pooling_is_unknown_is_refused(damaged: Path, tmp_path: P
     assert not (tmp_path / "models").exists()
 
 
-def test_weights_that_the_manifest_does_not_list_are_refused(damaged: Path, tmp_path: Path) -> None:
+def test_weights_that_the_manifest_does_not_list_are_rejected(damaged: Path, tmp_path: Path) -> None:
     """They have no hash; a path that leads out of the bundle is one of them."""
     graph = damaged / "onnx" / "model_attentions.onnx"
     proto = onnx.load(graph, load_external_data=False)
@@ -181,10 +181,10 @@ def test_weights_that_the_manifest_does_not_list_are_refused(damaged: Path, tmp_
         ('a"b', "a_b"),
     ],
 )
-def test_a_name_becomes_one_that_servers_take(name: str, served: str) -> None:
+def test_name_becomes_one_that_servers_take(name: str, served: str) -> None:
     assert model_name(Manifest(model_name=name)) == served
 
 
-def test_a_name_without_a_letter_is_refused() -> None:
+def test_name_without_a_letter_is_rejected() -> None:
     with pytest.raises(SourceError, match="export it again with another --name"):
         model_name(Manifest(model_name="模型"))

@@ -70,7 +70,7 @@ def subject_of(directory: Path, encoder: Encoder, config: EncoderConfig) -> Subj
     return Subject(directory, encoder, config, "test", full_grid(GRID_TOKENS))
 
 
-def test_a_correct_graph_passes_and_the_manifest_states_how_far_it_was_compared(
+def test_correct_graph_passes_and_the_manifest_states_how_far_it_was_compared(
     encoder: Encoder, config: EncoderConfig, traced: TracedGraph, tmp_path: Path
 ) -> None:
     subject = subject_of(write(traced, tmp_path), encoder, config)
@@ -82,7 +82,7 @@ def test_a_correct_graph_passes_and_the_manifest_states_how_far_it_was_compared(
     assert 0 < message.probe_error <= 1e-5
 
 
-def test_a_window_that_is_wrong_beyond_the_grid_only_fails(
+def test_window_that_is_wrong_beyond_the_grid_only_fails(
     encoder: Encoder, config: EncoderConfig, without_window: TracedGraph, tmp_path: Path
 ) -> None:
     verdict = measure(subject_of(write(without_window, tmp_path), encoder, config))
@@ -92,7 +92,7 @@ def test_a_window_that_is_wrong_beyond_the_grid_only_fails(
     assert line.startswith("onnx/model.onnx at 1x40: hidden states differ from PyTorch by ")
 
 
-def test_a_mask_rule_that_is_traced_wrongly_fails_where_hidden_states_are_not_reached(
+def test_mask_rule_that_is_traced_wrongly_fails_where_hidden_states_are_not_reached(
     encoder: Encoder,
     config: EncoderConfig,
     traced: TracedGraph,
@@ -117,7 +117,7 @@ def test_a_mask_rule_that_is_traced_wrongly_fails_where_hidden_states_are_not_re
     )
 
 
-def test_a_rotary_table_that_is_wrong_at_its_last_position_is_rejected(
+def test_rotary_table_that_is_wrong_at_its_last_position_is_rejected(
     encoder: Encoder, config: EncoderConfig, traced: TracedGraph, tmp_path: Path
 ) -> None:
     weights = dict(traced.weights)
@@ -139,7 +139,7 @@ def test_nothing_is_left_to_compare_where_the_grid_reaches_the_longest_input(
     assert measure(subject).long_context is None
 
 
-def test_the_one_head_encoder_has_a_layer_for_each_kind_of_attention_and_the_same_positions() -> None:
+def test_one_head_encoder_has_a_layer_for_each_kind_of_attention_and_the_same_positions() -> None:
     pattern = [
         {"kind": "softmax", "num_heads": 4, "rotary": {"theta": 500.0}},
         {"kind": "softmax", "num_heads": 4, "num_key_value_heads": 2, "rotary": {"theta": 10.0}, "window": 5},

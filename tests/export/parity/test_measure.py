@@ -61,7 +61,7 @@ def measure(
     return measure_parity(subject, graphs or ["model.onnx"], lambda _detail, _done, _total: None)
 
 
-def test_the_grid_covers_what_it_says() -> None:
+def test_grid_matches_its_documentation() -> None:
     grid = full_grid(512)
     assert len(set(grid)) == len(grid)
     for length in (1, 2, 7, 16, 33, 128):
@@ -74,7 +74,7 @@ def test_the_grid_covers_what_it_says() -> None:
 
 
 @pytest.mark.parametrize("max_length", [1, 2, 7, 40, 128, 8192])
-def test_the_grid_ends_at_the_longest_input(max_length: int) -> None:
+def test_grid_ends_at_the_longest_input(max_length: int) -> None:
     grid = full_grid(max_length)
     assert max(case.length for case in grid) == max_length
     assert {case.batch_size for case in grid if case.length == max_length} >= {1, 2}
@@ -121,7 +121,7 @@ def test_inputs_use_the_whole_vocabulary_and_every_token_type(tiny_config: Encod
             assert set(each.token_type_ids.ravel().tolist()) == {0, 1}
 
 
-def test_the_shortest_text_is_the_one_that_runs_alone(
+def test_shortest_text_is_the_one_that_runs_alone(
     tiny_encoder: Encoder, tiny_config: EncoderConfig, graph_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not the empty one, which has nothing to compare."""
@@ -139,7 +139,7 @@ def test_the_shortest_text_is_the_one_that_runs_alone(
     assert seen == [int(each[each > 0].min()) for each in counts]
 
 
-def test_a_difference_is_found_where_it_is_and_padding_is_left_out() -> None:
+def test_difference_is_found_where_it_is_and_padding_is_omitted() -> None:
     generator = np.random.default_rng(0)
     live = np.array([[True, False, True], [False, True, True]])
     hidden = generator.random((2, 3, 5))
@@ -164,7 +164,7 @@ def test_a_difference_is_found_where_it_is_and_padding_is_left_out() -> None:
     assert found.count == 4 * 4 * 3
 
 
-def test_a_good_graph_passes(tiny_encoder: Encoder, tiny_config: EncoderConfig, graph_dir: Path) -> None:
+def test_good_graph_passes(tiny_encoder: Encoder, tiny_config: EncoderConfig, graph_dir: Path) -> None:
     result = measure(tiny_encoder, tiny_config, graph_dir, full_grid(40))
     assert result.passed
     assert result.failures() == []
@@ -245,7 +245,7 @@ def test_every_gate_can_fail(
     assert all(line.startswith("model.onnx at ") for line in result.failures())
 
 
-def test_a_text_that_is_nan_alone_fails(
+def test_text_that_is_nan_alone_fails(
     tiny_encoder: Encoder, tiny_config: EncoderConfig, graph_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose_what_is_alone(outputs: Tensors, inputs: Inputs) -> None:
@@ -259,7 +259,7 @@ def test_a_text_that_is_nan_alone_fails(
     assert ["of a text differs by nan between the batch" in line for line in result.failures()] == [True]
 
 
-def test_a_causal_encoder_must_not_look_ahead(
+def test_causal_encoder_must_not_look_ahead(
     tiny_config: EncoderConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = changed(tiny_config, {"is_causal": True})
@@ -281,7 +281,7 @@ def test_a_causal_encoder_must_not_look_ahead(
 ATTENTION: dict[str, object] = {"kind": "softmax", "num_heads": 4}
 
 
-def test_a_local_layer_must_not_look_out_of_its_window(tiny_config: EncoderConfig, tmp_path: Path) -> None:
+def test_local_layer_must_not_look_out_of_its_window(tiny_config: EncoderConfig, tmp_path: Path) -> None:
     """Not even by a weight that no comparison would notice."""
     config = changed(tiny_config, {"attention": [ATTENTION, ATTENTION | {"window": 2}]})
     encoder = new_encoder(config, seed=0)
@@ -305,7 +305,7 @@ def test_a_local_layer_must_not_look_out_of_its_window(tiny_config: EncoderConfi
     assert found == [0, pytest.approx(1e-12, rel=1e-6, abs=0)]  # layer 0 is global, layer 1 local
 
 
-def test_the_worst_failure_comes_first(
+def test_worst_failure_comes_first(
     tiny_encoder: Encoder, tiny_config: EncoderConfig, graph_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def change(outputs: Tensors, inputs: Inputs) -> None:
@@ -318,12 +318,12 @@ def test_the_worst_failure_comes_first(
     assert failures[0].startswith("model.onnx at 8x9 left: last_hidden_state[7, 8, 7] is ")
 
 
-def test_the_gate_is_the_larger_of_the_tolerance_and_four_times_the_error_of_torch() -> None:
+def test_gate_is_the_larger_of_the_tolerance_and_four_times_the_error_of_torch() -> None:
     assert allowed_error(1e-6) == 1e-5
     assert allowed_error(1e-4) == 4e-4
 
 
-def test_maps_that_would_fill_the_memory_are_left_out(
+def test_maps_that_would_fill_the_memory_are_omitted(
     tiny_encoder: Encoder, tiny_config: EncoderConfig, graph_dir: Path
 ) -> None:
     cases = [Case(1, 7, Padding.NONE), Case(1, 40, Padding.NONE, with_attentions=False)]
@@ -349,7 +349,7 @@ def sized(num_layers: int, num_heads: int, max_tokens: int) -> EncoderConfig:
     )
 
 
-def test_the_grid_of_a_long_context_ends_where_maps_fill_the_memory() -> None:
+def test_grid_of_a_long_context_ends_where_maps_fill_the_memory() -> None:
     """22 layers of 12 heads: 2 x 713 tokens are 1 GiB of maps, 2 x 1182 256 MiB a layer in float64."""
     grid = default_grid(sized(22, 12, 8192))
     assert [case for case in grid if case.length > 128] == [
@@ -362,7 +362,7 @@ def test_the_grid_of_a_long_context_ends_where_maps_fill_the_memory() -> None:
     assert 4 * 22 * 12 * 2 * 713**2 <= 2**30 < 4 * 22 * 12 * 2 * 714**2
 
 
-def test_the_longest_length_can_be_chosen_and_is_at_most_what_the_encoder_takes() -> None:
+def test_longest_length_can_be_chosen_up_to_the_encoders_maximum() -> None:
     grid = default_grid(sized(22, 12, 8192), 2000)
     assert max(case.length for case in grid) == 2000
     assert all(case.with_attentions for case in grid)
@@ -370,7 +370,7 @@ def test_the_longest_length_can_be_chosen_and_is_at_most_what_the_encoder_takes(
 
 
 @pytest.mark.parametrize("sizes", [(6, 12, 512), (24, 16, 512), (12, 12, 514), (2, 2, 8)])
-def test_the_grid_of_a_usual_encoder_is_whole(sizes: tuple[int, int, int]) -> None:
+def test_grid_of_a_usual_encoder_is_whole(sizes: tuple[int, int, int]) -> None:
     assert default_grid(sized(*sizes)) == full_grid(sizes[2])
 
 

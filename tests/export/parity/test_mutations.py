@@ -87,7 +87,7 @@ def judge(
 
 
 @pytest.mark.parametrize("kind", MISTAKES)
-def test_an_encoder_without_a_mistake_passes(
+def test_encoder_without_a_mistake_passes(
     kind: str, encoders: dict[str, Encoder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = judge(encoders[kind], None, tmp_path, monkeypatch)
@@ -96,7 +96,7 @@ def test_an_encoder_without_a_mistake_passes(
 
 
 @pytest.mark.parametrize(("kind", "mistake"), MADE)
-def test_a_mistake_is_found(
+def test_mistake_is_found(
     kind: str,
     mistake: Mistake,
     encoders: dict[str, Encoder],
@@ -117,7 +117,7 @@ def test_a_mistake_is_found(
     "kind",
     ["mixture", *(pytest.param(kind, marks=pytest.mark.extended) for kind in TRACED if kind != "mixture")],
 )
-def test_an_export_with_a_mistake_in_the_traced_encoder_is_refused(
+def test_export_with_a_mistake_in_the_traced_encoder_is_rejected(
     kind: str, encoders: dict[str, Encoder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [mistake] = [each for each in MISTAKES[kind] if str(each) == TRACED[kind]]

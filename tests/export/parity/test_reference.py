@@ -60,7 +60,7 @@ def test_one_map_exists_at_a_time(tiny_encoder: Encoder, tiny_config: EncoderCon
     assert len(seen) == tiny_config.num_layers
 
 
-def test_computed_tables_are_those_of_a_float64_copy(tiny_config: EncoderConfig) -> None:
+def test_computed_tables_match_a_float64_copy(tiny_config: EncoderConfig) -> None:
     """A table of angles that is rounded to fp32 and then cast would be rounded still."""
     rotary = changed(
         tiny_config, {"family": "nomic_bert", "attention.rotary.theta": 1000.0, "positions.scheme": "none"}
@@ -79,7 +79,7 @@ def test_computed_tables_are_those_of_a_float64_copy(tiny_config: EncoderConfig)
         assert not buffer.is_inference()
 
 
-def test_the_encoder_is_as_before(tiny_encoder: Encoder, tiny_config: EncoderConfig) -> None:
+def test_encoder_is_as_before(tiny_encoder: Encoder, tiny_config: EncoderConfig) -> None:
     before = {name: tensor.clone() for name, tensor in tiny_encoder.state_dict().items()}
 
     def fail(_name: str, _weights: FloatArray) -> None:

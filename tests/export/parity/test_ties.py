@@ -38,7 +38,7 @@ def test_texts_in_which_a_choice_is_close_are_drawn_again(
     assert (clear.input_ids[padding] == encoder.config.embeddings.pad_token_id).all()
 
 
-def test_margins_are_those_of_live_tokens_in_all_layers(encoder: Encoder) -> None:
+def test_margins_cover_live_tokens_in_all_layers(encoder: Encoder) -> None:
     case = Case(3, 7, Padding.EMPTY_ROW)
     inputs = make_inputs(case, encoder.config)
     margins = smallest_margins(encoder, inputs)
@@ -49,13 +49,13 @@ def test_margins_are_those_of_live_tokens_in_all_layers(encoder: Encoder) -> Non
     np.testing.assert_allclose(smallest_margins(encoder, inputs), margins, rtol=1e-3)
 
 
-def test_an_encoder_that_does_not_choose_gets_the_texts_of_the_grid() -> None:
+def test_encoder_that_does_not_choose_gets_the_texts_of_the_grid() -> None:
     config = small_config()
     inputs, expected = make_clear_inputs(CASE, config, new_encoder(config, 0)), make_inputs(CASE, config)
     np.testing.assert_array_equal(inputs.input_ids, expected.input_ids)
 
 
-def test_where_every_choice_is_a_tie_the_last_draw_is_taken(encoder: Encoder) -> None:
+def test_last_draw_is_used_if_every_choice_is_a_tie(encoder: Encoder) -> None:
     with torch.no_grad():
         encoder.get_parameter("layers.0.attention.router.routed.weight").zero_()
     inputs = make_clear_inputs(CASE, encoder.config, encoder)

@@ -49,7 +49,7 @@ def run_export(*arguments: object) -> Result:
         ("T5", "ForSequenceClassification", "a classifier or a reranker"),
     ],
 )
-def test_a_head_that_was_trained_for_a_task_is_found(name: str, kind: str, what: str, tmp_path: Path) -> None:
+def test_task_head_is_found(name: str, kind: str, what: str, tmp_path: Path) -> None:
     changes = ONE_LAYER | {"cls_token_id": 1, "sep_token_id": 1}
     changes |= T5_SIZES if name == "T5" else {}
     changes |= {"pad_token_id": 1} if "Roberta" in name else {}
@@ -69,13 +69,13 @@ def test_a_head_that_was_trained_for_a_task_is_found(name: str, kind: str, what:
         ("Qwen3", "ForCausalLM"),
     ],
 )
-def test_a_head_of_pretraining_is_none(name: str, kind: str, tmp_path: Path) -> None:
+def test_pretraining_head_is_not_a_task_head(name: str, kind: str, tmp_path: Path) -> None:
     changes = {"num_key_value_heads": 3} if name == "Qwen3" else {}
     OddModel(name, ONE_LAYER | changes).make(kind).save_pretrained(tmp_path)
     assert find_head(tmp_path, load_checkpoint(tmp_path).unused_tensors) is None
 
 
-def test_a_classifier_that_its_publisher_embeds_with_is_an_embedder(tmp_path: Path) -> None:
+def test_classifier_that_its_publisher_embeds_with_is_an_embedder(tmp_path: Path) -> None:
     write(tmp_path / "config.json", {"architectures": ["BertForSequenceClassification"]})
     tensors = ["classifier.weight", "classifier.bias"]
     assert find_head(tmp_path, tensors) is not None
@@ -114,7 +114,7 @@ def test_older_files_of_sparse_and_late_interaction_models_are_known(
     ],
     ids=str,
 )
-def test_a_checkpoint_that_does_not_say_how_it_is_pooled_needs_a_pooling(
+def test_checkpoint_that_does_not_say_how_it_is_pooled_needs_a_pooling(
     odd: OddModel, kind: str, tmp_path: Path, output: Path
 ) -> None:
     odd.make(kind).save_pretrained(tmp_path)
@@ -126,7 +126,7 @@ def test_a_checkpoint_that_does_not_say_how_it_is_pooled_needs_a_pooling(
 
 
 @pytest.mark.parametrize("kinds", [[], ["Transformer"], ["Transformer", "Pooling", "Normalize"]])
-def test_only_a_listed_pooling_says_how_a_checkpoint_is_pooled(kinds: list[str], tmp_path: Path) -> None:
+def test_only_a_listed_pooling_module_defines_the_pooling(kinds: list[str], tmp_path: Path) -> None:
     types = [{"path": str(i), "type": f"sentence_transformers.models.{kind}"} for i, kind in enumerate(kinds)]
     if kinds:
         write(tmp_path / "modules.json", types)
@@ -138,7 +138,7 @@ def test_only_a_listed_pooling_says_how_a_checkpoint_is_pooled(kinds: list[str],
             check_pooling_known(tmp_path, None)
 
 
-def test_the_original_colbert_is_known_by_its_class_and_tensor(tmp_path: Path) -> None:
+def test_original_colbert_is_detected_by_its_class_and_tensor(tmp_path: Path) -> None:
     write(tmp_path / "config.json", {"architectures": ["HF_ColBERT"]})
     head = find_head(tmp_path, ["linear.weight", "bert.pooler.dense.weight"])
     assert head is not None
@@ -173,7 +173,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("MultiVectorEncoder", "a late-interaction encoder (ColBERT)"),
     ],
 )
-def test_what_sentence_transformers_calls_no_embedding_model_is_refused(
+def test_other_model_types_of_sentence_transformers_are_rejected(
     name: str, what: str, theirs: dict[str, Path], output: Path
 ) -> None:
     result = run_export(theirs[name], "--output", output)
@@ -185,7 +185,7 @@ def test_what_sentence_transformers_calls_no_embedding_model_is_refused(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_encoder_of_a_reranker_is_exported_only_when_asked_for_and_with_a_warning(
+def test_encoder_of_a_reranker_is_exported_only_on_request_and_with_a_warning(
     theirs: dict[str, Path], output: Path
 ) -> None:
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow
@@ -204,7 +204,7 @@ def test_the_encoder_of_a_reranker_is_exported_only_when_asked_for_and_with_a_wa
     assert SentenceTransformer(str(output), device="cpu").encode(["w1"]).shape == (1, 96)
 
 
-def test_a_classifier_needs_a_pooling_beside_the_decision_to_leave_its_head_out(
+def test_classifier_needs_a_pooling_beside_the_decision_to_leave_its_head_out(
     tmp_path: Path, output: Path
 ) -> None:
     source = save("ForSequenceClassification", tmp_path / "source")
@@ -214,7 +214,7 @@ def test_a_classifier_needs_a_pooling_beside_the_decision_to_leave_its_head_out(
     assert f"specify --pooling {'|'.join(POOLINGS)}" in result.stderr
 
 
-def test_the_other_heads_of_bge_m3_and_code_that_was_not_run_are_told(tmp_path: Path, output: Path) -> None:
+def test_other_heads_of_bge_m3_and_code_that_was_not_run_are_reported(tmp_path: Path, output: Path) -> None:
     source = save("Model", tmp_path / "source")
     for name in ("sparse_linear.pt", "colbert_linear.pt"):
         (source / name).touch()

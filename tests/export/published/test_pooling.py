@@ -42,7 +42,7 @@ def write_modules(source: Path, pooling: dict[str, object], *kinds: str) -> None
         ({"pooling_mode": ["mean_sqrt_len_tokens"]}, Pooling.POOLING_MEAN_SQRT_LENGTH),
     ],
 )
-def test_pooling_is_what_sentence_transformers_says(
+def test_pooling_matches_sentence_transformers(
     settings: dict[str, object], expected: Pooling.ValueType, source: Path
 ) -> None:
     write_modules(source, settings)
@@ -75,7 +75,7 @@ def test_pooling_and_normalize_can_be_overridden(source: Path) -> None:
         ({"pooling_mode_mean_tokens": False, "pooling_mode_median_tokens": True}, "median_tokens"),
     ],
 )
-def test_a_pooling_that_a_bundle_cannot_express_is_refused_with_a_way_to_go_on(
+def test_pooling_that_a_bundle_cannot_express_is_rejected_with_a_way_to_go_on(
     settings: dict[str, object], named: str, source: Path
 ) -> None:
     write_modules(source, settings)
@@ -86,22 +86,20 @@ def test_a_pooling_that_a_bundle_cannot_express_is_refused_with_a_way_to_go_on(
     assert read_pooling(source, 48, "cls").pooling == CLS
 
 
-def test_a_pooling_that_does_not_exist_is_refused_and_never_a_mean() -> None:
+def test_unknown_pooling_is_rejected() -> None:
     with pytest.raises(SourceError, match="there is no pooling 'median': choose one with --pooling mean"):
         read_pooling(None, 48, "median")
 
 
 @pytest.mark.parametrize(("stated", "kept"), [(8, 8), (47, 47), (48, 0), (768, 0), (None, 0)])
-def test_as_many_components_are_kept_as_the_publisher_says(
-    stated: int | None, kept: int, source: Path
-) -> None:
+def test_number_of_kept_components_matches_the_publisher(stated: int | None, kept: int, source: Path) -> None:
     write(source / "config_sentence_transformers.json", {"truncate_dim": stated})
     assert read_pooling(source, 48).truncate_dim == kept
     assert read_pooling(source, 48, "cls", normalize=True).truncate_dim == kept
 
 
 @pytest.mark.parametrize("stated", [0, -1, 8.0, "8", True, [8]])
-def test_a_number_of_components_that_is_none_is_refused(stated: object, source: Path) -> None:
+def test_number_of_components_that_is_none_is_rejected(stated: object, source: Path) -> None:
     write(source / "config_sentence_transformers.json", {"truncate_dim": stated})
     with pytest.raises(SourceError, match=r"truncate_dim is .*: use an integer from 1 to 48"):
         read_pooling(source, 48)
@@ -110,7 +108,7 @@ def test_a_number_of_components_that_is_none_is_refused(stated: object, source: 
 @pytest.mark.parametrize(
     "kind", ["LayerNorm", "WeightedLayerPooling", "CNN", "LSTM", "BoW", "Asym", "Router", "WordWeights"]
 )
-def test_a_module_that_a_bundle_cannot_apply_is_named_and_can_be_skipped(kind: str, source: Path) -> None:
+def test_module_that_a_bundle_cannot_apply_is_named_and_can_be_skipped(kind: str, source: Path) -> None:
     write_modules(source, {"pooling_mode": "cls"}, kind, "Normalize")
     with pytest.raises(
         SourceError, match=f"has a {kind} module, which bundles do not support. --skip-module {kind} omits"
@@ -121,7 +119,7 @@ def test_a_module_that_a_bundle_cannot_apply_is_named_and_can_be_skipped(kind: s
     assert read_pooling(source, 48, skipped=[kind]) == PoolingDefaults(pooling=CLS, normalize=True)
 
 
-def test_a_class_of_the_checkpoints_own_is_not_taken_for_that_of_the_library(source: Path) -> None:
+def test_class_of_the_checkpoints_own_is_not_taken_for_that_of_the_library(source: Path) -> None:
     entries = [("", "sentence_transformers.models.Transformer"), ("1_Pooling", "custom.Pooling")]
     write(source / "modules.json", [{"path": path, "type": name} for path, name in entries])
     with pytest.raises(SourceError, match=r"has a custom\.Pooling module, which bundles"):
@@ -130,7 +128,7 @@ def test_a_class_of_the_checkpoints_own_is_not_taken_for_that_of_the_library(sou
 
 
 @pytest.mark.parametrize("kind", ["Dense", "Normalize", "Pooling", "Transformer"])
-def test_only_what_is_there_can_be_skipped_and_never_the_pooling(kind: str, source: Path) -> None:
+def test_only_existing_modules_except_pooling_can_be_skipped(kind: str, source: Path) -> None:
     write_modules(source, {}, "LayerNorm")
     with pytest.raises(SourceError, match=f"--skip-module {kind}: the checkpoint lists Pooling, LayerNorm"):
         read_pooling(source, 48, skipped=["LayerNorm", kind])
@@ -147,7 +145,7 @@ def test_only_what_is_there_can_be_skipped_and_never_the_pooling(kind: str, sour
         (["Dense"], "has a Dense module for token vectors, without pooling"),
     ],
 )
-def test_modules_in_another_order_are_refused(kinds: list[str], message: str, source: Path) -> None:
+def test_modules_in_another_order_are_rejected(kinds: list[str], message: str, source: Path) -> None:
     """Late-interaction models have a Dense without any pooling."""
     types = [f"sentence_transformers.models.{kind}" for kind in ["Transformer", *kinds]]
     write(source / "modules.json", [{"path": str(i), "type": name} for i, name in enumerate(types)])
@@ -155,7 +153,7 @@ def test_modules_in_another_order_are_refused(kinds: list[str], message: str, so
         read_pooling(source, 48)
 
 
-def test_a_pooling_file_that_is_promised_and_absent_is_no_mean(source: Path) -> None:
+def test_missing_pooling_file_does_not_mean_mean_pooling(source: Path) -> None:
     write_modules(source, {})
     (source / "1_Pooling" / "config.json").unlink()
     with pytest.raises(
@@ -165,13 +163,13 @@ def test_a_pooling_file_that_is_promised_and_absent_is_no_mean(source: Path) -> 
     assert read_pooling(source, 48, "max", None).pooling == MAX
 
 
-def test_a_file_of_endless_brackets_is_named(source: Path) -> None:
+def test_file_of_endless_brackets_is_named(source: Path) -> None:
     (source / "modules.json").write_text("[" * 100_000, encoding="utf-8")
     with pytest.raises(SourceError, match=r"modules\.json can't be read as JSON"):
         read_pooling(source, 48)
 
 
-def test_a_broken_modules_file_is_named(source: Path) -> None:
+def test_broken_modules_file_is_named(source: Path) -> None:
     write(source / "modules.json", {"0": "Transformer"})
     with pytest.raises(SourceError, match=r"modules\.json is not a list of modules"):
         read_pooling(source, 48)
@@ -247,9 +245,9 @@ def test_options_replace_the_pooling_and_the_last_scaling_and_leave_the_layers(s
     ("settings", "message"),
     [
         ({"in_features": 47}, "in_features is 47, the vectors have 48 components"),
-        ({"out_features": None}, "out_features is None, a whole number from 1 is needed"),
+        ({"out_features": None}, "out_features is None, use a positive integer"),
         ({"out_features": True}, "out_features is True, a whole number"),
-        ({"out_features": 25}, r"holds the weights .* instead of {'linear.weight': \(25, 48\)"),
+        ({"out_features": 25}, r"contains the weights .* instead of {'linear.weight': \(25, 48\)"),
         ({"bias": False}, r"instead of {'linear.weight': \(24, 48\)}"),
         ({"use_residual": True}, "use_residual is set, which bundles do not support"),
         ({"activation_function": "torch.nn.modules.activation.Mish"}, "only support .*Tanh, ReLU, GELU"),
@@ -257,7 +255,7 @@ def test_options_replace_the_pooling_and_the_last_scaling_and_leave_the_layers(s
         ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings'"),
     ],
 )
-def test_a_dense_layer_that_a_bundle_cannot_apply_is_refused(
+def test_dense_layer_that_a_bundle_cannot_apply_is_rejected(
     settings: dict[str, object], message: str, source: Path
 ) -> None:
     write_modules(source, {}, "Dense")
@@ -267,14 +265,14 @@ def test_a_dense_layer_that_a_bundle_cannot_apply_is_refused(
     assert "2_Dense" in str(caught.value)
 
 
-def test_a_dense_layer_without_its_files_is_refused(source: Path) -> None:
+def test_dense_layer_without_its_files_is_rejected(source: Path) -> None:
     write_modules(source, {}, "Dense")
     with pytest.raises(SourceError, match=r"2_Dense/config\.json is missing, but modules\.json refers to it"):
         read_pooling(source, 48)
     weights = write_dense(source / "2_Dense", 48, 24)
     weights["linear.bias"][3] = float("nan")
     save_file(weights, source / "2_Dense" / "model.safetensors")
-    with pytest.raises(SourceError, match=r"linear\.bias holds a NaN or an infinity"):
+    with pytest.raises(SourceError, match=r"linear\.bias contains NaN or infinity"):
         read_pooling(source, 48)
     (source / "2_Dense" / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="2_Dense contains no weights"):

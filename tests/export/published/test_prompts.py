@@ -17,7 +17,7 @@ def write(directory: Path, **content: object) -> None:
     (directory / PROMPTS_FILE).write_text(json.dumps(content), encoding="utf-8")
 
 
-def test_prompts_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+def test_prompts_match_sentence_transformers(tmp_path: Path) -> None:
     write(tmp_path, prompts=E5 | {"document": None}, default_prompt_name="query")
     assert read_prompts(tmp_path) == Prompts(E5 | {"document": ""}, "query")
     write(tmp_path, prompts={}, default_prompt_name=None)
@@ -46,7 +46,7 @@ def test_prompts_can_be_added_replaced_and_chosen(tmp_path: Path) -> None:
         ({"default_prompt_name": "query"}, "there is none: add it with --prompt NAME=TEXT"),
     ],
 )
-def test_prompts_that_are_none_are_refused(content: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_invalid_prompts_are_rejected(content: dict[str, object], message: str, tmp_path: Path) -> None:
     write(tmp_path, **content)
     with pytest.raises(SourceError, match=message):
         read_prompts(tmp_path)
@@ -64,7 +64,7 @@ def test_written_prompts_read_back(
     assert read_prompts(directory) == prompts
 
 
-def test_a_file_that_says_the_same_already_is_left_as_it_is_and_other_keys_stay(tmp_path: Path) -> None:
+def test_up_to_date_file_is_unchanged_and_other_keys_are_kept(tmp_path: Path) -> None:
     write_prompts(tmp_path, Prompts())
     assert list(tmp_path.iterdir()) == []
     write(tmp_path, similarity_fn_name="cosine")

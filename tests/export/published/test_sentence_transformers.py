@@ -49,9 +49,7 @@ def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bund
     return export_bundle(checkpoint, tmp_path_factory.mktemp("bundles") / "cut", ExportOptions(grid=GRID))
 
 
-def test_the_components_that_the_publisher_keeps_are_those_of_the_bundle(
-    checkpoint: Path, exported: BundleSummary
-) -> None:
+def test_bundle_keeps_the_same_components_as_the_publisher(checkpoint: Path, exported: BundleSummary) -> None:
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow
 
     theirs = SentenceTransformer(str(checkpoint), device="cpu")
@@ -78,7 +76,7 @@ def test_the_components_that_the_publisher_keeps_are_those_of_the_bundle(
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_a_layout_says_how_many_components_are_kept(exported: BundleSummary, tmp_path: Path) -> None:
+def test_layout_states_the_number_of_kept_components(exported: BundleSummary, tmp_path: Path) -> None:
     write_layout(exported.directory, "triton", tmp_path / "models")
     page = (tmp_path / "models" / "README.md").read_text("utf-8")
     assert "normalized to unit length; only its first 8 components are used." in page

@@ -1,4 +1,4 @@
-"""Configuration, tokenizer and licence: read from a checkpoint, written to a bundle."""
+"""Configuration, tokenizer and license: read from a checkpoint, written to a bundle."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def bundle(tmp_path: Path) -> Path:
         (0, -1, 40),
     ],
 )
-def test_the_limit_is_the_smallest_that_is_meant(
+def test_limit_is_the_smallest_that_is_meant(
     sentence_limit: object,
     tokenizer_limit: object,
     expected: int,
@@ -66,19 +66,19 @@ def test_every_description_of_the_tokenizer_cuts_at_the_publishers_limit(
     [
         ("---\nlanguage: en\nlicense: apache-2.0\ntags:\n- x\n---\n# Model\n", "apache-2.0"),
         ("---\nlicense: 'mit'\n---\n", "mit"),
-        ("---\nlicense: other\nlicense_name: my-licence\n---\n", "my-licence"),
+        ("---\nlicense: other\nlicense_name: my-license\n---\n", "my-license"),
         ("---\ntags: x\n---\nlicense: mit\n", ""),
         ("# Model\nlicense: mit\n", ""),
         ("---\nlicense: mit\n", ""),
         ("", ""),
     ],
 )
-def test_the_licence_is_the_one_in_the_header_of_the_readme(text: str, expected: str, source: Path) -> None:
+def test_license_is_the_one_in_the_header_of_the_readme(text: str, expected: str, source: Path) -> None:
     (source / "README.md").write_text(text, encoding="utf-8")
     assert read_license(source) == expected
 
 
-def test_without_a_readme_no_licence_is_stated(source: Path) -> None:
+def test_without_a_readme_no_license_is_stated(source: Path) -> None:
     assert read_license(source) == read_license(None) == ""
 
 
@@ -101,18 +101,18 @@ def test_published_configuration_keys_are_kept(source: Path, bundle: Path) -> No
     assert read(bundle / "config.json")["transformers.js_config"] == {"use_external_data_format": True}
 
 
-def test_a_configuration_that_reads_back_as_another_is_refused(
+def test_configuration_that_reads_back_as_another_is_rejected(
     source: Path, bundle: Path, tiny_config: EncoderConfig
 ) -> None:
     """The checkpoint's own keys win, so an encoder that is not the checkpoint's can't be described."""
     write_config(source, None, tiny_config, external_data=False)
     other = changed(tiny_config, {"embeddings.vocab_size": 102})
-    with pytest.raises(SourceError, match=r"can't say embeddings\.vocab_size=102"):
+    with pytest.raises(SourceError, match=r"cannot express embeddings\.vocab_size=102"):
         write_config(bundle, source, other, external_data=False)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
-def test_a_fresh_encoder_gets_a_configuration_that_others_read(
+def test_fresh_encoder_gets_a_configuration_that_others_read(
     activation: str, bundle: Path, tiny_config: EncoderConfig
 ) -> None:
     from transformers import AutoConfig  # noqa: PLC0415 - slow
@@ -127,11 +127,11 @@ def test_a_fresh_encoder_gets_a_configuration_that_others_read(
     assert read_by_others.pad_token_id == 3
 
 
-def test_an_encoder_that_its_family_can_not_describe_is_refused(
+def test_encoder_that_its_family_cannot_describe_is_rejected(
     bundle: Path, tiny_config: EncoderConfig
 ) -> None:
     config = changed(tiny_config, {"positions.scheme": "padding_offset", "embeddings.size": 8})
-    with pytest.raises(SourceError, match=r"bert family can't say embeddings.size=8, positions.scheme="):
+    with pytest.raises(SourceError, match=r"bert family cannot express embeddings.size=8, positions.scheme="):
         write_config(bundle, None, config, external_data=False)
 
 
@@ -143,7 +143,7 @@ def write_word_level(path: Path, size: int, last: str | None = None) -> None:
     Tokenizer(WordLevel(words, unk_token="[UNK]")).save(str(path))
 
 
-def test_a_tokenizer_is_written_with_the_limit_of_the_bundle_and_described(
+def test_tokenizer_is_written_with_the_limit_of_the_bundle_and_described(
     source: Path, bundle: Path, tiny_config: EncoderConfig
 ) -> None:
     """The rest of it stays, in its own spelling: w\N{LATIN SMALL LETTER U WITH DIAERESIS} is not escaped."""
@@ -177,7 +177,7 @@ def test_a_tokenizer_is_written_with_the_limit_of_the_bundle_and_described(
     assert read(bundle / "special_tokens_map.json") == {"unk_token": "[UNK]", "pad_token": "[PAD]"}
 
 
-def test_a_tokenizer_from_elsewhere_replaces_the_description_too(
+def test_custom_tokenizer_also_replaces_its_settings(
     source: Path, bundle: Path, tmp_path: Path, tiny_config: EncoderConfig
 ) -> None:
     write_word_level(source / "tokenizer.json", 90)
@@ -188,15 +188,13 @@ def test_a_tokenizer_from_elsewhere_replaces_the_description_too(
     assert read(bundle / "tokenizer_config.json") == {"model_max_length": 24, "pad_token": "[PAD]"}
 
 
-def test_a_tokenizer_without_tokens_is_refused(
-    source: Path, bundle: Path, tiny_config: EncoderConfig
-) -> None:
+def test_tokenizer_without_tokens_is_rejected(source: Path, bundle: Path, tiny_config: EncoderConfig) -> None:
     Tokenizer(WordLevel({}, unk_token="[UNK]")).save(str(source / "tokenizer.json"))
     with pytest.raises(SourceError, match="has an empty vocabulary"):
         write_tokenizer(bundle, source, None, tiny_config, 24)
 
 
-def test_a_tokenizer_of_another_model_is_refused(
+def test_tokenizer_of_another_model_is_rejected(
     source: Path, bundle: Path, tiny_config: EncoderConfig
 ) -> None:
     write_word_level(source / "tokenizer.json", 102)
@@ -204,15 +202,13 @@ def test_a_tokenizer_of_another_model_is_refused(
         write_tokenizer(bundle, source, None, tiny_config, 24)
 
 
-def test_a_broken_tokenizer_is_refused(source: Path, bundle: Path, tiny_config: EncoderConfig) -> None:
+def test_broken_tokenizer_is_rejected(source: Path, bundle: Path, tiny_config: EncoderConfig) -> None:
     (source / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises(SourceError, match="is not a tokenizer"):
         write_tokenizer(bundle, source, None, tiny_config, 24)
 
 
-def test_a_chosen_tokenizer_that_is_not_there_is_refused(
-    source: Path, bundle: Path, tiny_config: EncoderConfig
-) -> None:
+def test_missing_custom_tokenizer_is_rejected(source: Path, bundle: Path, tiny_config: EncoderConfig) -> None:
     with pytest.raises(SourceError, match=r"missing\.json is not a tokenizer"):
         write_tokenizer(bundle, source, source / "missing.json", tiny_config, 24)
 
@@ -225,7 +221,7 @@ def test_without_a_tokenizer_nothing_is_written(
     assert list(bundle.iterdir()) == []
 
 
-def test_licences_are_copied_and_weights_are_not(source: Path, bundle: Path) -> None:
+def test_licenses_are_copied_and_weights_are_not(source: Path, bundle: Path) -> None:
     for name in ("LICENSE", "LICENSE.txt", "vocab.txt", "model.safetensors", "README.md"):
         (source / name).write_text(name, encoding="utf-8")
     copy_described(bundle, source)

@@ -158,7 +158,7 @@ def test_arguments_of_a_bert_class_win_over_its_tokenizer_json(
     assert [token.text for token in exported.tokens("The Cat").tokens[1:3]] == expected
 
 
-def test_texts_keep_their_case_where_nothing_says_otherwise(export: Callable[..., Exported]) -> None:
+def test_texts_keep_their_case_by_default(export: Callable[..., Exported]) -> None:
     exported = export({"sentence_bert_config.json": {"do_lower_case": False}})
     exported.check(TEXTS)
     assert [token.text for token in exported.tokens("The Cats").tokens[1:3]] == ["The", "Cat"]
@@ -191,7 +191,7 @@ def test_long_texts_are_truncated_on_the_side_that_sentence_transformers_truncat
 
 
 @pytest.mark.parametrize("content", ["{}", "version https://git-lfs.github.com/spec/v1\n"])
-def test_a_broken_tokenizer_is_found_before_tracing(content: str, encoder: Path, tmp_path: Path) -> None:
+def test_broken_tokenizer_is_found_before_tracing(content: str, encoder: Path, tmp_path: Path) -> None:
     def trace(*_: object) -> TracedGraph:
         raise AssertionError
 
@@ -204,7 +204,7 @@ def test_a_broken_tokenizer_is_found_before_tracing(content: str, encoder: Path,
         export_bundle(checkpoint, tmp_path / "bundle", ExportOptions(tracer=trace))
 
 
-def test_an_export_without_a_tokenizer_ends_with_a_warning(
+def test_export_without_a_tokenizer_ends_with_a_warning(
     encoder: Path, traced: TracedGraph, tmp_path: Path
 ) -> None:
     stages: list[str] = []
@@ -223,6 +223,6 @@ def test_nothing_is_loaded_of_a_directory_without_a_configuration(tmp_path: Path
     assert stages == []
 
 
-def test_an_unknown_truncation_side_is_refused(export: Callable[..., Exported]) -> None:
+def test_unknown_truncation_side_is_rejected(export: Callable[..., Exported]) -> None:
     with pytest.raises(SourceError, match=r"truncation_side is 'middle'.*'right' or 'left'"):
         export({"tokenizer_config.json": {"truncation_side": "middle"}})

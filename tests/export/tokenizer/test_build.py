@@ -77,7 +77,9 @@ def ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
         ("unigram", "Unigram from sentencepiece.bpe.model; <s> text </s>"),
     ],
 )
-def test_what_is_built_is_what_transformers_saved(kind: str, description: str, tmp_path: Path) -> None:
+def test_built_tokenizer_equals_that_of_transformers(
+    kind: str, description: str, tmp_path: Path
+) -> None:
     copy_without_json(kind, tmp_path)
     result = build_tokenizer(tmp_path)
     assert result is not None
@@ -104,7 +106,7 @@ def test_what_is_built_is_what_transformers_saved(kind: str, description: str, t
     ids=str,
 )
 @pytest.mark.parametrize("kind", ["wordpiece", "wordpiece-cased"])
-def test_wordpiece_gives_the_ids_of_the_first_bert_tokenizer(
+def test_wordpiece_matches_the_original_bert_tokenizer(
     kind: str, settings: dict[str, bool], tmp_path: Path
 ) -> None:
     copy_without_json(kind, tmp_path)
@@ -117,9 +119,7 @@ def test_wordpiece_gives_the_ids_of_the_first_bert_tokenizer(
 
 
 @pytest.mark.parametrize(("kind", "word"), [("wordpiece", "lower-casing"), ("wordpiece-cased", "cased")])
-def test_where_nothing_says_whether_it_lower_cases_the_vocabulary_does(
-    kind: str, word: str, tmp_path: Path
-) -> None:
+def test_vocabulary_decides_on_lowercasing_by_default(kind: str, word: str, tmp_path: Path) -> None:
     copy_without_json(kind, tmp_path)
     stated = ids(built(tmp_path), TEXTS)
     (tmp_path / "tokenizer_config.json").unlink()
@@ -143,9 +143,7 @@ def test_mpnet_has_the_templates_of_roberta_and_the_words_of_bert(tmp_path: Path
 
 
 @pytest.mark.parametrize("prefix", [False, True])
-def test_byte_level_puts_a_space_before_the_text_where_the_checkpoint_says_so(
-    *, prefix: bool, tmp_path: Path
-) -> None:
+def test_byte_level_adds_a_prefix_space_if_configured(*, prefix: bool, tmp_path: Path) -> None:
     copy_without_json("byte-level", tmp_path)
     settings = {"tokenizer_class": "RobertaTokenizerFast", "add_prefix_space": prefix}
     write(tmp_path / "tokenizer_config.json", settings)
@@ -156,7 +154,7 @@ def test_byte_level_puts_a_space_before_the_text_where_the_checkpoint_says_so(
 
 
 @pytest.mark.parametrize("name", SENTENCEPIECE)
-def test_sentencepiece_models_give_the_pieces_of_sentencepiece(name: str, sentencepiece_source: Any) -> None:
+def test_sentencepiece_models_match_sentencepiece(name: str, sentencepiece_source: Any) -> None:
     source = sentencepiece_source(name)
     tokenizer = built(source)
     oracle = sentencepiece.SentencePieceProcessor(model_file=str(source / "spiece.model"))
@@ -182,7 +180,7 @@ def test_sentencepiece_models_have_the_ids_and_templates_of_transformers(
     assert tokenizer.get_vocab_size() == len(oracle)
 
 
-def test_deberta_stands_between_cls_and_sep_with_its_mask_behind_the_pieces(
+def test_deberta_text_is_between_cls_and_sep_and_mask_is_appended(
     sentencepiece_source: Any,
 ) -> None:
     tokenizer = built(sentencepiece_source("DebertaV2Tokenizer"))
@@ -191,7 +189,7 @@ def test_deberta_stands_between_cls_and_sep_with_its_mask_behind_the_pieces(
     assert tokenizer.token_to_id("[MASK]") == 298
 
 
-def test_the_mask_of_deberta_v3_is_in_none_of_its_files(sentencepiece_source: Any, tmp_path: Path) -> None:
+def test_mask_of_deberta_v3_is_in_none_of_its_files(sentencepiece_source: Any, tmp_path: Path) -> None:
     source = shutil.copytree(sentencepiece_source("DebertaV2Tokenizer"), tmp_path, dirs_exist_ok=True)
     (source / "added_tokens.json").unlink()
     text = "a [MASK]"
@@ -211,7 +209,7 @@ def test_albert_cuts_a_number_from_its_comma(sentencepiece_source: Any, tmp_path
     assert built(tmp_path).encode("7, a").tokens == ["[CLS]", "▁7", ",", "▁a", "[SEP]"]
 
 
-def test_added_tokens_have_the_ids_that_they_were_given_or_are_refused(tmp_path: Path) -> None:
+def test_added_tokens_keep_their_ids_or_are_rejected(tmp_path: Path) -> None:
     copy_without_json("wordpiece", tmp_path)
     write(tmp_path / "added_tokens.json", {"[Q]": 301, "[D]": 300})
     tokenizer = built(tmp_path)
@@ -233,7 +231,7 @@ def test_added_tokens_have_the_ids_that_they_were_given_or_are_refused(tmp_path:
     ],
     ids=str,
 )
-def test_additional_special_tokens_are_those_of_transformers(
+def test_additional_special_tokens_match_transformers(
     kind: str, name: str, settings: dict[str, Any], stated: dict[str, Any], tmp_path: Path
 ) -> None:
     copy_without_json(kind, tmp_path)
@@ -253,7 +251,7 @@ def test_additional_special_tokens_of_the_map_follow_a_sentencepiece_model_too(t
     assert size in built(tmp_path).encode("the [Q] of").ids
 
 
-def test_a_bundle_gets_the_built_tokenizer_with_its_limits_and_special_tokens(tmp_path: Path) -> None:
+def test_bundle_contains_the_built_tokenizer_with_limits_and_special_tokens(tmp_path: Path) -> None:
     source, bundle = tmp_path / "source", tmp_path / "bundle"
     copy_without_json("byte-level", source)
     config = small_config({"embeddings.vocab_size": 300, "embeddings.pad_token_id": 1})

@@ -30,9 +30,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_every_token_says_which_characters_and_bytes_of_the_text_it_stands_for(
-    text: str, bundle: Path
-) -> None:
+def test_every_token_has_its_character_and_byte_offsets(text: str, bundle: Path) -> None:
     text_encoder = TextEncoder(bundle / "tokenizer.json", read_manifest(bundle).max_tokens)
     (encoded,) = text_encoder.encode([(text,)], with_record=True)
     first, *tokens, last = described(encoded, text_encoder)
@@ -55,7 +53,7 @@ def test_every_token_says_which_characters_and_bytes_of_the_text_it_stands_for(
     assert start == len(whole)
 
 
-def test_an_emoji_is_four_tokens_at_one_place(bundle: Path) -> None:
+def test_emoji_is_four_tokens_at_one_place(bundle: Path) -> None:
     text_encoder = TextEncoder(bundle / "tokenizer.json", 32)
     (encoded,) = text_encoder.encode([("a 😀b",)], with_record=True)
     tokens = [token for token in described(encoded, text_encoder) if token.source != TokenSource.SPECIAL]
@@ -63,7 +61,7 @@ def test_an_emoji_is_four_tokens_at_one_place(bundle: Path) -> None:
     assert [token.bytes for token in tokens[-5:]] == [(2, 6)] * 4 + [(6, 7)]
 
 
-def test_a_text_is_cut_at_the_usable_positions_and_the_graph_takes_that_and_no_more(bundle: Path) -> None:
+def test_text_is_cut_at_the_usable_positions_and_the_graph_takes_that_and_no_more(bundle: Path) -> None:
     manifest = read_manifest(bundle)
     assert (manifest.max_tokens, manifest.architecture.max_position_embeddings) == (32, 32)
     assert json.loads((bundle / "tokenizer_config.json").read_text())["model_max_length"] == 32

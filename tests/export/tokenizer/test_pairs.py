@@ -27,7 +27,7 @@ def write_tokenizer(directory: Path, single: str | None, pair: str | None) -> Pa
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "byte-level", "unigram"])
-def test_the_tokenizers_of_the_families_separate_two_texts(kind: str) -> None:
+def test_tokenizers_of_the_families_separate_two_texts(kind: str) -> None:
     assert takes_pairs(TOKENIZERS / kind, small_config(TWO_TYPES))
 
 
@@ -41,7 +41,7 @@ def test_the_tokenizers_of_the_families_separate_two_texts(kind: str) -> None:
         ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:2 [SEP]:2", False),  # a type that the encoder lacks
     ],
 )
-def test_a_separator_and_known_types_make_a_pair(
+def test_separator_and_known_types_make_a_pair(
     single: str | None, pair: str | None, expected: bool, tmp_path: Path
 ) -> None:
     assert takes_pairs(write_tokenizer(tmp_path, single, pair), small_config(TWO_TYPES)) is expected
@@ -52,5 +52,5 @@ def test_types_do_not_matter_to_an_encoder_without_them(tmp_path: Path) -> None:
     assert takes_pairs(directory, small_config(NO_TYPES))
 
 
-def test_a_bundle_without_a_tokenizer_takes_none(tmp_path: Path) -> None:
+def test_bundle_without_a_tokenizer_takes_none(tmp_path: Path) -> None:
     assert not takes_pairs(tmp_path, small_config(TWO_TYPES))

@@ -22,7 +22,7 @@ EXTRA, ADDITIONAL = "extra_special_tokens", "additional_special_tokens"
         ({ADDITIONAL: ["[Q]"], "mask_token": "[M]"}, r"lacks \[M\] as well as \[Q\], .* ambiguous"),
     ],
 )
-def test_additional_special_tokens_that_are_not_certain_are_refused(
+def test_additional_special_tokens_that_are_not_certain_are_rejected(
     settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     copy_without_json("wordpiece", tmp_path)
@@ -47,7 +47,7 @@ def test_additional_special_tokens_that_are_not_certain_are_refused(
         ("wordpiece", {"tokenizer_class": "BertTokenizer", "cls_token": "[X]"}, r"lacks \[X\]"),
     ],
 )
-def test_what_is_not_known_for_certain_is_refused_with_a_way_to_go_on(
+def test_ambiguous_tokenizer_is_rejected_with_a_remedy(
     kind: str, settings: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     copy_without_json(kind, tmp_path)
@@ -57,7 +57,7 @@ def test_what_is_not_known_for_certain_is_refused_with_a_way_to_go_on(
     assert "--tokenizer FILE" in str(caught.value)
 
 
-def test_half_of_a_byte_level_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_half_of_a_byte_level_tokenizer_is_rejected(tmp_path: Path) -> None:
     copy_without_json("byte-level", tmp_path)
     (tmp_path / "merges.txt").unlink()
     with pytest.raises(SourceError, match=r"has vocab\.json, but a RobertaTokenizer is built from"):
@@ -72,7 +72,7 @@ def test_half_of_a_byte_level_tokenizer_is_refused(tmp_path: Path) -> None:
         ("vocab.txt", b"\xff", "is not readable as UTF-8"),
     ],
 )
-def test_a_damaged_file_is_named(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+def test_damaged_file_is_named(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     copy_without_json("wordpiece" if name == "vocab.txt" else "unigram", tmp_path)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(SourceError, match=message):
@@ -87,7 +87,7 @@ def test_a_damaged_file_is_named(name: str, content: bytes, message: str, tmp_pa
         ({"treat_whitespace_as_suffix": True}, "does not prepend ▁ to words"),
     ],
 )
-def test_a_model_of_another_layout_is_refused(
+def test_model_of_another_layout_is_rejected(
     settings: dict[str, Any], message: str, train: ModuleType, tmp_path: Path
 ) -> None:
     train.train_sentencepiece(tmp_path / "spiece", normalization_rule_name="identity", **settings)
@@ -96,7 +96,7 @@ def test_a_model_of_another_layout_is_refused(
         build_tokenizer(tmp_path)
 
 
-def test_a_tokenizer_that_cuts_otherwise_than_sentencepiece_is_refused(
+def test_tokenizer_that_differs_from_sentencepiece_is_rejected(
     sentencepiece_source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attnlens_export.tokenizer.sentencepiece._normalizers", lambda _model: [])

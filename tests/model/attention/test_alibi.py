@@ -29,7 +29,7 @@ def test_slopes_match_bloom_and_the_authors_code(num_heads: int) -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 30])
-def test_the_bias_is_minus_slope_times_distance(num_tokens: int) -> None:
+def test_bias_is_minus_slope_times_distance(num_tokens: int) -> None:
     bias = AlibiBias(3, max_tokens=30)(num_tokens)
     assert bias.shape == (1, 3, num_tokens, num_tokens)
     for head, slope in enumerate(alibi_slopes(3)):
@@ -60,7 +60,7 @@ def test_slopes_cast_to_float64_have_no_fp32_rounding_error() -> None:
     assert module.float().slopes.dtype == torch.float32
 
 
-def test_a_causal_encoder_gives_the_same_weights_with_the_bloom_bias() -> None:
+def test_causal_encoder_matches_the_bloom_bias() -> None:
     """BLOOM adds slope * key position, which differs by a constant per query, so the softmax is the same."""
     config = small_config({"attention.alibi": True, "positions.scheme": "none", "is_causal": True})
     encoder = new_encoder(config, seed=0).double()

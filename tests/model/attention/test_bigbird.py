@@ -135,7 +135,7 @@ def test_weights_and_context_match_a_dense_reference_for_any_padding(layer: Laye
             assert (rows[text, :, dead] == 0).all()
 
 
-def test_a_text_gives_the_same_result_alone_in_a_batch_and_right_padded(layer: Layer) -> None:
+def test_result_is_independent_of_batch_and_right_padding(layer: Layer) -> None:
     longest, full = layer.longest, layer.num_full
     hidden = draw(4, longest)
     lengths = [longest, full, full + 1, 1]
@@ -147,7 +147,7 @@ def test_a_text_gives_the_same_result_alone_in_a_batch_and_right_padded(layer: L
         np.testing.assert_allclose(rows[text, :, :length], alone[0], rtol=0, atol=1e-13)
 
 
-def test_a_short_text_does_not_affect_a_later_long_one(layer: Layer) -> None:
+def test_short_text_does_not_affect_a_later_long_one(layer: Layer) -> None:
     hidden, mask = draw(1, layer.longest), torch.ones(1, layer.longest, dtype=torch.int64)
     before = layer.run(hidden, mask)
     layer.run(hidden[:, : layer.num_full], mask[:, : layer.num_full])
@@ -208,12 +208,12 @@ def test_missing_random_blocks_are_minus_one() -> None:
         ("table_tokens", 0, "must be at least 1"),
     ],
 )
-def test_an_invalid_value_is_rejected_by_name(field: str, value: object, message: str) -> None:
+def test_invalid_value_is_rejected_by_name(field: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"attention\.{field}=.*{message}"):
         BigBirdAttentionConfig(num_heads=2, **{field: value})  # type: ignore[arg-type] # invalid on purpose
 
 
-def test_a_configuration_that_does_not_fit_the_encoder_is_rejected() -> None:
+def test_configuration_that_does_not_fit_the_encoder_is_rejected() -> None:
     config = BigBirdAttentionConfig(num_heads=2, table_tokens=60)
     sizes = EncoderSizes(8, 61, is_causal=False, hidden_dropout=0.0, layer_norm_eps=1e-12)
     with pytest.raises(ConfigError, match="table_tokens=60: must be at least 61, the maximum input length"):

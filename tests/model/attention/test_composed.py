@@ -142,7 +142,7 @@ def test_without_composition_it_equals_softmax_attention() -> None:
         assert (tensor - expected_outputs[ATTENTION_WEIGHTS]).abs().max() < 1e-15
 
 
-def test_a_text_gives_the_same_result_alone_and_padded() -> None:
+def test_result_is_independent_of_padding() -> None:
     check_row_alone(small_config({"attention": {"kind": "composed", "num_heads": 4, "static": True}}))
 
 
@@ -190,6 +190,6 @@ def test_kernels_are_initialized_with_the_published_standard_deviations() -> Non
         ({"by_query": False, "by_key": False}, r"by_query=False: must be true if by_key and static are"),
     ],
 )
-def test_an_empty_composition_is_rejected(values: dict[str, object], message: str) -> None:
+def test_empty_composition_is_rejected(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         small_config({"attention": {"kind": "composed", "num_heads": 4} | values})

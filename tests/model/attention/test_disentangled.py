@@ -88,7 +88,7 @@ def modules(config: EncoderConfig) -> tuple[DisentangledSelfAttention, DistanceE
 
 
 @pytest.mark.parametrize(("terms", "is_shared"), [("c2p", False), ("p2c", True), ("c2p|p2c", False)])
-def test_a_score_is_the_sum_of_its_terms(terms: str, is_shared: bool) -> None:
+def test_score_is_the_sum_of_its_terms(terms: str, is_shared: bool) -> None:
     config = changed(CONFIG, {"attention.terms": terms, "attention.share_att_key": is_shared})
     attention, embeddings = modules(config)
     states = torch.randn(1, 30, 12, dtype=torch.float64)
@@ -127,7 +127,7 @@ def test_rows_have_values_on_the_meta_device() -> None:
     assert list(embeddings.state_dict()) == ["table.weight"]
 
 
-def test_the_published_configuration_is_read() -> None:
+def test_published_configuration_is_read() -> None:
     config = EncoderConfig.from_dict(PUBLISHED | {"max_relative_positions": -1, "attention_head_size": 64})
     attention = config.attention
     assert isinstance(attention, DisentangledAttentionConfig)

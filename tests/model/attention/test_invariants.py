@@ -108,7 +108,7 @@ def test_results_do_not_depend_on_previous_texts(encoder: Encoder) -> None:
             assert all(torch.equal(before, after) for before, after in pairs)
 
 
-def test_a_text_gives_the_same_result_alone_in_a_batch_and_right_padded(encoder: Encoder) -> None:
+def test_result_is_independent_of_batch_and_right_padding(encoder: Encoder) -> None:
     encoder = encoder.double()
     ids = draw(len(LENGTHS), LONG)
     mask = (torch.arange(LONG)[None] < torch.tensor(LENGTHS)[:, None]).long()

@@ -151,9 +151,7 @@ def test_rows_sum_to_one_and_are_finite_in_every_dtype(form: Form, dtype: torch.
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("num_global", [0, 2])
-def test_a_text_gives_the_same_result_alone_in_a_batch_and_padded_on_either_side(
-    num_global: int, form: Form
-) -> None:
+def test_result_is_independent_of_batch_and_padding_side(num_global: int, form: Form) -> None:
     config, layer = make(4, num_global, form)
     for tokens, left, right in product([1, 4, 5, 11], [0, 3, 6], [0, 2, 9]):
         text = torch.randn(1, tokens, WIDTH, dtype=torch.float64)
@@ -232,12 +230,12 @@ def test_every_parameter_has_a_gradient_and_padding_has_none(form: Form) -> None
         assert (parameter.grad.abs().max() > 1e-9) == (not name.endswith("key.bias"))
 
 
-def test_without_global_tokens_there_are_no_global_projections() -> None:
+def test_no_global_projections_without_global_tokens() -> None:
     names = {name.partition(".")[0] for name, _ in make(3, 0, "blocks")[1].named_parameters()}
     assert names == {"query", "key", "value", "output"}
 
 
-def test_a_configuration_describes_its_outputs_and_edges() -> None:
+def test_configuration_describes_its_outputs_and_edges() -> None:
     config, _ = make(40, 2, "blocks")
     [output] = config.outputs()
     assert (output.layout, output.num_heads, output.row_sum) == ("band", HEADS, "one")
@@ -259,12 +257,12 @@ def test_a_configuration_describes_its_outputs_and_edges() -> None:
         ({"window": 4, "num_heads": 5}, r"num_heads=5 does not divide hidden_size=48"),
     ],
 )
-def test_an_invalid_configuration_is_rejected(values: dict[str, object], message: str) -> None:
+def test_invalid_configuration_is_rejected(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         small_config({"attention": {"kind": "longformer", "num_heads": 4} | values})
 
 
-def test_a_causal_encoder_rejects_it() -> None:
+def test_causal_encoder_rejects_it() -> None:
     attention = {"kind": "longformer", "num_heads": 4, "window": 4}
     with pytest.raises(ConfigError, match=r"attention\.kind='longformer': .*is_causal=true"):
         small_config({"is_causal": True, "attention": attention})

@@ -122,7 +122,7 @@ def test_gates_and_context_match_the_paper_and_the_published_code(
 
 
 @pytest.mark.parametrize(("shared", "active"), CHOICES)
-def test_a_router_of_zeros_gives_each_active_head_a_gate_of_one(shared: int, active: int) -> None:
+def test_zero_router_gives_active_heads_a_gate_of_one(shared: int, active: int) -> None:
     module = make(shared, active)
     for parameter in module.router.parameters():
         nn.init.zeros_(parameter)
@@ -165,7 +165,7 @@ def test_weights_do_not_depend_on_gates() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_the_mask_marks_the_largest_numbers_and_the_first_of_equal_ones(dtype: torch.dtype) -> None:
+def test_mask_marks_the_largest_numbers_and_the_first_of_equal_ones(dtype: torch.dtype) -> None:
     values = torch.tensor(list(itertools.product([0.0, 1.0, 1.0 + 2**-10, -3.0], repeat=4)), dtype=dtype)
     for count in range(5):
         marks = TopKMask(4, count).to(dtype)(values)
@@ -174,7 +174,7 @@ def test_the_mask_marks_the_largest_numbers_and_the_first_of_equal_ones(dtype: t
     assert TopKMask(2, 1)(neighbours).tolist() == [0.0, 1.0]
 
 
-def test_a_query_of_zeros_has_gates_and_finite_gradients() -> None:
+def test_query_of_zeros_has_gates_and_finite_gradients() -> None:
     module = make(2, 2, "norm")
     with recorded_routing(module) as routings:
         context, outputs = module(torch.zeros(1, 3, WIDTH), None)
@@ -183,7 +183,7 @@ def test_a_query_of_zeros_has_gates_and_finite_gradients() -> None:
     assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
 
 
-def test_a_text_gives_the_same_result_alone_and_padded() -> None:
+def test_result_is_independent_of_padding() -> None:
     mixture = {"kind": "mixture", "num_heads": 4, "shared_heads": 1, "active_heads": 2}
     for changes in ({}, {"gates": "paper"}, {"router": "norm"}):
         check_row_alone(small_config({"attention": mixture | changes}))
@@ -198,7 +198,7 @@ def test_gradients_match_finite_differences(router: str, gates: str) -> None:
     check_gradients(make(2, 2, router, gates), WIDTH)
 
 
-def test_the_load_balance_loss_ignores_padding() -> None:
+def test_load_balance_loss_ignores_padding() -> None:
     module = make(2, 2)
     randomised(module)
     rows, keep = hidden(3, 8, WIDTH), padded(3, 8)["middle"]
@@ -274,7 +274,7 @@ def test_routers_are_initialized_xavier_uniform_without_biases() -> None:
         ({"shared_heads": 3, "active_heads": 1, "router": "norm"}, r"router='norm': must be 'learned' if"),
     ],
 )
-def test_an_invalid_number_of_heads_is_rejected(values: dict[str, object], message: str) -> None:
+def test_invalid_number_of_heads_is_rejected(values: dict[str, object], message: str) -> None:
     mixture = {"kind": "mixture", "num_heads": 4, "shared_heads": 1, "active_heads": 2}
     with pytest.raises(ConfigError, match=message):
         small_config({"attention": mixture | values})

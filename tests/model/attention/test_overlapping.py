@@ -73,7 +73,7 @@ def test_heads_use_components_of_their_neighbors(overlap: int, padding: str, bia
 
 
 @pytest.mark.parametrize("overlap", [1, 3, HEAD_DIM])
-def test_it_equals_softmax_attention_with_repeated_weight_rows(overlap: int) -> None:
+def test_overlap_equals_softmax_attention_with_repeated_weight_rows(overlap: int) -> None:
     module, rows, mask = randomised(make(overlap)), hidden(3, 6, WIDTH), mask_of(padded(3, 6)["middle"])
     assert isinstance(module, OverlappingSelfAttention)
     config = SoftmaxAttentionConfig(
@@ -104,7 +104,7 @@ def test_without_overlap_it_equals_softmax_attention() -> None:
     assert torch.equal(module(rows, None)[0], plain(rows)[0])
 
 
-def test_a_text_gives_the_same_result_alone_and_padded() -> None:
+def test_result_is_independent_of_padding() -> None:
     pattern = [{"kind": "overlapping", "num_heads": 4, "overlap": overlap} for overlap in (0, 5)]
     check_row_alone(small_config({"attention": pattern}))
 
@@ -142,6 +142,6 @@ def test_layer_overlaps_follow_the_published_patterns() -> None:
 
 
 @pytest.mark.parametrize(("overlap", "limit"), [(-1, "at least 0"), (13, "at most 12, the head size")])
-def test_an_overlap_out_of_range_is_rejected(overlap: int, limit: str) -> None:
+def test_overlap_out_of_range_is_rejected(overlap: int, limit: str) -> None:
     with pytest.raises(ConfigError, match=rf"attention\.overlap={overlap}: must be {limit}"):
         small_config({"attention": {"kind": "overlapping", "num_heads": 4, "overlap": overlap}})

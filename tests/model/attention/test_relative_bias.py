@@ -39,7 +39,7 @@ def test_buckets_of_other_sizes_follow_the_formula(num_buckets: int, max_distanc
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 150])
-def test_a_bias_is_looked_up_by_key_position_minus_query_position(num_tokens: int) -> None:
+def test_bias_is_looked_up_by_key_position_minus_query_position(num_tokens: int) -> None:
     module = RelativePositionBias(CONFIG, num_heads=3, max_tokens=150)
     bias = module(num_tokens)
     assert bias.shape == (1, 3, num_tokens, num_tokens)

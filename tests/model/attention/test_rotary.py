@@ -29,7 +29,7 @@ CONFIG = small_config(
 )
 
 
-def test_a_pair_is_rotated_by_its_frequency_times_the_position() -> None:
+def test_pair_is_rotated_by_its_frequency_times_the_position() -> None:
     tables = RotaryTables(RotaryConfig(theta=50.0, divisor=2.5), head_dim=6, max_tokens=9)
     vector = torch.tensor([1.0, 2.0, -3.0, 0.5, -0.25, 4.0])
     rotated = rotate(vector.expand(1, 1, 9, 6), tables(9))[0, 0]
@@ -77,7 +77,7 @@ def test_tables_have_values_on_the_meta_device_and_are_not_saved() -> None:
 
 
 @pytest.mark.parametrize("window", [1, 3, 4096])
-def test_the_window_mask_is_symmetric(window: int) -> None:
+def test_window_mask_is_symmetric(window: int) -> None:
     positions = torch.arange(0, 9000, 37)
     distance = (positions[:, None] - positions[None, :]).abs()
     assert torch.equal(window_keep_mask(positions, window), (distance <= window).float())
@@ -99,7 +99,7 @@ def test_local_layers_attend_within_the_window_and_global_layers_to_all_tokens()
             assert ((weights[row] > 0) == allowed).all()
 
 
-def test_the_window_is_exact_in_fp16_at_large_positions() -> None:
+def test_window_is_exact_in_fp16_at_large_positions() -> None:
     encoder = new_encoder(CONFIG, seed=1).half()
     ids = torch.randint(0, 50, (1, 2100))
     with torch.no_grad():

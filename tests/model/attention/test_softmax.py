@@ -130,7 +130,7 @@ def test_rows_sum_to_one_and_masked_columns_are_exactly_zero(case: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [1.0, 1e3])
-def test_a_fully_masked_row_is_zero_for_every_dtype_and_magnitude(dtype: torch.dtype, size: float) -> None:
+def test_fully_masked_row_is_zero_for_every_dtype_and_magnitude(dtype: torch.dtype, size: float) -> None:
     query = torch.full((1, 1, 3, 4), size).to(dtype)
     key = -query / size
     keep = torch.tensor([[True, True, False], [False, False, False], [False, True, False]])
@@ -140,7 +140,7 @@ def test_a_fully_masked_row_is_zero_for_every_dtype_and_magnitude(dtype: torch.d
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_the_mask_bias_is_exact_in_every_dtype(dtype: torch.dtype) -> None:
+def test_mask_bias_is_exact_in_every_dtype(dtype: torch.dtype) -> None:
     assert torch.tensor(MASKED_SCORE, dtype=dtype).item() == MASKED_SCORE
     # The lowest fp16 score for which the sum is finite.
     assert (torch.tensor(-32736.0, dtype=dtype) + MASKED_SCORE).isfinite()
@@ -160,7 +160,7 @@ def test_large_unscaled_scores_stay_masked(masked_score: float, dtype: torch.dty
     assert weights[2].tolist() == [0, 0, 0, 0]
 
 
-def test_a_mask_may_be_bool_int_float_prepared_or_absent() -> None:
+def test_mask_may_be_bool_int_float_prepared_or_absent() -> None:
     query, key = torch.randn(2, 1, 2, 5, 3)
     keep = torch.tensor([1, 1, 1, 0, 0])
     expected = attention_weights(query, key, keep.bool(), 1.0)
@@ -171,7 +171,7 @@ def test_a_mask_may_be_bool_int_float_prepared_or_absent() -> None:
     assert torch.equal(attention_weights(query, key, None, 1.0), all_kept)
 
 
-def test_the_causal_mask_keeps_current_and_previous_tokens() -> None:
+def test_causal_mask_keeps_current_and_previous_tokens() -> None:
     assert torch.equal(causal_keep_mask(torch.arange(5)), torch.ones(5, 5).tril())
 
 

@@ -19,7 +19,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> EncoderConfig:
     return small_config({"num_layers": 3, "hidden_dropout": 0.0, "attention": PATTERN})
 
 
-def test_its_configuration_is_read_written_and_validated(config: EncoderConfig) -> None:
+def test_configuration_is_read_written_and_validated(config: EncoderConfig) -> None:
     assert EncoderConfig.from_json(config.to_json()) == config
     assert [attention.kind for attention in config.layer_attentions] == ["toy", "softmax", "toy"]
     assert [output.role for output in config.layer_outputs(2)] == [ATTENTION_WEIGHTS, TOY_GATES]
@@ -30,12 +30,12 @@ def test_its_configuration_is_read_written_and_validated(config: EncoderConfig) 
         changed(config, {"attention": TOY | {"num_heads": 5}})
 
 
-def test_an_unregistered_mechanism_is_rejected() -> None:
+def test_unregistered_mechanism_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"attention\[0\]\.kind='toy' is not supported: choose one of soft"):
         small_config({"attention": PATTERN})
 
 
-def test_a_layer_returns_the_outputs_of_its_configuration(config: EncoderConfig) -> None:
+def test_layer_returns_the_outputs_of_its_configuration(config: EncoderConfig) -> None:
     encoder, ids = new_encoder(config, seed=0), torch.randint(0, 101, (2, 9))
     mask = torch.ones_like(ids)
     mask[1, 6:] = 0
@@ -51,7 +51,7 @@ def test_a_layer_returns_the_outputs_of_its_configuration(config: EncoderConfig)
     assert (together.last_hidden_state[1, :6] - alone.last_hidden_state[0]).abs().max() < 1e-5
 
 
-def test_it_can_be_trained(config: EncoderConfig) -> None:
+def test_encoder_can_be_trained(config: EncoderConfig) -> None:
     encoder, ids = new_encoder(config, seed=0).train(), torch.randint(0, 101, (4, 9))
     target = torch.randn(4, 48)
     optimizer = torch.optim.SGD(encoder.parameters(), lr=1e-3)

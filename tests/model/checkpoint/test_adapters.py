@@ -30,7 +30,7 @@ def copied(published: tuple[Path, Merged], tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("task", [*TASKS, "none"])
-def test_a_task_gives_what_the_encoder_with_its_merged_weights_gives(
+def test_task_matches_the_encoder_with_its_merged_weights(
     task: str, published: tuple[Path, Merged], tmp_path: Path
 ) -> None:
     directory, merged = published
@@ -49,7 +49,7 @@ def test_a_task_gives_what_the_encoder_with_its_merged_weights_gives(
         assert (ours - theirs)[mask.bool()].abs().max() < 1e-5
 
 
-def test_tasks_differ_and_their_weights_are_those_of_the_formula(published: tuple[Path, Merged]) -> None:
+def test_tasks_differ_and_their_weights_match_the_formula(published: tuple[Path, Merged]) -> None:
     directory, merged = published
     for task in (TASKS[0], TASKS[4], "none"):
         found = load_checkpoint(directory, adapter_task=task).encoder.state_dict()
@@ -70,7 +70,7 @@ def test_tasks_differ_and_their_weights_are_those_of_the_formula(published: tupl
     )
 
 
-def test_a_task_must_be_chosen_where_there_are_some_and_only_there(copied: Path, tmp_path: Path) -> None:
+def test_task_must_be_chosen_where_there_are_some_and_only_there(copied: Path, tmp_path: Path) -> None:
     listed = ", ".join(TASKS)
     with pytest.raises(CheckpointError, match=f"adapters for the tasks {listed}: choose one .*or 'none'"):
         load_checkpoint(copied)
@@ -96,15 +96,13 @@ def test_a_task_must_be_chosen_where_there_are_some_and_only_there(copied: Path,
         ({"is_decoder": True}, "is_decoder=True is not supported: only False is"),
     ],
 )
-def test_what_a_file_says_wrongly_of_adapters_is_named(
-    changes: dict[str, Any], message: str, copied: Path
-) -> None:
+def test_invalid_adapter_settings_are_named(changes: dict[str, Any], message: str, copied: Path) -> None:
     change_config(copied, changes)
     with pytest.raises(ConfigError, match=message):
         load_checkpoint(copied, adapter_task=TASKS[0])
 
 
-def test_an_absent_rank_and_alpha_are_what_the_publishers_class_takes(copied: Path) -> None:
+def test_missing_rank_and_alpha_default_to_those_of_the_publisher(copied: Path) -> None:
     before = load_checkpoint(copied, adapter_task="separation").encoder.state_dict()
     base = load_checkpoint(copied, adapter_task="none").encoder.state_dict()
     change_config(copied, {"lora_rank": None, "lora_alpha": None})

@@ -63,7 +63,7 @@ def loads_the_same(directory: Path) -> bool:
     return float((hidden_states(load_checkpoint(directory).encoder) - expected).abs().max()) < 1e-5
 
 
-def test_a_loaded_encoder_is_ready_to_use_and_can_still_be_trained(published: Path) -> None:
+def test_loaded_encoder_is_ready_to_use_and_can_still_be_trained(published: Path) -> None:
     checkpoint = load_checkpoint(str(published))
     assert not checkpoint.encoder.training
     assert {p.dtype for p in checkpoint.encoder.parameters()} == {torch.float32}
@@ -74,7 +74,7 @@ def test_a_loaded_encoder_is_ready_to_use_and_can_still_be_trained(published: Pa
     assert loads_the_same(published)
 
 
-def test_a_loaded_encoder_does_not_change_when_its_file_does(published: Path) -> None:
+def test_loaded_encoder_does_not_change_when_its_file_does(published: Path) -> None:
     encoder = load_checkpoint(published).encoder
     before = hidden_states(encoder)
     size = (published / "model.safetensors").stat().st_size
@@ -84,9 +84,7 @@ def test_a_loaded_encoder_does_not_change_when_its_file_does(published: Path) ->
     assert torch.equal(hidden_states(encoder), before)
 
 
-def test_what_was_copied_of_a_file_is_no_longer_mapped(
-    published: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copied_tensors_do_not_map_the_file(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mapped pages that were read are memory of the process: a large file would be held twice."""
     (published / "model.safetensors").unlink()
     bert().save_pretrained(published, max_shard_size="40KB")
@@ -137,9 +135,7 @@ def test_sharded_pickled_weights(published: Path) -> None:
         (BertForMaskedLM, {"cls.predictions.bias", "cls.predictions.transform.LayerNorm.weight"}),
     ],
 )
-def test_a_task_model_gives_its_encoder_and_its_head_is_reported(
-    tmp_path: Path, kind: Any, unused: set[str]
-) -> None:
+def test_task_model_loads_and_its_head_is_reported(tmp_path: Path, kind: Any, unused: set[str]) -> None:
     model = bert(kind)
     model.save_pretrained(tmp_path)
     checkpoint = load_checkpoint(tmp_path)
@@ -184,20 +180,20 @@ def test_other_floating_dtypes_become_fp32(published: Path, dtype: torch.dtype) 
     assert all(torch.equal(after[name], before[name].to(dtype).float()) for name in before)
 
 
-def test_a_causal_encoder_has_its_positions_after_loading(published: Path) -> None:
+def test_causal_encoder_has_its_positions_after_loading(published: Path) -> None:
     config = json.loads((published / "config.json").read_text()) | {"is_decoder": True}
     (published / "config.json").write_text(json.dumps(config))
     encoder = load_checkpoint(published).encoder
     assert encoder.positions.tolist() == list(range(16))
 
 
-def test_the_table_of_bert_names_every_parameter(published: Path) -> None:
+def test_table_of_bert_names_every_parameter(published: Path) -> None:
     parameters = load_checkpoint(published).encoder.state_dict()
     (layout,) = FAMILIES["bert"].layouts
     assert {name for names, _ in layout.weight_names(2, parameters) for name in names} == set(parameters)
 
 
-def test_everything_that_does_not_fit_is_named_at_once(published: Path) -> None:
+def test_all_mismatches_are_reported_together(published: Path) -> None:
     def damage(tensors: Tensors) -> Tensors:
         del tensors["encoder.layer.1.output.dense.bias"]
         del tensors["embeddings.LayerNorm.weight"]
@@ -221,7 +217,7 @@ def test_everything_that_does_not_fit_is_named_at_once(published: Path) -> None:
         assert part in str(caught.value)
 
 
-def test_a_long_list_of_misfits_is_cut_with_a_count(published: Path) -> None:
+def test_long_list_of_misfits_is_cut_with_a_count(published: Path) -> None:
     rewrite(
         published, lambda tensors: {n: t for n, t in tensors.items() if not n.startswith("encoder.layer.1.")}
     )
@@ -239,7 +235,7 @@ def test_a_long_list_of_misfits_is_cut_with_a_count(published: Path) -> None:
         ({"vocab_size": 61}, r"word_embeddings\.weight \(60, 24\) instead of \(61, 24\)"),
     ],
 )
-def test_a_config_that_disagrees_with_the_weights_is_refused(
+def test_config_that_disagrees_with_the_weights_is_rejected(
     published: Path, changes: dict[str, object], message: str
 ) -> None:
     config = json.loads((published / "config.json").read_text()) | changes
@@ -248,7 +244,7 @@ def test_a_config_that_disagrees_with_the_weights_is_refused(
         load_checkpoint(published)
 
 
-def test_weights_of_another_family_or_of_two_encoders_are_refused(published: Path) -> None:
+def test_weights_of_another_family_or_of_two_encoders_are_rejected(published: Path) -> None:
     rewrite(published, lambda tensors: tensors | {f"bert.{n}": t.clone() for n, t in tensors.items()})
     with pytest.raises(CheckpointError, match="more than one encoder"):
         load_checkpoint(published)
@@ -257,7 +253,7 @@ def test_weights_of_another_family_or_of_two_encoders_are_refused(published: Pat
         load_checkpoint(published)
 
 
-def test_a_tensor_with_other_values_under_its_old_name_is_refused(published: Path) -> None:
+def test_tensor_with_other_values_under_its_old_name_is_rejected(published: Path) -> None:
     rewrite(published, lambda tensors: tensors | {"embeddings.LayerNorm.gamma": torch.zeros(24)})
     with pytest.raises(CheckpointError, match=r"embeddings\.LayerNorm\.(gamma|weight) are two names"):
         load_checkpoint(published)
@@ -266,7 +262,7 @@ def test_a_tensor_with_other_values_under_its_old_name_is_refused(published: Pat
 @pytest.mark.parametrize(
     "values", [torch.tensor(torch.nan), torch.tensor(-torch.inf), torch.tensor(1e300, dtype=torch.float64)]
 )
-def test_weights_that_are_no_numbers_are_refused_by_name(published: Path, values: Tensor) -> None:
+def test_non_finite_weights_are_rejected_by_name(published: Path, values: Tensor) -> None:
     def damage(tensors: Tensors) -> Tensors:
         table = tensors["embeddings.word_embeddings.weight"].to(values.dtype)
         table[59, 3] = values
@@ -281,7 +277,9 @@ def test_weights_that_are_no_numbers_are_refused_by_name(published: Path, values
 
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("part", [0.02, 0.1, 0.5, 0.9, 0.99])
-def test_pickled_weights_whose_end_is_missing_are_refused(published: Path, part: float, zipped: bool) -> None:
+def test_truncated_pickled_weights_are_rejected(
+    published: Path, part: float, zipped: bool
+) -> None:
     path = published / "pytorch_model.bin"
     torch.save(read(published), path, _use_new_zipfile_serialization=zipped)
     (published / "model.safetensors").unlink()
@@ -307,9 +305,7 @@ def test_pickled_weights_with_wrong_bytes_are_one_kind_of_error(published: Path,
 
 
 @pytest.mark.parametrize("change", [Tensor.to_sparse, lambda tensor: tensor.to("meta")])
-def test_a_tensor_without_plain_values_is_refused(
-    published: Path, change: Callable[[Tensor], Tensor]
-) -> None:
+def test_tensor_without_plain_values_is_rejected(published: Path, change: Callable[[Tensor], Tensor]) -> None:
     tensors = read(published)
     name = "embeddings.word_embeddings.weight"
     torch.save(tensors | {name: change(tensors[name])}, published / "pytorch_model.bin")
@@ -318,7 +314,7 @@ def test_a_tensor_without_plain_values_is_refused(
         load_checkpoint(published)
 
 
-def test_a_directory_that_is_not_complete_is_refused(published: Path) -> None:
+def test_incomplete_directory_is_rejected(published: Path) -> None:
     config = (published / "config.json").read_text()
     (published / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"my-bert holds no config\.json: specify the directory"):
@@ -331,7 +327,7 @@ def test_a_directory_that_is_not_complete_is_refused(published: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("content", [b"", b"not tensors at all", b"PK\x03\x04" + b"\0" * 64])
-def test_a_damaged_file_is_refused_with_its_path(published: Path, name: str, content: bytes) -> None:
+def test_damaged_file_is_rejected_with_its_path(published: Path, name: str, content: bytes) -> None:
     (published / "model.safetensors").unlink()
     (published / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=f"{name} is damaged"):
@@ -344,7 +340,7 @@ class Payload:
 
 
 @pytest.mark.parametrize("content", [{"a": Payload()}, Payload()], ids=["inside a table", "bare"])
-def test_a_pickle_that_would_run_code_is_refused_without_running_it(
+def test_pickle_that_would_run_code_is_rejected_without_running_it(
     published: Path, content: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (published / "model.safetensors").unlink()
@@ -354,7 +350,7 @@ def test_a_pickle_that_would_run_code_is_refused_without_running_it(
     assert "code ran" not in capsys.readouterr().out
 
 
-def test_a_pickle_of_something_else_than_a_table_of_tensors_is_refused(published: Path) -> None:
+def test_pickle_of_something_else_than_a_table_of_tensors_is_rejected(published: Path) -> None:
     (published / "model.safetensors").unlink()
     torch.save({"epoch": 3, "state_dict": {}}, published / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"is not a dict of tensors: save the model's state_dict\(\)"):
@@ -372,7 +368,7 @@ def test_a_pickle_of_something_else_than_a_table_of_tensors_is_refused(published
         ('{"weight_map": {"a": "model-1.safetensors"}}', "lists 'a', but model-1.safetensors does not"),
     ],
 )
-def test_a_bad_index_of_shards_is_refused(published: Path, index: str, message: str) -> None:
+def test_bad_index_of_shards_is_rejected(published: Path, index: str, message: str) -> None:
     shutil.move(published / "model.safetensors", published / "model-1.safetensors")
     (published / "model.safetensors.index.json").write_text(index)
     with pytest.raises(CheckpointError, match=message):

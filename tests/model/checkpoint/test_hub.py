@@ -67,7 +67,7 @@ def files_under(directory: Path) -> set[str]:
     return {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
 
 
-def test_a_hub_id_is_fetched_with_its_tokenizer_and_without_duplicate_weights(fetched: Path) -> None:
+def test_hub_id_is_fetched_with_its_tokenizer_and_without_duplicate_weights(fetched: Path) -> None:
     checkpoint = load_checkpoint("org/name", revision="v1")
     assert checkpoint.source == "org/name"
     assert checkpoint.directory == fetched
@@ -82,7 +82,7 @@ def test_pickled_weights_are_fetched_where_there_is_nothing_better(fetched: Path
 
 
 @pytest.mark.parametrize("has_safetensors", [True, False])
-def test_the_weights_of_dense_layers_are_fetched_once(
+def test_weights_of_dense_layers_are_fetched_once(
     has_safetensors: bool, fetched: Path, published: Path
 ) -> None:
     for name in ("2_Dense/config.json", "2_Dense/pytorch_model.bin", "checkpoint-5/model.safetensors"):
@@ -96,7 +96,7 @@ def test_the_weights_of_dense_layers_are_fetched_once(
     assert weights == {"model.safetensors", chosen}
 
 
-def test_a_cached_checkpoint_needs_no_network(
+def test_cached_checkpoint_needs_no_network(
     tmp_path: Path, published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository = tmp_path / "cache" / "models--org--name"
@@ -159,7 +159,7 @@ def http_error(kind: Any) -> Exception:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_failure_of_the_hub_is_one_sentence_with_one_remedy(
+def test_failure_of_the_hub_is_one_sentence_with_one_remedy(
     monkeypatch: pytest.MonkeyPatch, failure: Exception, message: str
 ) -> None:
     def fail(*_: object, **__: object) -> str:
@@ -173,7 +173,7 @@ def test_a_failure_of_the_hub_is_one_sentence_with_one_remedy(
 
 
 @pytest.mark.parametrize("source", ["./absent", "/absent/dir", "a/b/c", "../x", Path("org/name")])
-def test_what_is_neither_a_directory_nor_a_hub_id_is_refused_without_asking_the_hub(
+def test_invalid_source_is_rejected_without_contacting_the_hub(
     source: str | Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delattr(hub, "snapshot_download")
@@ -182,6 +182,6 @@ def test_what_is_neither_a_directory_nor_a_hub_id_is_refused_without_asking_the_
         load_checkpoint(source)
 
 
-def test_a_file_is_refused_with_a_hint(published: Path) -> None:
+def test_file_is_rejected_with_a_hint(published: Path) -> None:
     with pytest.raises(CheckpointError, match="is a file: specify the directory that contains it"):
         load_checkpoint(published / "model.safetensors")

@@ -104,7 +104,7 @@ PUBLISHED: list[tuple[OddModel, dict[str, Any]]] = [NOMIC, GTE, MODERNBERT]
 
 
 @pytest.mark.parametrize(("odd", "config"), PUBLISHED, ids=["nomic", "gte", "modernbert"])
-def test_a_published_checkpoint_gives_what_transformers_gives(
+def test_published_checkpoint_matches_transformers(
     odd: OddModel, config: dict[str, Any], tmp_path: Path
 ) -> None:
     model = odd.make()
@@ -120,7 +120,7 @@ def test_a_published_checkpoint_gives_what_transformers_gives(
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_projections_are_found_whether_a_checkpoint_fuses_them_or_not(fused: bool, tmp_path: Path) -> None:
+def test_fused_and_separate_projections_are_found(fused: bool, tmp_path: Path) -> None:
     model = GTE[0].make()
     model.save_pretrained(tmp_path)
     expected = load_checkpoint(tmp_path).encoder.state_dict()
@@ -133,7 +133,7 @@ def test_projections_are_found_whether_a_checkpoint_fuses_them_or_not(fused: boo
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_a_fused_tensor_of_another_size_is_named_with_both_shapes(tmp_path: Path) -> None:
+def test_fused_tensor_of_another_size_is_named_with_both_shapes(tmp_path: Path) -> None:
     MODERNBERT[0].make().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"intermediate_size": 150}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -141,7 +141,7 @@ def test_a_fused_tensor_of_another_size_is_named_with_both_shapes(tmp_path: Path
         load_checkpoint(tmp_path)
 
 
-def test_an_absent_fused_tensor_is_named_once(tmp_path: Path) -> None:
+def test_absent_fused_tensor_is_named_once(tmp_path: Path) -> None:
     model = MODERNBERT[0].make()
     model.config.save_pretrained(tmp_path)
     tensors = model.state_dict()
@@ -164,7 +164,7 @@ def test_older_t5_files_with_the_embeddings_twice_are_read(tmp_path: Path) -> No
 
 # What transformers writes beside it, and goes by; with the name of the feed-forward that it did not change.
 @pytest.mark.parametrize("stated", [{"dense_act_fn": "silu"}, {"dense_act_fn": "gelu", "is_gated_act": True}])
-def test_the_parts_of_a_t5_feed_forward_outweigh_its_name(stated: dict[str, Any], tmp_path: Path) -> None:
+def test_parts_of_a_t5_feed_forward_outweigh_its_name(stated: dict[str, Any], tmp_path: Path) -> None:
     gated = "is_gated_act" in stated
     name = "gated-gelu" if gated else "relu"
     OddModel(
@@ -180,7 +180,7 @@ def test_the_parts_of_a_t5_feed_forward_outweigh_its_name(stated: dict[str, Any]
         assert (found - model(**inputs).last_hidden_state).abs().max() < 1e-4
 
 
-def test_a_gate_that_the_weights_lack_is_named(tmp_path: Path) -> None:
+def test_gate_that_the_weights_lack_is_named(tmp_path: Path) -> None:
     OddModel("T5", {"d_ff": 160}, kind="EncoderModel").make().save_pretrained(tmp_path)
     content = json.loads((tmp_path / "config.json").read_text()) | {"is_gated_act": True}
     (tmp_path / "config.json").write_text(json.dumps(content))
@@ -190,7 +190,7 @@ def test_a_gate_that_the_weights_lack_is_named(tmp_path: Path) -> None:
         load_checkpoint(tmp_path)
 
 
-def test_the_fixed_scaling_of_gte_is_read() -> None:
+def test_fixed_scaling_of_gte_is_read() -> None:
     """The published code: base * factor, and every frequency over factor^(2/K)."""
     config = EncoderConfig.from_dict(GTE[1] | {"rope_scaling": {"type": "ntk", "factor": 8.0}})
     values = config.by_path()
@@ -200,14 +200,14 @@ def test_the_fixed_scaling_of_gte_is_read() -> None:
     assert EncoderConfig.from_dict(config.to_hugging_face()) == config
 
 
-def test_a_scaling_that_depends_on_the_batch_ends_at_the_trained_length() -> None:
+def test_batch_dependent_scaling_is_limited_to_the_trained_length() -> None:
     config = EncoderConfig.from_dict(NOMIC[1] | {"rotary_scaling_factor": 2})
     assert config.max_tokens == 48
     assert config.by_path()["attention.rotary.theta"] == 500.0
     assert EncoderConfig.from_dict(NOMIC[1]).max_tokens == 64
 
 
-def test_a_list_of_layer_kinds_and_a_step_say_the_same() -> None:
+def test_list_of_layer_kinds_and_a_step_say_the_same() -> None:
     kinds = ["full_attention", "sliding_attention", "full_attention"]
     assert EncoderConfig.from_dict(MODERNBERT[1]) == EncoderConfig.from_dict(
         MODERNBERT[1] | {"layer_types": kinds, "global_attn_every_n_layers": 3}
@@ -306,12 +306,12 @@ T5 = {"model_type": "t5", "vocab_size": 300, "d_model": 96, "num_layers": 2, "nu
     ],
     ids=str,
 )
-def test_what_is_not_built_is_refused_with_its_name(content: dict[str, Any], message: str) -> None:
+def test_unsupported_feature_is_rejected_by_name(content: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EncoderConfig.from_dict(content)
 
 
-def test_the_padding_id_and_feed_forward_depend_on_the_model_type() -> None:
+def test_padding_id_and_feed_forward_depend_on_the_model_type() -> None:
     assert EncoderConfig.from_dict(T5).layer_feed_forwards[0].kind == "plain"
     multilingual = EncoderConfig.from_dict(T5 | {"model_type": "mt5"})
     feed_forward = multilingual.layer_feed_forwards[0]

@@ -52,7 +52,7 @@ def test_embeddings_may_be_stored_under_either_name_or_both(odd: OddModel, tmp_p
 
 
 @pytest.mark.parametrize("odd", [T5, UMT5], ids=str)
-def test_two_embeddings_that_differ_are_refused(odd: OddModel, tmp_path: Path) -> None:
+def test_two_embeddings_that_differ_are_rejected(odd: OddModel, tmp_path: Path) -> None:
     def one_bit(tensors: Tensors) -> Tensors:
         other = tensors[SHARED].clone()
         other[-1, -1] = torch.nextafter(other[-1, -1], torch.tensor(9.0))
@@ -69,7 +69,7 @@ def test_two_embeddings_that_differ_are_refused(odd: OddModel, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_stored_position_table_is_that_of_the_encoder(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_stored_position_table_must_match_the_encoder(dtype: torch.dtype, tmp_path: Path) -> None:
     table = "encoder.embed_positions.weight"
     load(ROFORMER, tmp_path, lambda tensors: {name: tensor.to(dtype) for name, tensor in tensors.items()})
 
@@ -90,7 +90,7 @@ def test_a_stored_position_table_is_that_of_the_encoder(dtype: torch.dtype, tmp_
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_stored_frequencies_are_those_of_the_encoder(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_stored_frequencies_must_match_the_encoder(dtype: torch.dtype, tmp_path: Path) -> None:
     """Files of 2023 have them before linear scaling, which was applied to positions."""
     exponents = torch.arange(0, 32, 2) / 32
     frequencies = (1.0 / 500.0**exponents).to(dtype)
@@ -113,7 +113,7 @@ def test_stored_position_and_type_ids_are_the_usual_ones(dtype: torch.dtype, tmp
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-def test_a_pointer_of_git_lfs_is_called_one(name: str, tmp_path: Path) -> None:
+def test_git_lfs_pointer_is_recognized(name: str, tmp_path: Path) -> None:
     BERT.make().save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     oid = f"oid sha256:{'0' * 64}"
@@ -122,7 +122,7 @@ def test_a_pointer_of_git_lfs_is_called_one(name: str, tmp_path: Path) -> None:
         load_checkpoint(tmp_path)
 
 
-def test_the_index_says_which_shard_a_tensor_is_read_from(tmp_path: Path) -> None:
+def test_index_selects_the_shard_of_a_tensor(tmp_path: Path) -> None:
     expected = load(BERT, tmp_path)
     tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()

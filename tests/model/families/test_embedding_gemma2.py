@@ -43,7 +43,7 @@ AUDIO = {
 FILE = EmbeddingGemma2TextConfig(**TEXT).to_dict()
 
 
-def test_the_text_half_of_the_whole_model_is_read_and_the_towers_are_reported(tmp_path: Path) -> None:
+def test_text_half_of_the_whole_model_is_read_and_the_towers_are_reported(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = EmbeddingGemma2Config(text_config=TEXT, vision_config=VISION, audio_config=AUDIO)
     config._attn_implementation = "eager"
@@ -61,12 +61,12 @@ def test_the_text_half_of_the_whole_model_is_read_and_the_towers_are_reported(tm
     assert (found - expected).abs().max() < 1e-5
 
 
-def test_the_last_layer_has_full_attention_whatever_the_file_says() -> None:
+def test_last_layer_always_has_full_attention() -> None:
     config = EncoderConfig.from_dict(FILE | {"layer_types": ["sliding_attention"] * 3})
     assert [attention.reach for attention in config.layer_attentions] == [5, 5, None]
 
 
-def test_an_index_of_a_layer_may_have_leading_zeros() -> None:
+def test_index_of_a_layer_may_have_leading_zeros() -> None:
     heads = {"head_dim": 12, "num_key_value_heads": 1}
     expected = EncoderConfig.from_dict(FILE | {"per_layer_config": {"2": heads}})
     assert EncoderConfig.from_dict(FILE | {"per_layer_config": {"02": heads}}) == expected
@@ -74,12 +74,12 @@ def test_an_index_of_a_layer_may_have_leading_zeros() -> None:
     assert [attention.num_shared_heads for attention in expected.layer_attentions] == [2, 2, 1]
 
 
-def test_a_per_layer_config_of_null_means_that_layers_do_not_differ() -> None:
+def test_per_layer_config_of_null_means_that_layers_do_not_differ() -> None:
     config = EncoderConfig.from_dict(FILE | {"per_layer_config": None})
     assert {attention.head_dim(96) for attention in config.layer_attentions} == {8}
 
 
-def test_a_file_without_per_layer_config_has_wider_heads_in_global_layers() -> None:
+def test_file_without_per_layer_config_has_wider_heads_in_global_layers() -> None:
     content = {key: value for key, value in FILE.items() if key != "per_layer_config"}
     for changes in ({}, {"global_head_dim": 12, "num_global_key_value_heads": 2}):
         written = EmbeddingGemma2TextConfig(**content | changes).to_dict()
@@ -112,6 +112,6 @@ def test_a_file_without_per_layer_config_has_wider_heads_in_global_layers() -> N
         ({"model_type": "embedding_gemma2", "text_config": 3}, "text_config=3 must be an object"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+def test_unsupported_values_are_rejected_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EncoderConfig.from_dict(FILE | changes)

@@ -118,7 +118,7 @@ def largest_differences(
 
 @pytest.mark.parametrize("num_global", [0, 1, 3])
 @pytest.mark.parametrize("odd", ODD_MODELS, ids=str)
-def test_a_random_model_gives_what_transformers_gives(odd: OddModel, num_global: int, tmp_path: Path) -> None:
+def test_random_model_matches_transformers(odd: OddModel, num_global: int, tmp_path: Path) -> None:
     model = save(odd, tmp_path, num_global)
     encoder = load_checkpoint(tmp_path).encoder
     batches = [random_inputs(model.config, mask) for mask in padded_masks(4, odd.num_tokens)]
@@ -133,7 +133,7 @@ def test_a_random_model_gives_what_transformers_gives(odd: OddModel, num_global:
         assert max(max(largest_differences(encoder, model, b, num_global)) for b in batches) < 1e-12
 
 
-def test_the_projections_of_global_tokens_are_spare_where_there_are_none(tmp_path: Path) -> None:
+def test_projections_of_global_tokens_are_spare_where_there_are_none(tmp_path: Path) -> None:
     save(ODD_MODELS[0], tmp_path, num_global=0)
     checkpoint = load_checkpoint(tmp_path)
     names = {name for name, _ in checkpoint.encoder.named_parameters()}
@@ -141,7 +141,7 @@ def test_the_projections_of_global_tokens_are_spare_where_there_are_none(tmp_pat
     assert "encoder.layer.2.attention.self.value_global.bias" in checkpoint.unused_tensors
 
 
-def test_the_dense_form_is_read_and_written(tmp_path: Path) -> None:
+def test_dense_form_is_read_and_written(tmp_path: Path) -> None:
     content = ODD_MODELS[0].config().to_dict() | {"attnlens_form": "dense", "attnlens_global_tokens": 2}
     config = EncoderConfig.from_dict(content)
     for attention, window in zip(config.layer_attentions, [4, 2, 8], strict=True):
@@ -155,7 +155,7 @@ def test_the_dense_form_is_read_and_written(tmp_path: Path) -> None:
     assert EncoderConfig.from_dict(theirs.to_dict()) == config
 
 
-def test_what_a_file_leaves_out_is_what_transformers_takes(tmp_path: Path) -> None:
+def test_missing_keys_default_to_those_of_transformers(tmp_path: Path) -> None:
     content = {"model_type": "longformer", "max_position_embeddings": 100}
     (tmp_path / "config.json").write_text(json.dumps(SMALL | content))
     theirs = type(ODD_MODELS[0].config()).from_pretrained(tmp_path)
@@ -184,14 +184,14 @@ SMALL = {
         ([8, 6], r"has 2 windows: it must have one for each of 3 layers, or be an integer"),
     ],
 )
-def test_a_window_that_cannot_be_is_refused(window: object, message: str) -> None:
+def test_invalid_window_is_rejected(window: object, message: str) -> None:
     content = ODD_MODELS[0].config().to_dict() | {"attention_window": window}
     with pytest.raises(ConfigError, match=message):
         EncoderConfig.from_dict(content)
 
 
 @pytest.mark.parametrize("head", ["ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering"])
-def test_a_task_model_gives_its_encoder(head: str, tmp_path: Path) -> None:
+def test_task_model_loads_as_its_encoder(head: str, tmp_path: Path) -> None:
     """The classifier's first token is global by itself, and so it is here."""
     odd = ODD_MODELS[0]
     model = odd.make(head)

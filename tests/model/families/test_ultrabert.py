@@ -32,7 +32,7 @@ THETAS = {"rope_theta": [70.0, 70.0, 900.0, 70.0]}
     ],
     ids=str,
 )
-def test_older_files_mean_what_transformers_makes_of_them(changes: dict[str, Any]) -> None:
+def test_older_files_are_read_like_in_transformers(changes: dict[str, Any]) -> None:
     written = UltrabertConfig(**SIZES | changes).to_dict()
     assert not {"attention_windows", "rope_theta"} & set(written)
     assert EncoderConfig.from_dict(SIZES | changes) == EncoderConfig.from_dict(written)
@@ -48,6 +48,6 @@ def test_older_files_mean_what_transformers_makes_of_them(changes: dict[str, Any
         ({"layer_types": ["chunked_attention"] * 4}, "it must list full_attention or sliding_attention"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+def test_unsupported_values_are_rejected_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EncoderConfig.from_dict(SIZES | changes)

@@ -115,7 +115,7 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
-def test_a_reduction_equals_its_definition(check: Callable[[], None]) -> None:
+def test_reduction_equals_its_definition(check: Callable[[], None]) -> None:
     check()
 
 
@@ -193,7 +193,7 @@ MISTAKES: dict[str, tuple[ModuleType, str, Any, str]] = {
 
 
 @pytest.mark.parametrize(("module", "name", "mistake", "check"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_detected(
+def test_mistake_is_detected(
     module: ModuleType, name: str, mistake: Any, check: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, name, mistake)
@@ -247,6 +247,6 @@ def test_words_are_numbered_from_0_in_the_order_of_their_first_tokens(tokens: li
         assert (words[index] == words[other]) == is_same_word
 
 
-def test_a_special_token_is_a_separate_word_with_any_word_index() -> None:
+def test_special_token_is_a_separate_word_with_any_word_index() -> None:
     text = TextUnits.of([0, 0, 0], [True, False, False], [False, False, True])
     assert text.words.tolist() == [0, 1, 2]

@@ -164,7 +164,7 @@ def test_unit_ids_map_tokens_to_units(level: Any, special: Any, units: list[int]
     assert unit_ids == units
 
 
-def test_a_text_of_only_special_tokens_has_no_units_left() -> None:
+def test_text_of_only_special_tokens_has_no_units_left() -> None:
     text = TextUnits.of([None, None], [True, True], [False, False])
     layers = [reference.random_maps(HEADS, 2)] * 2
     for layers_choice, is_mean, form in itertools.product(CHOICES, (False, True), FORMS):
@@ -198,7 +198,7 @@ def test_missing_and_mismatched_text_units_are_errors() -> None:
 
 
 @pytest.mark.parametrize("reduction", ALLOWED)
-def test_the_size_of_a_result_is_known_in_advance(reduction: AttentionReduction) -> None:
+def test_size_of_a_result_is_known_in_advance(reduction: AttentionReduction) -> None:
     for result in reduce(LAYERS, reduction, TEXT, is_mean_of_heads=False):
         num_units = TOKENS
         if result.unit_ids is not None:
@@ -231,7 +231,7 @@ class Copies(list[Any]):
 
 
 @pytest.mark.parametrize("form", [*FORMS, Threshold(1e-6)], ids=str)
-def test_the_memory_of_a_reduction_is_bounded_in_advance(form: Any) -> None:
+def test_memory_of_a_reduction_is_bounded_in_advance(form: Any) -> None:
     layers = Copies([reference.random_maps(4, LARGE.num_tokens)] * 2)
     for level, special, layer_choice in itertools.product(LEVELS, SPECIAL, CHOICES):
         reduction = AttentionReduction(level=level, special_tokens=special, layers=layer_choice, form=form)

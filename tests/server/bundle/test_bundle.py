@@ -119,7 +119,9 @@ def test_tokenizer_with_a_different_vocabulary_is_rejected(bundle: Path) -> None
     with manifest_of(bundle) as manifest:
         manifest["architecture"]["vocab_size"] = 7
         manifest["architecture"]["pad_token_id"] = 0
-    with pytest.raises(StartupError, match=r"tokenizer\.json has the id \d+, and the model only ids below 7"):
+    with pytest.raises(
+        StartupError, match=r"tokenizer\.json has the id \d+, but the model only supports ids below 7"
+    ):
         ServedModel(ServerConfig(bundle=bundle))
 
 
@@ -246,8 +248,11 @@ def drop_attentions(manifest: Json) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (change_architecture(num_layers=10**9), r"num_layers is 1000000000, outside the range 1 to 4096"),
-        (change_architecture(num_heads=0), r"num_heads is 0, outside the range 1"),
+        (
+            change_architecture(num_layers=10**9),
+            r"num_layers is 1000000000, which is outside the range 1 to 4096",
+        ),
+        (change_architecture(num_heads=0), r"num_heads is 0, which is outside the range 1"),
         (change_architecture(num_heads=2), r"attentions.0 of .* of layer 0 with 3 heads, .* at most 2 heads"),
         (change_architecture(hidden_size=0), r"hidden_size is 0"),
         (
@@ -255,12 +260,15 @@ def drop_attentions(manifest: Json) -> None:
             r"last_hidden_state of .*'96'.* no layer .* a hidden size of 64 and fp32",
         ),
         (change_architecture(vocab_size=0), r"vocab_size is 0"),
-        (change_architecture(pad_token_id=300), r"pad_token_id is 300, outside the range 0 to 299"),
+        (change_architecture(pad_token_id=300), r"pad_token_id is 300, which is outside the range 0 to 299"),
         (change_architecture(max_position_embeddings=-1), r"max_position_embeddings is -1"),
-        (lambda manifest: manifest.update(max_tokens=35), r"max_tokens is 35, outside the range 1 to 34"),
+        (
+            lambda manifest: manifest.update(max_tokens=35),
+            r"max_tokens is 35, which is outside the range 1 to 34",
+        ),
         (
             lambda manifest: manifest["pooling"].update(truncate_dim=97),
-            r"truncate_dim is 97, outside the range 0 to 96",
+            r"truncate_dim is 97, which is outside the range 0 to 96",
         ),
         (lambda manifest: manifest["pooling"].update(truncate_dim=-1), r"truncate_dim is -1"),
         (lambda manifest: manifest["pooling"].update(pooling=99), "the pooling is missing or unknown"),
@@ -268,7 +276,10 @@ def drop_attentions(manifest: Json) -> None:
             lambda manifest: manifest["pooling"].update(pooling="OF_TOMORROW"),
             "the pooling is missing or unknown",
         ),
-        (lambda manifest: manifest.update(default_prompt_name="query"), "no prompt 'query', the default"),
+        (
+            lambda manifest: manifest.update(default_prompt_name="query"),
+            "default prompt 'query' does not exist",
+        ),
         (
             add_graph_again,
             r"more than one \(onnx/model.onnx, onnx/model.onnx\) GRAPH_PURPOSE_EMBEDDINGS graph",

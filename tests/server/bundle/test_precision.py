@@ -129,7 +129,7 @@ def test_int8_runs_on_the_cpu_even_when_other_devices_exist(
     )
     bundle = open_bundle(int8_bundle, "int8")
     assert Engine(bundle, ServerConfig(bundle=int8_bundle, precision="int8")).runtime.device == "CPU"
-    with pytest.raises(StartupError, match="precision int8 is for a CPU"):
+    with pytest.raises(StartupError, match="precision int8 requires a CPU"):
         Engine(bundle, ServerConfig(bundle=int8_bundle, precision="int8", provider="cuda"))
 
 

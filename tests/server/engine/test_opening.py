@@ -81,7 +81,7 @@ TWICE = into("inner", "inner", op="Concat", axis=2)
 HOSTILE_EMBEDDINGS: dict[str, tuple[Callable[[onnx.GraphProto], None], str]] = {
     "wrong width": (
         through(HIDDEN, TWICE, elem_type=FLOAT, shape=[*FREE, 192]),
-        r"returns last_hidden_state as tensor\(float\) .*192\], by the manifest .*96\]",
+        r"returns last_hidden_state as tensor\(float\) .*192\], but the manifest specifies .*96\]",
     ),
     "wrong width, not declared": (
         through(HIDDEN, TWICE, elem_type=FLOAT, shape=[*FREE, "width"]),
@@ -89,7 +89,7 @@ HOSTILE_EMBEDDINGS: dict[str, tuple[Callable[[onnx.GraphProto], None], str]] = {
     ),
     "more tokens": (
         through(HIDDEN, into("inner", "inner", op="Concat", axis=1), elem_type=FLOAT, shape=[*FREE, 96]),
-        r"returned last_hidden_state as float32 \[2, 16, 96\] .*by the manifest it is float32 \[2, 8, 96\]",
+        r"returned last_hidden_state as float32 \[2, 16, 96\] .*manifest specifies float32 \[2, 8, 96\]",
     ),
     "integers": (
         through(HIDDEN, into("inner", op="Cast", to=INT64), elem_type=INT64, shape=[*FREE, 96]),
@@ -97,11 +97,11 @@ HOSTILE_EMBEDDINGS: dict[str, tuple[Callable[[onnx.GraphProto], None], str]] = {
     ),
     "NaN": (
         through(HIDDEN, constant("nan", float("nan")), into("inner", "nan", op="Add")),
-        r"returned a NaN or an infinity in last_hidden_state",
+        r"returned NaN or infinity in last_hidden_state",
     ),
     "wrong output name": (rename_output, r"has 1 outputs, the last \['renamed'\]"),
     "additional input": (add_input, r"has the inputs input_ids, .*position_ids"),
-    "fixed batch size": (fix_batch, r"wants input_ids as tensor\(int64\) \[1, 'sequence_length'\]"),
+    "fixed batch size": (fix_batch, r"expects input_ids as tensor\(int64\) \[1, 'sequence_length'\]"),
 }
 
 
@@ -132,17 +132,17 @@ SOME_HEADS = {"elem_type": FLOAT, "shape": [FREE[0], "heads", FREE[1], FREE[1]]}
 HOSTILE_ATTENTIONS: dict[str, tuple[Callable[[onnx.GraphProto], None], str]] = {
     "rows of 2": (
         through(WEIGHTS, into("inner", "inner", op="Add", output=WEIGHTS)),
-        r"rows of attentions.0 whose sum is off from 1 by 1:",
+        r"rows of attentions.0 whose sum differs from 1 by 1:",
     ),
     "below 0": (through(WEIGHTS, *CONTRASTED), r"returned weights of attentions.0 below 0"),
     "on padding": (through(WEIGHTS, *SPREAD), r"returned weights of attentions.0 on padding"),
     "fewer heads": (
         through(WEIGHTS, ONE_HEAD, **SOME_HEADS),
-        r"returns attentions.0 as tensor\(float\) .* 1, .*by the manifest it is .* 3, ",
+        r"returns attentions.0 as tensor\(float\) .* 1, .*but the manifest specifies .* 3, ",
     ),
     "NaN in the token vectors": (
         through(HIDDEN, constant("nan", float("nan")), into("inner", "nan", op="Add")),
-        r"returned a NaN or an infinity in last_hidden_state",
+        r"returned NaN or infinity in last_hidden_state",
     ),
 }
 

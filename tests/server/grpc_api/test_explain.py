@@ -335,7 +335,7 @@ def test_both_sides_of_a_pair_are_explained_towards_each_other(stub: EncoderServ
 
 INVALID_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "zeros": ({"direction": tensor(np.zeros(384))}, "direction is zero"),
-    "NaN": ({"direction": tensor([np.nan] * 384)}, "direction has a NaN or an infinity"),
+    "NaN": ({"direction": tensor([np.nan] * 384)}, "direction contains NaN or infinity"),
     "wrong size": ({"direction": tensor([1, 2, 3])}, r"direction has the shape \[3\]"),
     "invalid tensor": (
         {"direction": Tensor(shape=[4], data=b"12")},
@@ -358,7 +358,10 @@ INVALID_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
         {"to": given("a"), "target_prompt": pb.Prompt(name="x")},
         "target_prompt.name is 'x', but the model has no prompts",
     ),
-    "repeated method": ({"methods": [1, 1]}, r"methods\[1\] is EXPLAIN_METHOD_CONTRIBUTIONS, a repetition"),
+    "repeated method": (
+        {"methods": [1, 1]},
+        r"methods\[1\] is EXPLAIN_METHOD_CONTRIBUTIONS, which is listed twice",
+    ),
     "unknown method": ({"methods": [9]}, r"methods\[0\] is 9: use one of EXPLAIN_METHOD_CONTRIBUTIONS"),
     "unknown level": ({"level": 7}, "level is 7: use one of"),
     "contributions with max pooling": (

@@ -335,7 +335,7 @@ def test_every_invalid_encode_field_is_reported_by_name(stub: EncoderServiceStub
         "attention[0].view": "is 5: use one of ATTENTION_VIEW_FULL, ATTENTION_VIEW_HEAD_MEAN, "
         "ATTENTION_VIEW_DENSE",
         "attention[0].layers[0]": "is 6, but the model has 6: use 0 to 5, or -6 to -1",
-        "attention[0].layers[2]": "is -6, a repetition: remove it",
+        "attention[0].layers[2]": "is -6, which is listed twice: remove it",
         "attention[0].heads[0]": "is -13, but the model has 12: use 0 to 11, or -12 to -1",
         "attention[1].role": "is OUTPUT_ROLE_HEAD_GATES: the model has OUTPUT_ROLE_ATTENTION_WEIGHTS",
     }

@@ -43,7 +43,7 @@ def test_trailers_of_every_error_fit(error: errors.RequestError) -> None:
     assert size_on_the_wire(error) < MAX_TRAILER_BYTES
 
 
-def test_violations_are_reported_as_far_as_they_fit() -> None:
+def test_violations_are_reported_up_to_the_size_limit() -> None:
     violations = [FieldViolation(f"inputs[{i}]", "is empty: set text or token_ids", i) for i in range(500)]
     error = errors.InvalidFieldsError(violations)
     assert len(error_details(error).violations) == 20

@@ -31,7 +31,9 @@ def test_unresolvable_name_is_reported() -> None:
     )
 
 
-@pytest.mark.parametrize(("port", "message"), [(80, "ports below 1024 need a privilege"), (8080, "denied")])
+@pytest.mark.parametrize(
+    ("port", "message"), [(80, "ports below 1024 require a privilege"), (8080, "denied")]
+)
 def test_privileged_port_names_the_required_privilege(port: int, message: str) -> None:
     error = OSError(errno.EACCES, os.strerror(errno.EACCES).lower())
     assert message in bind_problem(error, TcpAddress("127.0.0.1", port), "viewer-port")

@@ -135,7 +135,7 @@ def test_missing_directory_is_reported_by_name(path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_directory_of_another_user_is_reported_by_name(path: Path) -> None:
     path.parent.chmod(0o500)
-    with pytest.raises(StartupError, match="the user of this process may not make files in"):
+    with pytest.raises(StartupError, match="the user of this process has no permission to create files in"):
         UnixSocket(UnixAddress(path), 0o660).prepare()
     path.parent.chmod(0o700)
 

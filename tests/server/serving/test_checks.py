@@ -115,7 +115,7 @@ def test_too_many_queries_and_repeated_indices_are_reported() -> None:
     }
     repeated = AttentionQuery(layers=[1, 0, -2], heads=[3, 4])
     assert violations(checks, EncodeRequest(inputs=ONE, attention=[many[0], repeated])) == {
-        "attention[1].layers[2]": "is -2, a repetition: remove it",
+        "attention[1].layers[2]": "is -2, which is listed twice: remove it",
         "attention[1].heads[1]": "is 4, but the model has 4: use 0 to 3, or -4 to -1",
     }
 

@@ -251,7 +251,8 @@ async def test_explanation_unsupported_with_dense_layers_is_rejected_by_name(den
         assert ExplainMethod.OUTPUT_SHARE not in service.explain_methods
         assert service.pair_matrices == (PairMatrix.INTERACTION, PairMatrix.INPUT)
         with pytest.raises(
-            InvalidFieldsError, match=r"methods\[0\] is EXPLAIN_METHOD_OUTPUT_SHARE, but with"
+            InvalidFieldsError,
+            match=r"methods\[0\] is EXPLAIN_METHOD_OUTPUT_SHARE, but embeddings of models with dense",
         ):
             await explain(service, "a cat", methods=[ExplainMethod.OUTPUT_SHARE])
         job = CompareRequest(

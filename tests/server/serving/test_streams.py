@@ -134,7 +134,7 @@ async def test_at_least_one_piece_runs_and_more_when_capacity_allows(
         assert admission._num_texts.total() == 0  # no piece is queued or running
 
 
-async def test_slow_consumer_holds_no_slots() -> None:
+async def test_slow_consumer_keeps_no_slots() -> None:
     engine, admission = InstantEngine(), make_admission(100, 1000)
     async with aclosing(run(engine, make_pieces(50), admission)) as results:
         await anext(results)

@@ -142,7 +142,7 @@ def replace_all(pattern: dict[str, str], content: str) -> dict[str, Any]:
 def test_ids_beyond_the_vocabulary_are_rejected(minilm_dir: Path, tmp_path: Path) -> None:
     encoder = TextEncoder(minilm_dir / "tokenizer.json", max_tokens=16)
     encoder.check_ids(30522)
-    with pytest.raises(StartupError, match=r"has the id 30521, and the model only ids below 30521"):
+    with pytest.raises(StartupError, match=r"has the id 30521, but the model only supports ids below 30521"):
         encoder.check_ids(30521)
     processor = json.loads((minilm_dir / "tokenizer.json").read_text())["post_processor"]
     processor["special_tokens"]["[SEP]"]["ids"] = [40000]
@@ -162,7 +162,9 @@ def test_ids_beyond_the_vocabulary_are_rejected(minilm_dir: Path, tmp_path: Path
 def test_normalizer_that_expands_texts_too_much_is_rejected(
     minilm_dir: Path, tmp_path: Path, normalizer: dict[str, Any], growth: str
 ) -> None:
-    with pytest.raises(StartupError, match=rf"can make {growth} bytes of one .* the limit is 4096: export"):
+    with pytest.raises(
+        StartupError, match=rf"can expand one byte to {growth} bytes, but the limit is 4096: export"
+    ):
         TextEncoder(changed(minilm_dir, tmp_path, normalizer=normalizer), 16)
 
 
@@ -176,7 +178,9 @@ def test_only_texts_that_grow_beyond_the_limit_are_rejected(minilm_dir: Path, tm
     inputs = InputEncoder(TextEncoder(path, 16), 16, exclude_prompt=False)
     texts = [Input(text="c" * 5000), Input(text="a" * 5000), Input(text="aa")]
     for indices in (range(3), range(1, 2)):
-        with pytest.raises(InvalidFieldsError, match=r"more than 4194304 bytes once .* normalized") as caught:
+        with pytest.raises(
+            InvalidFieldsError, match=r"more than 4194304 bytes after normalization"
+        ) as caught:
             inputs.encode(texts, indices, prompt="", truncate=True)
         assert caught.value.violations[0].field == f"inputs[{indices.start}].text"
     assert [text.num_tokens for text in inputs.encode(texts, range(2, 3), prompt="", truncate=True)] == [16]
@@ -191,7 +195,9 @@ def test_text_that_makes_the_tokenizer_panic_is_reported(minilm_dir: Path, tmp_p
     endless = "a" * 40 + "!"
     texts = [Input(text="fine"), Input(text=endless), Input(text_pair=TextPair("fine", endless))]
     for indices, field in ((range(3), "inputs[1].text"), (range(2, 3), "inputs[2].text_pair")):
-        with pytest.raises(InvalidFieldsError, match="makes the model's tokenizer fail") as caught:
+        with pytest.raises(
+            InvalidFieldsError, match="cannot be tokenized by the model's tokenizer"
+        ) as caught:
             inputs.encode(texts, indices, prompt="", truncate=True)
         assert [violation.field for violation in caught.value.violations] == [field]
     with pytest.raises(InvalidFieldsError, match=r"^prompt makes"):

@@ -170,4 +170,4 @@ def _write(report: "HeadReport", outputs: dict[str, Path]) -> None:
             content = (as_markdown if kind == ".md" else as_page)(report).encode()
         with replacing(path) as file:
             file.write(content)
-        click.echo(f"{path}: {len(report.heads)} heads, {len(report.labelled)} with a label")
+        click.echo(f"{path}: {len(report.heads)} heads, {len(report.labeled)} with a label")

@@ -30,7 +30,7 @@ from attnlens_server.engine.runtimes.runtime import TimeLimit, feed_of
 # Runtime runs all nodes of a graph, regardless of the requested outputs.
 _SELECT_GRAPH = Path(__file__).with_name("select_heads.onnx")
 _MEAN_GRAPH = Path(__file__).with_name("mean_of_heads.onnx")
-_WEIGHTS_RANK = 4  # of (B, H, T', T') and (B, H, T', W)
+_WEIGHTS_RANK = 4  # rank of weights (B, H, T', T') or (B, H, T', W)
 _OPERATORS = frozenset({"Slice", "Gather", "ReduceMean"})
 
 

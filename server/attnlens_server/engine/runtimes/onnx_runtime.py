@@ -32,20 +32,20 @@ class OnnxRuntime:
     version: str = ort.__version__
     processor = ""
 
-    def __init__(self, asked: Provider, device_id: int, precision: Precision = "fp32") -> None:
+    def __init__(self, requested: Provider, device_id: int, precision: Precision = "fp32") -> None:
         """Select the execution provider.
 
         Raises:
             StartupError: CUDA was requested, but this build does not include it or the precision is int8.
         """
-        self.provider = resolve_provider(asked, precision)
+        self.provider = resolve_provider(requested, precision)
         self.device = self.provider.upper()
         self.is_on_cpu = self.provider == "cpu"
         self.batch_tokens = BATCH_TOKENS[self.provider]
         self.length_multiple = LENGTH_MULTIPLES[self.provider]
         self.mixes_lengths = True
         self.batch_counts: Sequence[int] = ()
-        self._asked = asked
+        self._requested = requested
         self._device_id = device_id
 
     def open(
@@ -59,7 +59,7 @@ class OnnxRuntime:
 
     def fallback(self) -> Self | None:
         """Return the CPU runtime if the provider `auto` resolved to CUDA."""
-        if self._asked == "auto" and self.provider == "cuda":
+        if self._requested == "auto" and self.provider == "cuda":
             return type(self)("cpu", self._device_id)
         return None
 
@@ -73,15 +73,15 @@ def resolve_provider(provider: Provider, precision: Precision = "fp32") -> Liter
     if precision == "int8":
         if provider == "cuda":
             raise StartupError(
-                "precision int8 is for a CPU, CUDA has no kernels for its products: use --provider cpu, or "
-                "--precision fp16 or fp32"
+                "precision int8 requires a CPU, because CUDA has no kernels for its products: "
+                "use --provider cpu, or --precision fp16 or fp32"
             )
         return "cpu"
     has_cuda = CUDA in ort.get_available_providers()
     if provider == "cuda" and not has_cuda:
         raise StartupError(
             f"provider cuda was requested, but this build of ONNX Runtime has only "
-            f"{', '.join(ort.get_available_providers())}: install attnlens[gpu] in place of "
+            f"{', '.join(ort.get_available_providers())}: install attnlens[gpu] instead of "
             "attnlens[server], or use --provider cpu"
         )
     if provider == "auto":

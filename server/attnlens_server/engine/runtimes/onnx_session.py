@@ -135,7 +135,7 @@ def check_placement(
         raise StartupError(
             f"CUDA was requested, but it runs no node of {graph.name}: ONNX Runtime fell back to "
             f"{', '.join(sorted(placements))}. Check the driver (nvidia-smi) and that CUDA and cuDNN are "
-            "installed (attnlens[gpu] brings them), or use --provider cpu"
+            "installed (attnlens[gpu] installs them), or use --provider cpu"
         )
     misplaced = {
         provider: {op: count for op, count in counter.items() if op in operators}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from openvino import CompiledModel, Core
 
 CPU = "CPU"
-# By whether the device is the CPU. The value for GPUs has not been measured.
+# Tokens per batch, keyed by whether the device is the CPU. The value for GPUs has not been measured.
 BATCH_TOKENS = {True: 512, False: 8192}
 # OpenVINO compiles kernels for each batch shape, which takes milliseconds and about 1 MB. Use few shapes.
 BATCH_COUNTS: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -128,6 +128,6 @@ class OpenvinoRuntime:
             return
         raise StartupError(
             f"precision bf16 was requested, but {self.processor} ({self.device}) does not support it; "
-            "Intel's Xeon from Cooper Lake and Sapphire Rapids on and AMD's from Zen 4 on have them "
+            "Intel Xeon processors since Cooper Lake and Sapphire Rapids and AMD processors since Zen 4 do "
             "(avx512_bf16 or amx_bf16 in /proc/cpuinfo): use --precision fp32 or int8"
         )
