@@ -15,7 +15,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#99
 def bars(
     title: str, labels: Sequence[str], values: Sequence[float], marked: Sequence[int], figures: Sequence[str]
 ) -> str:
-    """Return a horizontal bar chart with a figure next to each bar. Negative bars have another color."""
+    """Return a horizontal bar chart with a figure next to each bar. Negative bars have a different color."""
     left = 12 + _CHAR * max(map(len, labels), default=0)
     figure_width = 12 + _CHAR * max(map(len, figures), default=0)
     top = max((abs(value) for value in values), default=0.0) or 1.0

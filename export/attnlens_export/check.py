@@ -1,8 +1,9 @@
-"""Check of an existing bundle: hashes, graphs, manifest and weights, then all measurements again.
+"""Checks an existing bundle: verifies hashes, graphs, manifest and weights, then repeats all measurements.
 
 Without the checkpoint, the reference is rebuilt from the weights in the ONNX file. This shows that the graphs
-compute the same as the PyTorch encoder with these weights. With the checkpoint, its weights are also compared
-bit for bit with those of both graphs, because the parity grid uses only a part of the embedding table.
+produce the same results as the PyTorch encoder with these weights. With the checkpoint, its weights are also
+compared bit for bit with those of both graphs, because the parity grid covers only part of the embedding
+table.
 """
 
 from collections.abc import Sequence
@@ -39,9 +40,9 @@ class CheckSummary:
 
     Attributes:
         manifest: Manifest of the bundle. The hashes of all files match.
-        verdict: New measurements, passed or failed.
+        verdict: New measurements, whether or not they passed.
         not_stated: Fields that the manifest does not state. They were not compared with the files.
-        runtimes: Results in other runtimes, in the default precision and in fp32, passed or failed.
+        runtimes: Results in other runtimes, in the default precision and in fp32, whether or not they passed.
         missing: Runtimes that are not installed.
     """
 
@@ -70,7 +71,7 @@ def check_bundle(
         revision: Branch, tag or commit of `source` on the hub.
         parity_tokens: Maximum length of the grid. If None, the memory limits of `default_grid` apply.
         grid: Parity cases. If None, `default_grid`.
-        runtimes: Other runtimes in which to run the grid. If None, there are none.
+        runtimes: Other runtimes in which to run the grid. If None, no other runtimes are used.
         progress: Called before each step.
 
     Returns:
@@ -78,13 +79,10 @@ def check_bundle(
 
     Raises:
         BundleError: A file is missing, changed or not listed, or the manifest contradicts the files.
-        GraphError: A graph is not valid ONNX, lacks a parameter, or has other weights than the checkpoint or
-            the other graph.
-        LintError: A graph is not portable.
-        ModelError: `source` can't be loaded.
-        SourceError: `source` has another configuration.
-        NotInstalledError: A requested runtime is not installed.
-        UnknownRuntimeError: A requested runtime does not exist.
+        GraphError: A graph is not valid ONNX, lacks a parameter, or has different weights from the checkpoint
+            or the other graph. LintError: A graph is not portable. ModelError: `source` can't be loaded.
+            SourceError: `source` has a different configuration. NotInstalledError: A requested runtime is not
+            installed. UnknownRuntimeError: A requested runtime does not exist.
     """
     options = runtimes or RuntimeOptions()
     installed, missing = find_runtimes(options)
@@ -126,7 +124,7 @@ def _load_reference(
 
 
 def _stated(manifest: Manifest) -> dict[str, Stated]:
-    """Return the manifest's entry and gates of each graph, by path."""
+    """Return the manifest's entry and gates for each graph, by path."""
     return {
         graph.path: Stated(graph, tuple(gate for gate in manifest.parity.gates if gate.graph == graph.id))
         for graph in manifest.graphs

@@ -4,9 +4,10 @@ Implements the variant of Nussbaum & Duderstadt 2025, "Training Sparse Mixture O
 Models", https://arxiv.org/abs/2502.07972: selected experts are weighted by the router's softmax over all
 experts, without renormalization, and one bias is added to the weighted sum.
 
-Every expert processes every token, and experts that are not selected have weight 0. A graph without
-data-dependent shapes could otherwise only gather the matrices of each token, 38 MB per token for experts of
-768 x 3,072. With 8 experts, the cost is that of 8 feed-forward networks, although each token needs only 2.
+Every expert processes every token, and experts that are not selected have weight 0. The only alternative
+without data-dependent shapes is to gather the matrices of each token's experts, which takes 38 MB per token
+for experts of 768 x 3,072. With 8 experts, the cost is that of 8 feed-forward networks, even if only 2 are
+selected per token.
 
 Shape legend: B batch, T tokens, D hidden size, F intermediate size of an expert, E experts.
 """
@@ -99,8 +100,8 @@ class Experts(nn.Module):
     def gates(self, hidden_states: Tensor) -> Tensor:
         """Return the weight of each expert for each token: (B, T, D) -> (B, T, E).
 
-        Experts are selected one at a time by ArgMax, which resolves ties to the lowest index in every
-        runtime, unlike TopK in PyTorch.
+        Experts are selected one at a time by ArgMax, which resolves ties in favor of the lowest index in
+        every runtime, unlike TopK in PyTorch.
         """
         probabilities: Tensor = self.router(hidden_states).softmax(dim=-1)  # (B, T, E)
         remaining, selected = probabilities, None
@@ -109,6 +110,6 @@ class Experts(nn.Module):
             # One-hot encoding of the expert index, in arithmetic that every runtime supports.
             is_best = 1.0 - (self.numbers - best).to(remaining.dtype).abs().clamp(0.0, 1.0)  # (B, T, E)
             selected = is_best if selected is None else selected + is_best
-            # Less than any probability.
+            # Make the selected expert lower than any probability.
             remaining = remaining - 2.0 * is_best
         return probabilities if selected is None else probabilities * selected

@@ -17,11 +17,11 @@ FORMAT_VERSION = 2
 KNOWN_FEATURES: frozenset[str] = frozenset()
 """Entries of `Manifest.required_features` that this version supports."""
 MANIFEST_NAME = "manifest.json"
-MAX_MANIFEST_BYTES = 16 << 20  # a model with 24 layers has a manifest of 60 kB
+MAX_MANIFEST_BYTES = 16 << 20  # for a model with 24 layers, it is about 60 kB
 
 
 class BundleError(Exception):
-    """A bundle is missing, incomplete, modified or has an unsupported format. The message names the file."""
+    """A bundle is missing, incomplete, modified or in an unsupported format. The message names the file."""
 
 
 class FileState(NamedTuple):
@@ -102,7 +102,7 @@ def describe_file(directory: Path, path: Path) -> BundleFile:
 def verify_files(
     directory: Path, manifest: Manifest, paths: frozenset[str] | None = None, *, check_hashes: bool = True
 ) -> dict[str, FileState]:
-    """Verify size and SHA-256 of the files in the manifest.
+    """Verify the size and SHA-256 hash of each file in the manifest.
 
     Args:
         directory: Bundle directory.
@@ -111,7 +111,7 @@ def verify_files(
         check_hashes: Whether to verify hashes, which requires reading the files, in addition to sizes.
 
     Returns:
-        Metadata of each verified file by its path in the manifest, read before its contents.
+        Metadata of each verified file, read before its contents and keyed by its path in the manifest.
 
     Raises:
         BundleError: A file is listed twice, missing, modified or outside the bundle, or a graph has no hash.
@@ -145,7 +145,7 @@ def _verify_file(directory: Path, expected: BundleFile, *, check_hash: bool) -> 
     state = read_state(path)
     if state.size_bytes != expected.size_bytes:
         raise BundleError(
-            f"{path} was altered: it has {state.size_bytes} bytes, but the manifest states "
+            f"{path} was altered: its size is {state.size_bytes} bytes, but the manifest states "
             f"{expected.size_bytes}: restore it, or export the bundle again"
         )
     if not check_hash:
@@ -172,8 +172,11 @@ def find_graph(
     graphs = [graph for graph in manifest.graphs if (graph.purpose, graph.precision) == (purpose, precision)]
     if len(graphs) != 1:
         description = f"{GraphPurpose.Name(purpose)} graph in {Precision.Name(precision)}"
-        count = "no" if not graphs else f"more than one ({', '.join(graph.path for graph in graphs)})"
-        raise BundleError(f"the bundle of {manifest.model_name!r} has {count} {description}: export it again")
+        found = f"several: {', '.join(graph.path for graph in graphs)}" if graphs else "none"
+        raise BundleError(
+            f"the bundle of {manifest.model_name!r} must have one {description}, but has {found}. "
+            "Export it again"
+        )
     return graphs[0]
 
 

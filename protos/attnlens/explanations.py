@@ -3,9 +3,9 @@
     p      = pooled vector after the dense layers, reduced to the first E components
     target = d . p / |p|, with a direction d
 
-Sources: leave-one-out is the erasure method of Li et al. 2016 (https://arxiv.org/abs/1612.08220); rollout is
-    Abnar
-and Zuidema 2020 (https://arxiv.org/abs/2005.00928). docs/explanations.md describes each method.
+Sources: leave-one-out is the erasure method of Li et al. 2016 (https://arxiv.org/abs/1612.08220); rollout
+    comes from Abnar and Zuidema 2020 (https://arxiv.org/abs/2005.00928). docs/explanations.md describes each
+    method.
 
 Dimension names: T tokens, W words, D hidden size, E embedding size, L layers.
 """
@@ -26,7 +26,7 @@ ROLLOUT_RESIDUAL = 0.5
 
 
 class ExplainMethod(IntEnum):
-    """Explanation methods, with the values of `attnlens.v1.ExplainMethod`, which describes them."""
+    """Explanation methods. Values match `attnlens.v1.ExplainMethod`, which documents them."""
 
     CONTRIBUTIONS = 1
     OUTPUT_SHARE = 2
@@ -44,7 +44,7 @@ class ExplainLevel(IntEnum):
 
 
 class PairMatrix(IntEnum):
-    """Matrices of token pairs, with the values of `attnlens.v1.PairMatrix`, which describes them."""
+    """Matrices of token pairs. Values match `attnlens.v1.PairMatrix`, which documents them."""
 
     OUTPUT = 1
     INTERACTION = 2
@@ -53,12 +53,12 @@ class PairMatrix(IntEnum):
 
 # Methods whose scores and baseline add up to the target. All other methods only rank tokens.
 COMPLETE_METHODS = frozenset({ExplainMethod.CONTRIBUTIONS, ExplainMethod.OUTPUT_SHARE})
-# Scores of methods with a lower rank correlation with leave-one-out are shown with a warning.
+# A warning is shown if the rank correlation of a method with leave-one-out is below this value.
 LOW_FAITHFULNESS = 0.7
 
 
 def pooling_weights(pooling: Pooling, num_tokens: int, num_excluded: int = 0) -> FloatArray:
-    """Return the weights w (T,) of token vectors h in pooling: p = sum of w[t] h[t].
+    """Return the weight of each token vector h[t] in the pooled vector, w (T,): p = sum of w[t] h[t].
 
     MAX is not a weighted sum. Its weights are 1 for included tokens and 0 for excluded ones.
 
@@ -87,7 +87,7 @@ def pooling_weights(pooling: Pooling, num_tokens: int, num_excluded: int = 0) ->
 
 
 def exclude_token(weights: FloatArray, pooling: Pooling, token: int) -> FloatArray | None:
-    """Return pooling weights without one more token, or None if no token would be left.
+    """Return pooling weights with one additional token excluded, or None if no token would be left.
 
     The other tokens keep their positions.
 
@@ -142,12 +142,13 @@ def output_shares(
 def leave_one_out_effects(
     direction: Float64Array, embedding: Float64Array, masked_embeddings: Float64Array
 ) -> Float64Array:
-    """Return d . (p / |p| - p' / |p'|) for each token, (T,): the decrease of the target without the token.
+    """Return d . (p / |p| - p' / |p'|) for each token, (T,): the decrease in the target without the token.
 
     Args:
         direction: d, (E,).
         embedding: p / |p|, (E,).
-        masked_embeddings: p' / |p'| without each token, (T, E). NaN for tokens that cannot be left out.
+        masked_embeddings: p' / |p'| with each token left out in turn, (T, E). NaN for tokens that cannot be
+            left out.
     """
     return np.asarray((embedding - masked_embeddings) @ direction)
 
@@ -171,7 +172,7 @@ def rollout(
 
 
 def received_attention(attention: npt.NDArray[np.floating]) -> Float64Array:
-    """Return the column sums (T,) of the last layer's mean over heads (T, T). They add up to T."""
+    """Return the column sums (T,), whose sum is T, of the last layer's mean attention over heads (T, T)."""
     return np.asarray(attention.sum(axis=0, dtype=np.float64))
 
 
@@ -200,7 +201,8 @@ def interaction_matrix(
     The second difference of a dot product is the dot product of the differences.
 
     Args:
-        first: Normalized embedding (E,) of the first text, and those without each of its tokens, (T, E).
+        first: Normalized embedding (E,) of the first text, and its normalized embeddings with each token left
+            out in turn, (T, E).
         second: The same for the second text.
     """
     rows, columns = (embedding - masked for embedding, masked in (first, second))

@@ -1,4 +1,4 @@
-"""Errors of requests with their gRPC status and reason, and errors at startup.
+"""Request errors with their gRPC status and reason, and startup errors.
 
 RequestError
 |- InvalidFieldsError      INVALID_ARGUMENT     INVALID_FIELD
@@ -119,13 +119,13 @@ class ResponseTooLargeError(RequestError):
 
     def __init__(self, name: str, size_bytes: int, max_response_bytes: int, remedy: str) -> None:
         super().__init__(
-            f"{name} would have {size_bytes} bytes, but the limit is {max_response_bytes}: {remedy}",
+            f"{name} would be {size_bytes} bytes, but the limit is {max_response_bytes}: {remedy}",
             metadata={"size_bytes": str(size_bytes), "max_response_bytes": str(max_response_bytes)},
         )
 
 
 class RequestTooLargeError(RequestError):
-    """A call exceeds a limit of all calls together, so it can never be served."""
+    """A call alone exceeds a limit shared by all calls, so it can never be served."""
 
     status = "INVALID_ARGUMENT"
     reason = "REQUEST_TOO_LARGE"
@@ -138,7 +138,7 @@ class TooExpensiveError(RequestError):
     reason = "REQUEST_TOO_EXPENSIVE"
 
     def __init__(self, costs: Mapping[str, int], max_computed_tokens: int, remedy: str) -> None:
-        """Name the field with the highest cost. `costs` has the computed tokens of one or more fields."""
+        """Name the field with the highest cost. `costs` maps fields to computed tokens."""
         total = sum(costs.values())
         field = max(costs, key=costs.__getitem__)
         needed = f"{total}" if len(costs) == 1 else f"{costs[field]} of {total}"
@@ -162,7 +162,7 @@ class MalformedRequestError(RequestError):
     def __init__(self, size_bytes: int, message_type: str) -> None:
         super().__init__(
             f"the request of {size_bytes} bytes is not a valid {message_type}: use the server's .proto "
-            "files, without compression"
+            "files, and disable compression"
         )
 
 
@@ -194,14 +194,14 @@ class ModelNotFoundError(RequestError):
 
 
 class OverloadedError(RequestError):
-    """The limit of waiting texts, memory or calls is reached."""
+    """The limit on waiting texts, memory or calls has been reached."""
 
     status = "RESOURCE_EXHAUSTED"
     reason = "OVERLOADED"
 
 
 class GraphUnavailableError(RequestError):
-    """A graph of the bundle is unusable, permanently or, with `retry_after_s`, until the next attempt."""
+    """A graph of the bundle is unusable. With `retry_after_s`, the server will try to open it again."""
 
     status = "FAILED_PRECONDITION"
     reason = "GRAPH_UNAVAILABLE"
@@ -243,7 +243,7 @@ class SlowConsumerError(RequestError):
 
 
 class InternalError(RequestError):
-    """Unexpected error. The client receives an ID, and the log the details."""
+    """Unexpected error. The client receives an ID, and the details are logged."""
 
     status = "INTERNAL"
     reason = "INTERNAL"

@@ -64,9 +64,9 @@ def viewed_tokens(tokens: Iterable[SourceToken], texts: dict[str, str]) -> list[
 
 
 def _shown_text(token: SourceToken, previous: SourceToken | None, text: str) -> str:
-    """Return the span that a token covers, or its spelling if the span is empty or repeats the previous one.
+    """Return the span that a token covers, or the token string if the span is empty or a repetition.
 
-    The tokens of a split character all cover the whole character.
+    If a character is split into several tokens, each token covers the whole character.
     """
     span = text[token.char_start : token.char_end].strip()
     is_repeated = (

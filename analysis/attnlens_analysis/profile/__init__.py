@@ -6,12 +6,19 @@ length, and `page` renders the result.
 
 from attnlens_analysis.profile.lengths import chosen_lengths, parse_lengths
 from attnlens_analysis.profile.measure import LengthProfile, Profile, measure
-from attnlens_analysis.profile.page import HOW, as_page, chart, describe, overtaking, reliability
+from attnlens_analysis.profile.page import (
+    METHOD_NOTE,
+    as_page,
+    chart,
+    describe,
+    describe_crossover,
+    reliability,
+)
 from attnlens_analysis.profile.parts import ATTENTION, PARTS, Part
 
 __all__ = [
     "ATTENTION",
-    "HOW",
+    "METHOD_NOTE",
     "PARTS",
     "LengthProfile",
     "Part",
@@ -20,8 +27,8 @@ __all__ = [
     "chart",
     "chosen_lengths",
     "describe",
+    "describe_crossover",
     "measure",
-    "overtaking",
     "parse_lengths",
     "reliability",
 ]

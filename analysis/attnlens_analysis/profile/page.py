@@ -25,7 +25,7 @@ def as_page(profile: Profile) -> str:
         f"<p>{escape(describe(profile))}</p>\n<figure>{chart(profile)}</figure>\n"
         f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>\n"
         f"{warning}"
-        f"<p>{escape(overtaking(profile))}</p><p>{escape(HOW)}</p><ul>{parts}</ul>"
+        f"<p>{escape(describe_crossover(profile))}</p><p>{escape(METHOD_NOTE)}</p><ul>{parts}</ul>"
     )
     return page.as_page(f"Where {profile.model_name} spends its time", body)
 
@@ -40,7 +40,7 @@ def chart(profile: Profile) -> str:
     )
 
 
-HOW = (
+METHOD_NOTE = (
     "Shares are based on the time spent in nodes as reported by the ONNX Runtime profiler: the minimum of "
     "five runs of one text per node, with the same graph optimizations as in the server. ms is the fastest "
     "complete run. Memory is the peak usage of the ONNX Runtime allocator during the first run at a length, "
@@ -66,7 +66,7 @@ def reliability(profile: Profile) -> str:
     )
 
 
-def overtaking(profile: Profile) -> str:
+def describe_crossover(profile: Profile) -> str:
     """Describe the length from which attention takes more than half of the time."""
     parts = "scores, softmax and values"
     if profile.overtakes_at is None:

@@ -12,7 +12,7 @@ class Bars:
     Attributes:
         title: Title, including the unit.
         labels: Labels of the bars.
-        values: Values of the bars. Negative bars have another color.
+        values: Values of the bars. Negative bars have a different color.
         marked: Indices of highlighted bars.
         decimals: Decimal places of the figures. If None, `number` formats them.
     """

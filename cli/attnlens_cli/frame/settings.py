@@ -40,7 +40,9 @@ def read_config_file(path: Path, group: click.Command, commands: Collection[str]
 
 
 def known_options(command: click.Command, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return `values` by click parameter name. Keys are option names, also with underscores.
+    """Return `values` keyed by click parameter name.
+
+    Keys of `values` are option names, with hyphens or underscores.
 
     Raises:
         click.UsageError: `values` is not a table, or a key is not an option of `command`.
@@ -62,21 +64,21 @@ def known_options(command: click.Command, values: Mapping[str, Any], where: str)
             raise click.UsageError(f"no such option {key} in {where} of the configuration file{suggestion}")
         if isinstance(value, bool) and not option.is_flag:
             raise click.UsageError(
-                f"{key} is {str(value).lower()} in {where} of the configuration file: it takes a value"
+                f"{key} in {where} of the configuration file requires a value, not {str(value).lower()}"
             )
         selected[str(option.name)] = value
     return selected
 
 
 def warn_of_unknown_variables(ctx: click.Context, name: str, command: click.Command) -> None:
-    """Print a warning on stderr if no option reads some of the variables `ATTNLENS_*`.
+    """Print a warning on stderr about variables `ATTNLENS_*` that no option reads.
 
     Variables of other commands are not checked, because that would import their modules.
 
     Args:
         ctx: The context of the root command.
-        name: The command that runs.
-        command: The same command.
+        name: Name of the command to run.
+        command: The command itself.
     """
     variables = [
         key
@@ -97,7 +99,7 @@ def warn_of_unknown_variables(ctx: click.Context, name: str, command: click.Comm
         return
     names = ", ".join(f"{printable(key)}{_suggestion(key, known)}" for key in unknown)
     with suppress(OSError):  # stderr may be closed; the command runs anyway
-        click.echo(f"warning: no option reads the variable{'s' * (len(unknown) > 1)} {names}", err=True)
+        click.echo(f"warning: unknown environment variable{'s' * (len(unknown) > 1)} {names}", err=True)
 
 
 def _options(command: click.Command) -> Iterable[Option]:

@@ -95,7 +95,7 @@ def shown_stages(*, in_lines: bool = False) -> Iterator[Stages]:
 
         def update(stage: str, detail: str, done: int, total: int) -> None:
             nonlocal last_stage
-            if stage != last_stage:  # the next stage has another speed
+            if stage != last_stage:  # the speed of the next stage differs
                 bar.reset(task)
                 last_stage = stage
             bar.update(task, description=f"{stage} {detail}", completed=done, total=total)

@@ -9,7 +9,7 @@ from attnlens_analysis.heads import HeadReport
 from attnlens_analysis.heads.labels import CAVEATS, MIN_WORDS, RULES
 from attnlens_analysis.heads.markdown import RELATION_TITLES, data_sentences, relation_cells
 from attnlens_analysis.heads.measures import measures
-from attnlens_analysis.profile import ATTENTION, HOW, PARTS, Profile, describe, overtaking
+from attnlens_analysis.profile import ATTENTION, METHOD_NOTE, PARTS, Profile, describe, describe_crossover
 from attnlens_cli.printable import printable
 from attnlens_cli.show.console import make_console
 
@@ -28,7 +28,7 @@ _HEAD_COLUMNS = (
 
 
 def show_heads(report: HeadReport) -> None:
-    """Print the labeled heads, the best heads by relation, and the rules of the labels."""
+    """Print the labeled heads, the best head for each relation, and the labeling rules."""
     console = make_console()
     console.print(f"{printable(report.model_name)}: {len(report.heads)} heads", soft_wrap=True)
     for sentence in (*data_sentences(report), *report.notes):
@@ -37,9 +37,9 @@ def show_heads(report: HeadReport) -> None:
     console.print(_labelled(report))
     if report.syntax is not None:
         shown = [relation_cells(score) for score in report.syntax if score.num_scored >= MIN_WORDS]
-        title = f"Best head of each relation with at least {MIN_WORDS} words"
+        title = f"Best head for each relation with at least {MIN_WORDS} words"
         console.print(_table(title, RELATION_TITLES, shown))
-    console.print("Rules of the labels:")
+    console.print("Labeling rules:")
     for label, rule in RULES.items():
         console.print(f"- {label}: {rule}")
     for caveat in CAVEATS:
@@ -72,7 +72,7 @@ def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -
 
 
 def show_profile(measured: Profile) -> None:
-    """Print the duration of each length and the shares of the parts."""
+    """Print the run time at each length, and the share of each part."""
     console = make_console()
     table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
     parts = [_PART_HEADINGS.get(part, part) for part in PARTS]
@@ -82,7 +82,7 @@ def show_profile(measured: Profile) -> None:
         shares = [f"{100 * share:.1f}" for share in (*length.shares.values(), length.attention_share)]
         memory = f"{length.peak_bytes / _MB:,.1f}"
         table.add_row(f"{length.length:,}", f"{length.total_ms:,.1f}", *shares, memory)
-    console.print(f"{describe(measured)}; shares of the time in %", soft_wrap=True)
+    console.print(f"{describe(measured)}; share of run time in %", soft_wrap=True)
     console.print(table)
-    console.print(f"attention: {', '.join(ATTENTION)}. {overtaking(measured)}")
-    console.print(HOW)
+    console.print(f"attention: {', '.join(ATTENTION)}. {describe_crossover(measured)}")
+    console.print(METHOD_NOTE)

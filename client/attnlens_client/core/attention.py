@@ -210,7 +210,7 @@ class ReductionReader:
         requested = form if isinstance(form, Statistics) else Statistics()
         present = (message.HasField("received"), message.HasField("entropy"))
         if present != (requested.received, requested.entropy):
-            raise invalid_text(index, f"has other statistics in {self._name} than requested")
+            raise invalid_text(index, f"has statistics in {self._name} that differ from the request")
         received = entropy = None
         if requested.received:
             received = self._array(message.received, (*shape[:2], num_units), f"received of {name}", index)

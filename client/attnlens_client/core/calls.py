@@ -63,7 +63,8 @@ class Session:
         clock: Monotonic clock in seconds.
         jitter: Returns a random factor from 0.5 to 1 for delays.
         models: Cached models by requested name. Only their limits are used, to split requests. They are
-            requested again when the server rejects a request, since a restarted server may have other limits.
+            requested again when the server rejects a request, since a restarted server may have different
+            limits.
         has_answered: Whether a server has ever answered.
         may_restart: Whether an unavailable server may become available again. False for models in this
             process.

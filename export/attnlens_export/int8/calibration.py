@@ -63,7 +63,7 @@ def collect(
     Args:
         graph: Graph in fp32.
         groups: Groups of the graph.
-        kinds: Batches of each kind of texts.
+        kinds: Batches of each kind of text.
         directory: Directory of the weights. A temporary graph is written to it.
         places: Locations of the weights.
         progress: Called before each pass with its index and the number of passes.

@@ -182,7 +182,7 @@ def _fastest(candidates: list[Candidate], gate: Gate) -> Candidate:
         raise AccuracyError(f"no matrix product in int8 meets {limits}: {remedy}")
     best = min(candidates, key=lambda candidate: candidate.used_share)
     raise AccuracyError(
-        f"no graph in int8 meets {limits} for every kind of texts with a reserve of 10 %: of "
+        f"no graph in int8 meets {limits} for every kind of text with a reserve of 10 %: of "
         f"{len(candidates)} graphs, the best has {len(best.recipes)} groups of matrix products in int8 and "
         f"the mean and minimum cosines {_describe_kinds(best.agreement)}; {remedy}"
     )

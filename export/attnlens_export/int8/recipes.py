@@ -107,7 +107,7 @@ def _to_group(source: str, nodes: list[onnx.NodeProto]) -> Group:
 class Activations:
     """Statistics of a group's input over the calibration texts. Padding is excluded.
 
-    All kinds of texts have the same weight in the mean, as have all texts of a kind and all tokens of a text.
+    All kinds of text have the same weight in the mean, as have all texts of a kind and all tokens of a text.
     Otherwise very short texts would have almost no effect.
 
     Attributes:

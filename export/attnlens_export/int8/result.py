@@ -22,7 +22,7 @@ MAX_BATCH_DIFFERENCE = 1e-5
 
 @dataclass(frozen=True)
 class Gate:
-    """Limits for the cosines of embeddings in int8 and in fp32. They apply to each kind of texts.
+    """Limits for the cosines of embeddings in int8 and in fp32. They apply to each kind of text.
 
     Attributes:
         min_mean_cosine: Minimum mean over the texts of a kind.
@@ -49,7 +49,7 @@ class Gate:
         )
 
     def figures(self, agreement: Agreement, path: str = INT8_PATH) -> list[Figure]:
-        """Return the mean and the minimum cosine of each kind of texts, for the graph at `path`."""
+        """Return the mean and the minimum cosine of each kind of text, for the graph at `path`."""
         return [
             Figure(
                 path,
@@ -69,7 +69,7 @@ class Gate:
         ]
 
     def used_share(self, agreement: Agreement) -> float:
-        """Return the share of the allowed deviation that the worst kind of texts uses. Passes up to 1."""
+        """Return the share of the allowed deviation that the worst kind of text uses. Passes if at most 1."""
         return max(figure.used_share for figure in self.figures(agreement))
 
     def tightened(self, share: float) -> "Gate":
@@ -102,7 +102,7 @@ class Int8Result(GraphResult):
     made: Quantization = field(default_factory=Quantization)
 
     def figures(self) -> list[Figure]:
-        """Return the cosines of each kind of texts, then the difference that a batch makes."""
+        """Return the cosines of each kind of text, then the difference that a batch makes."""
         failure = (
             f"{INT8_PATH}: a token vector differs by {self.max_batch_difference:.2e} between the batch and "
             f"the text alone (limit {MAX_BATCH_DIFFERENCE:g})"
@@ -145,7 +145,7 @@ class Int8Result(GraphResult):
         return values
 
     def table(self) -> Table:
-        """Return one row per kind of texts, one for the gate and one for all texts."""
+        """Return one row per kind of text, one for the gate and one for all texts."""
         agreement, gate = self.agreement, self.gate
         kinds = (
             (name, str(kind.num_texts), f"{kind.mean_cosine:.6f}", f"{kind.min_cosine:.6f}")

@@ -2,13 +2,13 @@
 
 1. The groups are divided into at most `MAX_UNITS` units. A unit contains groups of one kind in adjacent
    layers. A limited number of units keeps the search time proportional to the size of the model.
-2. The loss of a unit with a method is 1 - mean cosine of the embeddings if only this unit is in int8, for the
-   kind of texts with the largest loss. It is measured on texts that were not used for calibration: a method
-   that fits the calibration texts best often clips others. The errors of units are almost independent, so
-   their losses approximately add up.
+2. Each unit has a loss for each method. It is 1 - mean cosine of the embeddings if only this unit is in int8,
+   for the kind of text with the largest loss. It is measured on texts that were not used for calibration: the
+   method that fits the calibration texts best often clips values in other texts. The errors of units are
+   almost independent, so their losses approximately add up.
 3. The time of a group is measured separately for each method, once for each combination of sizes.
-4. A plan starts with the fastest method of each unit. While the sum of losses exceeds the budget, the change
-   of a method that saves the most loss per additional second is applied.
+4. A plan starts with the fastest method of each unit. While the sum of losses exceeds the budget, switch the
+unit whose change of method reduces the loss most per additional second.
 5. The graph of the plan is measured. The budget is then adjusted by the distance from the gate, up to
    `MAX_ROUNDS` times.
 
@@ -45,10 +45,10 @@ from attnlens_export.precision import Fp32Graph
 from attnlens_export.progress import Progress
 
 MAX_UNITS = 24
-# Number of batches of each kind of texts on which the loss of a unit is measured.
+# Number of batches of each kind of text on which the loss of a unit is measured.
 MAX_LOSS_BATCHES = 1
 MAX_ROUNDS = 8
-# Share of the gate that the first plan may use, since losses add up only approximately.
+# Share of the loss allowed by the gate that the first plan may use, since losses add up only approximately.
 FIRST_SHARE = 0.9
 TIMED_SHAPE = (8, 64)
 TIMED_REPETITIONS = 9
@@ -68,9 +68,10 @@ class Candidate:
     Attributes:
         recipes: Recipes by source. Other groups stay in fp32.
         graph: Graph in int8.
-        used_share: Share of the gate that is used by the worst kind of texts. Passes up to 1.
+        used_share: Share of the loss allowed by the gate, for the worst kind of text. The plan passes if it
+            is at most 1.
         agreement: Agreement with the graph in fp32.
-        seconds: Sum of the times of all products.
+        seconds: Total time of all matrix products.
     """
 
     recipes: dict[str, Recipe]
@@ -132,16 +133,16 @@ class Search:
             if used_share <= 1:
                 passing = max(passing, budget)
             else:
-                # Every budget of at least this loss would result in the same plan.
+                # Any budget at or above this loss would result in the same plan.
                 failing = min(failing, total_loss(plan, losses))
-            # Correct the deviation of the sum of losses from the loss of the whole graph.
+            # Correct for the difference between the sum of losses and the loss of the whole graph.
             budget *= float(np.clip(1 / used_share, 0.3, 2.0))
             if not passing < budget < failing:
                 budget = float(np.sqrt(passing * failing)) if passing else 0.9 * failing
         return list(measured.values())
 
     def _open(self, graph: TracedGraph) -> onnxruntime.InferenceSession:
-        """Open a graph that shares weights with `onnx/model.onnx`. It is written next to it temporarily."""
+        """Open a graph that shares weights with `onnx/model.onnx`. A temporary file is written next to it."""
         path = self._folder / ".candidate.onnx"
         write_referring(path, graph.proto, graph.weights, self._source.places)
         try:
@@ -177,7 +178,7 @@ class Search:
             if method != Method.FP32
         ]
         for step, (index, method) in enumerate(steps):
-            self._progress("Int8 sensitivity of each product", "", step, len(steps))
+            self._progress("Measuring the sensitivity of matrix products", "", step, len(steps))
             recipes = {group.source: self._recipe(group, method) for group in self._units[index]}
             session = self._open(to_int8(self._source.embeddings, recipes))
             agreement = compare(run_all(self._few, session), self._few_expected)
@@ -190,7 +191,7 @@ class Search:
         known: dict[tuple[object, ...], dict[Method, float]] = {}
         seconds: Costs = [dict.fromkeys(methods_for(unit[0]), 0.0) for unit in self._units]
         for index, unit in enumerate(self._units):
-            self._progress("Int8 times of each product", "", index, len(self._units))
+            self._progress("Timing matrix products in int8", "", index, len(self._units))
             for group in unit:
                 shapes = (self._source.embeddings.weights[name].shape for name in group.weights)
                 sizes = (methods_for(group), *shapes)
@@ -231,7 +232,7 @@ class Search:
 
 
 def divide(groups: Sequence[Group]) -> list[list[Group]]:
-    """Divide groups into at most about `MAX_UNITS` units of one kind in adjacent layers."""
+    """Divide groups into about `MAX_UNITS` units of one kind in adjacent layers."""
     kinds: dict[str, list[Group]] = {}
     for group in groups:
         kinds.setdefault(group.kind, []).append(group)
@@ -266,7 +267,7 @@ def total_loss(plan: Sequence[Method], losses: Costs) -> float:
 
 
 def _savings(plan: Sequence[Method], losses: Costs) -> Iterator[tuple[int, Method]]:
-    """Yield the changes of one unit that reduce the loss."""
+    """Yield the changes to a single unit that reduce the loss."""
     for unit, chosen in enumerate(plan):
         for method, loss in losses[unit].items():
             if loss < losses[unit][chosen]:

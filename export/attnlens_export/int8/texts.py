@@ -246,7 +246,7 @@ class Embedder:
 def make_embedders(
     directory: Path, config: EncoderConfig, kinds: Mapping[str, Sequence[str]]
 ) -> dict[str, Embedder]:
-    """Return an embedder for each kind of texts, with the tokenizer and pooling of a bundle.
+    """Return an embedder for each kind of text, with the tokenizer and pooling of a bundle.
 
     Raises:
         SourceError: There is no tokenizer.
@@ -287,7 +287,7 @@ class Agreement:
     """Agreement of two graphs on all texts.
 
     Attributes:
-        kinds: Agreement by kind of texts.
+        kinds: Agreement by kind of text.
         mean_cosine: Mean cosine of the embeddings of a text.
         min_cosine: Minimum cosine of the embeddings of a text.
         mean_token_cosine: Mean cosine of token vectors.

@@ -1,9 +1,10 @@
 """The interface between an attention mechanism and the encoder.
 
-A mechanism is a module of this package with a subclass of `AttentionConfig`, registered in `kinds`, that
-builds two kinds of torch modules:
+Each mechanism is a module of this package. It defines a subclass of `AttentionConfig`, which is registered in
+`kinds` and builds two kinds of torch modules:
 
-- the layer module, one per layer, maps hidden states to the layer's context and its outputs by role;
+- the layer module, one per layer, maps hidden states to the layer's context and to a dictionary of its other
+outputs, keyed by role;
 - the shared module runs once per batch and computes the inputs that all layers with the same configuration
   need in addition to hidden states: masks, rotations, biases.
 
@@ -33,8 +34,8 @@ Layout = Literal["dense", "per_token", "band", "blocks"]
 (B, H, T, 2G + 2w + 1), and "blocks", (B, H, T, S * b + 2b), are described in `attnlens.patterns`."""
 
 RowSum = Literal["one", "gate", "unbounded"]
-"""Sum of an output over the keys of one query, or over the heads of one token: 1, a gate of the mechanism, or
-any number."""
+"""Sum of an output over the keys of one query, or over the heads of one token: 1, a gate of the
+mechanism, or unbounded."""
 
 Outputs = Mapping[OutputRole, Tensor]
 """Outputs of a layer in addition to its context, by role."""
@@ -124,7 +125,7 @@ class AttentionConfig(ConfigPart, ABC, path="attention"):
     def edges(self) -> tuple[int, ...]:
         """Input lengths at which the computation changes, such as a window size.
 
-        The parity check includes inputs of these lengths and inputs that are one token longer.
+        The parity check includes inputs of each of these lengths, and inputs that are one token longer.
         """
         return ()
 
@@ -157,7 +158,7 @@ class AttentionConfig(ConfigPart, ABC, path="attention"):
 
 
 class ChoosingModule(nn.Module, ABC):
-    """Base class for modules that make a discrete choice by comparing numbers, such as a router of heads.
+    """Base class for modules, such as head routers, that make a discrete choice by comparing numbers.
 
     If the compared numbers are nearly equal, rounding decides, and two correct runtimes may return entirely
     different results. The parity check therefore excludes texts with such near-ties.
@@ -165,7 +166,7 @@ class ChoosingModule(nn.Module, ABC):
 
     @abstractmethod
     def margins(self, output: Any) -> Tensor:  # noqa: ANN401 - any result of `forward`
-        """Return the margin (B, T) between the chosen and the next-best option, on a scale of about 1.
+        """Return the margin (B, T) between the chosen and the next-best option. Typical values are about 1.
 
         Args:
             output: The result of `forward`.

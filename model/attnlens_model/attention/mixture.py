@@ -5,15 +5,15 @@ Of the H heads, the first S are shared by all tokens and the other E = H - S are
 of them. The result of each head is multiplied by a gate before the output projection. Attention weights are
 computed for all heads and do not depend on the gates.
 
-For a token with hidden state x and p = softmax(routed x), whose A largest elements are selected, the gates of
-shared and of selected heads are, with [a1, a2] = softmax(balance x),
+For a token with hidden state x, let p = softmax(routed x) and [a1, a2] = softmax(balance x). The A largest
+elements of p are selected. The gates of the shared heads and of the selected heads are:
 
     "paper" (equations 5 and 6):  a1 * softmax(shared x),          a2 * p
     "code":                       2 * a1 * S * softmax(shared x),  2 * a2 * A * p / (sum of the selected p)
 
-"code" is the published implementation (https://github.com/SkyworkAI/MoH). If the three projections are 0, its
-gates are 1. With a single shared head, softmax(shared x) is always 1, so its projection is omitted. If all
-heads are shared or all are routed, the factors a1 and a2 are omitted, together with the factor 2.
+"code" is the published implementation (https://github.com/SkyworkAI/MoH). With all three projections at 0,
+the gates are 1. With a single shared head, softmax(shared x) is always 1, so its projection is omitted. If
+all heads are shared or all are routed, the factors a1 and a2 are omitted, together with the factor 2.
 
 The router "norm" (section 4.4, for models trained without gates) has no projections. It selects the heads
 with the longest queries, with p = softmax(length / standard deviation of lengths), and its gates are 1 or 0.
@@ -55,8 +55,8 @@ class MixtureAttentionConfig(AttentionConfig):
         active_heads: Number of routed heads A that each token selects. 0 only if all heads are shared.
         router: "learned" selects heads and computes gates by projections of hidden states. "norm" selects the
             heads with the longest queries, with gates of 1.
-        gates: "code" for the formula of the published implementation, "paper" for the paper's. Ignored if the
-            router is "norm".
+        gates: "code" for the formula of the published implementation, "paper" for that in the paper. Ignored
+            if the router is "norm".
         bias: Whether the query, key, value and output projections have biases.
     """
 
@@ -106,7 +106,7 @@ class Routing(NamedTuple):
     probabilities: Tensor
     """(B, T, E): p. E is 0 if all heads are shared."""
     chosen: Tensor
-    """(B, T, E): 1 for selected heads, otherwise 0. It has no gradient."""
+    """(B, T, E): 1 for selected heads, otherwise 0. No gradient flows through it."""
 
 
 def load_balance_loss(routing: Routing, attention_mask: Tensor) -> Tensor:
@@ -153,8 +153,8 @@ def recorded_routing(encoder: nn.Module) -> Iterator[Sequence[Routing]]:
 class TopKMask(nn.Module):
     """Marks the `count` largest of E numbers. Ties are resolved in favor of the first.
 
-    The rank of a number is how many numbers precede it in descending order. This takes E x E comparisons,
-    which is cheap because E is a number of heads.
+    The rank of a number is the number of elements before it in descending order. This takes E x E
+    comparisons, which is cheap because the number of heads E is small.
     """
 
     earlier: Tensor
@@ -168,7 +168,7 @@ class TopKMask(nn.Module):
         self.register_buffer("earlier", earlier, persistent=False)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """(..., E) -> (..., E): 1 for the largest numbers, otherwise 0. It has no gradient."""
+        """(..., E) -> (..., E): 1 for the largest numbers, otherwise 0. The result has no gradient."""
         numbers = numbers.detach()
         order = torch.sign(
             numbers[..., None, :] - numbers[..., :, None]
@@ -184,7 +184,7 @@ class _Router(ChoosingModule):
     def margins(self, routing: Routing) -> Tensor:
         """Return the difference (B, T) between the lowest selected and the highest other probability."""
         probabilities, chosen = routing.probabilities, routing.chosen
-        # Probabilities are below 2, so the margin is large if there are no selected or no other heads.
+        # Probabilities are below 2, so the margin is large if all heads or no heads are selected.
         outside = probabilities.new_full((*probabilities.shape[:-1], 1), -2.0)
         lowest = torch.cat([probabilities + 4.0 * (1.0 - chosen), outside + 4.0], dim=-1).amin(dim=-1)
         highest = torch.cat([probabilities - 4.0 * chosen, outside], dim=-1).amax(dim=-1)
@@ -244,7 +244,7 @@ class NormRouter(_Router):
     def forward(self, hidden_states: Tensor, query: Tensor) -> Routing:  # noqa: ARG002 - see `_Router`
         """Return the routing for each token."""
         routed = query[:, self.num_shared :]  # (B, E, T, K)
-        # Mean squares have the same order as lengths. Sums of squares could overflow fp16.
+        # Ranking by mean squares is equivalent to ranking by lengths. Sums of squares could overflow fp16.
         squares = (routed * routed * (1.0 / self.head_dim)).sum(dim=-1).transpose(1, 2)  # (B, T, E)
         chosen = self.largest(squares)
         gates = torch.cat([chosen[..., :1] * 0.0 + 1.0] * self.num_shared + [chosen], dim=-1)

@@ -42,7 +42,7 @@ def for_task(tensors: Mapping[str, Tensor], adapters: TaskAdapters, task: str | 
         task: Name of a task, or `NO_TASK`.
 
     Returns:
-        Tensors under the names of a checkpoint without adapters, merged on access.
+        Tensors named as in a checkpoint without adapters. Adapters are merged on access.
 
     Raises:
         CheckpointError: `task` is None or not a task of the checkpoint.
@@ -85,8 +85,8 @@ class _Merged(Mapping[str, Tensor]):
             shapes = ", ".join("missing" if part is None else str(tuple(part.shape)) for part in stacked)
             raise CheckpointError(
                 f"the adapters of {module} do not match its weight {tuple(weight.shape)} and "
-                f"{len(self._adapters.tasks)} tasks: lora_A and lora_B are {shapes}; check that config.json "
-                "and the weights belong together"
+                f"{len(self._adapters.tasks)} tasks: lora_A and lora_B have the shapes {shapes}; check that "
+                "config.json and the weights belong together"
             )
         return weight.float() + self._adapters.scale * update
 

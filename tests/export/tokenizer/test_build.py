@@ -77,9 +77,7 @@ def ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
         ("unigram", "Unigram from sentencepiece.bpe.model; <s> text </s>"),
     ],
 )
-def test_built_tokenizer_equals_that_of_transformers(
-    kind: str, description: str, tmp_path: Path
-) -> None:
+def test_built_tokenizer_equals_that_of_transformers(kind: str, description: str, tmp_path: Path) -> None:
     copy_without_json(kind, tmp_path)
     result = build_tokenizer(tmp_path)
     assert result is not None

@@ -277,9 +277,7 @@ def test_non_finite_weights_are_rejected_by_name(published: Path, values: Tensor
 
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("part", [0.02, 0.1, 0.5, 0.9, 0.99])
-def test_truncated_pickled_weights_are_rejected(
-    published: Path, part: float, zipped: bool
-) -> None:
+def test_truncated_pickled_weights_are_rejected(published: Path, part: float, zipped: bool) -> None:
     path = published / "pytorch_model.bin"
     torch.save(read(published), path, _use_new_zipfile_serialization=zipped)
     (published / "model.safetensors").unlink()

@@ -126,7 +126,7 @@ def serve(source: Path, cache_dir: Path | None, **options: Any) -> None:  # noqa
 
     Prints one line when ready. Bundles that were altered or failed parity are rejected.
     """
-    # gRPC's lines on stderr have another format, and clients can cause any number of them.
+    # gRPC's lines on stderr have a different format, and clients can cause any number of them.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from attnlens_cli.sources.source import resolve  # noqa: PLC0415 - heavy
     from attnlens_server.errors import StartupError  # noqa: PLC0415 - heavy
