@@ -1,12 +1,12 @@
-"""Draw the pictures of mechanisms.md from what layers return: `make docs`. A test compares them.
+"""Draws the pictures of mechanisms.md from the outputs of layers: `make docs`. A test compares them.
 
-    python docs/draw_mechanisms.py [FOLDER]
+    python docs/draw_mechanisms.py [DIR]
 
-FOLDER is docs/pictures unless given. The encoders are small, with random weights from a seed, and run in
-PyTorch on one text of 48 random tokens. Distances and compositions hardly show in fresh encoders: there, some
-projections are multiplied by a number, which the page states.
+DIR defaults to docs/pictures. The encoders are small, have random weights from a seed, and run in PyTorch on one
+text of 48 random tokens. In untrained encoders, distance terms and composition have little effect, so some
+projections are multiplied by a factor, which the page states.
 
-Letters in shapes: T tokens, D width, H heads, G global tokens, w window.
+Shapes: T tokens, D hidden size, H heads, G global tokens, w window.
 """
 
 import io
@@ -33,8 +33,8 @@ from attnlens_model.attention.overlapping import OverlappingSelfAttention, layer
 PICTURES = Path(__file__).parent / "pictures"
 NUM_TOKENS, WIDTH, VOCABULARY, SEED = 48, 64, 1000, 0
 DISTANCES_TIMES, COMPOSITION_TIMES = 50.0, 60.0
-PERCENTILE = 98.0  # of weights that the colors tell apart
-# White for no weight, red and blue for signs.
+PERCENTILE = 98.0  # the color scale ends at this percentile of the weights
+# White means no weight; red and blue are signs.
 SEQUENTIAL, SIGNED = "viridis", "RdBu_r"
 OWN, NEIGHBOR, PLAIN_LINE = "#1f6f8b", "#e09f3e", "#8a9299"
 INCHES_WIDE, DOTS_PER_INCH = 8.0, 150
@@ -44,18 +44,18 @@ Pattern = Band | BlockTable | None
 
 
 class Drawn(NamedTuple):
-    """What one layer returned for the text."""
+    """Outputs of one layer for the text."""
 
     layer: nn.Module
-    """Its attention."""
+    """Attention module of the layer."""
     outputs: Mapping[str, Array]
-    """By role, as the layer returned them, of the only text: (H, T, ...) or (T, H)."""
+    """Outputs by role: (H, T, ...) or (T, H)."""
     pattern: Pattern
-    """Of the weights."""
+    """Sparsity pattern of the weights, if any."""
 
     @property
     def weights(self) -> Array:
-        """(H, T, T): the weights after softmax."""
+        """Weights after the softmax, (H, T, T)."""
         rows = self.outputs["attention_weights"]
         if isinstance(self.pattern, Band):
             return self.pattern.dense(rows)
@@ -66,9 +66,9 @@ def run(kind: str, *, times: Mapping[str, float] | None = None, **options: Any) 
     """Run an encoder of one layer with this attention on the text.
 
     Args:
-        kind: of attention.
-        times: what the weights of which projections of the layer are multiplied by.
-        options: further keys of the configuration of attention.
+        kind: Kind of attention.
+        times: Factors of projection weights, by the last part of the projection's name.
+        options: Other keys of the attention configuration.
     """
     config = EncoderConfig.from_dict(
         {
@@ -95,7 +95,7 @@ def run(kind: str, *, times: Mapping[str, float] | None = None, **options: Any) 
 
 
 def softmax(figure: Figure) -> None:
-    """Plain attention, a window, and a linear bias, of the same weights."""
+    """Draw softmax attention, a window and ALiBi with the same weights."""
     panels: dict[str, dict[str, Any]] = {
         "plain": {},
         "window of 8": {"window": 8},
@@ -107,7 +107,7 @@ def softmax(figure: Figure) -> None:
 
 
 def disentangled(figure: Figure) -> None:
-    """Plain attention beside scores that know the distance."""
+    """Draw softmax attention and disentangled attention."""
     options = {"num_heads": 4, "terms": "c2p|p2c", "distance_buckets": 16, "max_relative_positions": 48}
     times = dict.fromkeys(("distance_key", "distance_query"), DISTANCES_TIMES)
     heads = run("softmax", num_heads=4).weights[0], run("disentangled", times=times, **options).weights[0]
@@ -116,7 +116,7 @@ def disentangled(figure: Figure) -> None:
 
 
 def longformer(figure: Figure) -> None:
-    """The rows of a band as they are returned, and the weights that they stand for."""
+    """Draw the rows of a band, and the equivalent dense weights."""
     drawn = run("longformer", num_heads=4, window=6, num_global_tokens=2)
     assert isinstance(drawn.pattern, Band)
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[drawn.pattern.width, NUM_TOKENS])
@@ -134,7 +134,7 @@ def longformer(figure: Figure) -> None:
 
 
 def big_bird(figure: Figure) -> None:
-    """Two heads, of which each has other random blocks."""
+    """Draw two heads, which have different random blocks."""
     size = 4
     drawn = run("big_bird", num_heads=4, block_size=size, num_random_blocks=1, table_tokens=NUM_TOKENS)
     axes = figure.subplots(1, 2, sharey=True)
@@ -148,14 +148,14 @@ def big_bird(figure: Figure) -> None:
 
 
 def overlapping(figure: Figure) -> None:
-    """Which components of the projected width each head sees, for the overlaps of four layers."""
+    """Draw the components that each head uses, for the overlaps of four layers."""
     num_heads, overlaps = 4, layer_overlaps("depth", 4)
     width = WIDTH // num_heads
     axes = figure.subplots(len(overlaps), 1, sharex=True)
     for layer, (each, overlap) in enumerate(zip(axes, overlaps, strict=True)):
         module = run("overlapping", num_heads=num_heads, overlap=overlap).layer
         assert isinstance(module, OverlappingSelfAttention)
-        numbers = torch.arange(1, WIDTH + 1, dtype=torch.float32)[None, None]  # 0 is no component
+        numbers = torch.arange(1, WIDTH + 1, dtype=torch.float32)[None, None]  # 0 means no component
         seen = module.overlapping_heads(numbers)[0, :, 0].int().numpy()  # (H, K + 2 o)
         cells = np.zeros((num_heads, WIDTH), dtype=np.int64)
         for head, components in enumerate(seen):
@@ -174,7 +174,7 @@ def overlapping(figure: Figure) -> None:
 
 
 def mixture(figure: Figure) -> None:
-    """The gates of all tokens, and how many tokens chose each head."""
+    """Draw the gates of all tokens, and the share of tokens that selected each head."""
     num_heads, num_shared = 8, 2
     drawn = run("mixture", num_heads=num_heads, shared_heads=num_shared, active_heads=2)
     gates = drawn.outputs["head_gates"]  # (T, H)
@@ -193,7 +193,7 @@ def mixture(figure: Figure) -> None:
 
 
 def composed(figure: Figure) -> None:
-    """One head after the softmax and after composition, and what rows sum to."""
+    """Draw one head after the softmax and after composition, and the row sums."""
     times = {"factors": COMPOSITION_TIMES, "diagonal": COMPOSITION_TIMES}
     drawn = run("composed", num_heads=4, times=times)
     panels = {"after softmax": drawn.weights[0], "composed": drawn.outputs["attention_composed"][0]}
@@ -214,7 +214,7 @@ def composed(figure: Figure) -> None:
 
 
 def draw_maps(figure: Figure, axes: npt.NDArray[Any], panels: Mapping[str, Array]) -> None:
-    """Draw weights (T, T) side by side, in the same colors."""
+    """Draw weights (T, T) side by side, with the same color scale."""
     largest = max(map(largest_shown, panels.values()))
     for each, (title, weights) in zip(axes, panels.items(), strict=True):
         image = draw_map(each, weights, largest=largest)
@@ -231,34 +231,34 @@ def draw_map(
     is_signed: bool = False,
     aspect: Literal["equal", "auto"] = "equal",
 ) -> AxesImage:
-    """Draw a matrix; what is exactly 0 is white."""
+    """Draw a matrix. Zeros are white."""
     shown = np.ma.masked_array(weights, mask=weights == 0)
     lowest, colors = (-largest, SIGNED) if is_signed else (0.0, SEQUENTIAL)
     return axes.imshow(shown, cmap=colors, vmin=lowest, vmax=largest, interpolation="nearest", aspect=aspect)
 
 
 def largest_shown(weights: Array) -> float:
-    """Return the size up to which colors differ: that of all but few weights."""
+    """Return the largest value of the color scale."""
     return float(np.percentile(np.abs(weights[weights != 0]), PERCENTILE))
 
 
 def draw_scale(
     figure: Figure, image: AxesImage, axes: Sequence[Axes], label: str, *, is_signed: bool = False
 ) -> None:
-    """Draw what the colors mean, with a tip for what is larger."""
+    """Draw the color bar, with an arrow for larger values."""
     tips = "both" if is_signed else "max"
     figure.colorbar(image, ax=axes, label=label, shrink=0.85, extend=tips)
 
 
 def write_png(figure: Figure, path: Path) -> None:
-    """Write a small file: with 256 colors."""
+    """Write a file with 256 colors, which is small."""
     with io.BytesIO() as file:
         figure.savefig(file, format="png", dpi=DOTS_PER_INCH)
         pixels = Image.open(file).convert("RGB")
     pixels.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
-# By file name: what draws it, and its height in inches.
+# Function and height in inches of each picture, by file name.
 DRAWINGS: dict[str, tuple[Callable[[Figure], None], float]] = {
     "softmax": (softmax, 3.0),
     "disentangled": (disentangled, 3.8),
@@ -271,7 +271,7 @@ DRAWINGS: dict[str, tuple[Callable[[Figure], None], float]] = {
 
 
 def main() -> None:
-    """Draw all of them."""
+    """Draw all pictures."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURES
     folder.mkdir(exist_ok=True)
     for name, (draw, height) in DRAWINGS.items():

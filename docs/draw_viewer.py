@@ -1,6 +1,6 @@
-"""Take the pictures of the viewer: `python docs/draw_viewer.py BUNDLE`, with Chromium and a bundle of MiniLM.
+"""Takes screenshots of the viewer: `python docs/draw_viewer.py BUNDLE`, with Chromium and a bundle of MiniLM.
 
-Fonts differ between machines, so no test compares them.
+No test compares them, because fonts differ between machines.
 """
 
 import subprocess
@@ -37,7 +37,7 @@ PARAGRAPH = (
 
 
 def draw(address: str, browser: Browser) -> None:
-    """Take every picture from a live viewer."""
+    """Take all screenshots from a live viewer."""
     colors = {"color_scheme": "light"}
     live = _open(browser, address, {}, viewport={"width": 1000, "height": 620}, **colors)
     _save(live, "viewer_live")
@@ -75,7 +75,7 @@ def _save(page: Page, name: str, selector: str | None = None) -> None:
 
 
 def main(bundle: str) -> None:
-    """Serve a bundle and take the pictures."""
+    """Serve a bundle and take all screenshots."""
     command = [
         sys.executable,
         "-m",

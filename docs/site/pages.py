@@ -1,11 +1,11 @@
-"""The pages of the site: a hook of mkdocs (`make docs-site`).
+"""Pages of the documentation site: a hook of mkdocs (`make docs-site`).
 
-The repository's Markdown files are the pages. They keep their places, so that a link such as `../README.md`
-leads to the same page on a forge and in the site. Three things are added:
+The pages are the Markdown files of the repository, at the same paths, so that relative links work on the site and
+on a code host. The hook adds:
 
-- the navigation, which is the list of pages in docs/README.md;
-- a page for each other file that a page links to, with its text;
-- the reference: a page for each package, from its docstrings, and one of the protocol, from its .proto files.
+- the navigation, from the list of pages in docs/README.md;
+- a page for every other file that a page links to, with its text;
+- the reference: a page for each package, from its docstrings, and one for the protocol, from the .proto files.
 """
 
 import ast
@@ -19,32 +19,32 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).parent))
-import protocol  # the reference of the protocol, beside this file
+import protocol  # docs/site/protocol.py
 
 ROOT = Path(__file__).parents[2]
 HOME, INDEX = "README.md", "docs/README.md"
 ASSETS = ("docs/site/site.css", "docs/site/iframe-worker.js")
 PROTOCOL = "docs/reference/protocol.md"
-# Package, where it is, and what it is for.
+# Directory and purpose of each package.
 PACKAGES = {
-    "attnlens_client": ("client", "ask a server from Python"),
-    "attnlens_server": ("server", "the settings of a server"),
-    "attnlens_export": ("export", "make and check bundles"),
+    "attnlens_client": ("client", "send requests from Python"),
+    "attnlens_server": ("server", "configure a server"),
+    "attnlens_export": ("export", "export and check bundles"),
     "attnlens_model": ("model", "the encoder in PyTorch"),
     "attnlens.reductions": ("protos", "reductions of attention weights"),
     "attnlens.explanations": ("protos", "formulas of explanations"),
     "attnlens.patterns": ("protos", "sparse attention patterns"),
-    "attnlens_analysis.heads": ("analysis", "what each head does"),
-    "attnlens_analysis.teach": ("analysis", "one token through one head"),
-    "attnlens_analysis.profile": ("analysis", "where the time goes"),
-    "attnlens_viewer": ("viewer", "pages of results"),
+    "attnlens_analysis.heads": ("analysis", "measure the function of each head"),
+    "attnlens_analysis.teach": ("analysis", "follow one token through one head"),
+    "attnlens_analysis.profile": ("analysis", "profile the run time"),
+    "attnlens_viewer": ("viewer", "create pages with results"),
 }
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 LANGUAGES = {".py": "python", ".proto": "protobuf", ".toml": "toml", ".json": "json", ".yaml": "yaml"}
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Take the navigation from the index: each heading of it is a section, each link in a list a page."""
+    """Derive the navigation from the index: headings are sections, links in lists are pages."""
     navigation: list[Any] = [{"Home": HOME}]
     for section in re.split(r"^## ", (ROOT / INDEX).read_text("utf-8"), flags=re.MULTILINE)[1:]:
         title, _, text = section.partition("\n")
@@ -57,8 +57,8 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Return the theme's files, the pages, the files that they link to, and the pages of the reference."""
-    of_the_theme = [file for file in files if file.src_dir != config.docs_dir]
+    """Return the files of the theme, the pages, the files that they link to, and the reference pages."""
+    theme_files = [file for file in files if file.src_dir != config.docs_dir]
     pages = [HOME, *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").glob("*.md")))]
     linked = {target for page in pages for target in _targets(page)}
     pages += sorted(target for target in linked if target.endswith(".md") and target not in pages)
@@ -75,11 +75,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         content = _package(name, folder, what)
         ours.append(File.generated(config, _reference(name), content=content))
     ours.append(File.generated(config, PROTOCOL, content=protocol.reference(ROOT / "protos")))
-    return Files([*of_the_theme, *ours])
+    return Files([*theme_files, *ours])
 
 
 def on_page_markdown(markdown: str, page: Page, **_others: object) -> str:
-    """Lead links to files of the repository to their pages."""
+    """Replace links to files of the repository by links to their pages."""
 
     def to_page(link: re.Match[str]) -> str:
         target, anchor = link[1], link[2] or ""
@@ -97,12 +97,12 @@ def _file(src_uri: str, config: MkDocsConfig) -> File:
 
 
 def _from_root(page: str, link: str) -> str:
-    """Return the path from the root of what a page links to."""
+    """Return the target of a link relative to the root."""
     return str((ROOT / page).parent.joinpath(link).resolve().relative_to(ROOT))
 
 
 def _targets(page: str) -> set[str]:
-    """Return the files that a page links to, by their paths from the root."""
+    """Return the files that a page links to, relative to the root."""
     text = (ROOT / page).read_text("utf-8")
     return {_from_root(page, target) for target, _anchor in LINK.findall(text)}
 
@@ -119,13 +119,13 @@ def _source(target: str) -> str:
 
 
 def _folder(target: str) -> str:
-    """Return the page of a folder that a page links to."""
+    """Return the page for a directory that a page links to."""
     names = [Path(file).name for file in _files_in(target)]
     return "\n".join([f"# {target}", "", *(f"- [{name}]({_as_page(name)})" for name in names)])
 
 
 def _files_in(target: str) -> list[str]:
-    """Return what people wrote in a folder, by the paths from the root."""
+    """Return the source files in a directory, relative to the root."""
     files = sorted(path for path in (ROOT / target).iterdir() if path.suffix in LANGUAGES)
     return [str(path.relative_to(ROOT)) for path in files if "_pb2" not in path.name]
 
@@ -135,7 +135,7 @@ def _reference(name: str) -> str:
 
 
 def _package(name: str, folder: str, what: str) -> str:
-    """Return the page of a package or module: its docstring, then each public name."""
+    """Return the page of a package or module: its docstring and its public names."""
     path = ROOT / folder / name.replace(".", "/")
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     tree = ast.parse(path.read_text("utf-8"))
@@ -145,7 +145,7 @@ def _package(name: str, folder: str, what: str) -> str:
 
 
 def _public_names(tree: ast.Module) -> list[str]:
-    """Return what `__all__` lists; where there is none, the classes and functions of the module."""
+    """Return the names in `__all__`. If there is none, the public classes and functions of the module."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
             return sorted(ast.literal_eval(node.value), key=str.casefold)

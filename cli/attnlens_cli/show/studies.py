@@ -34,7 +34,7 @@ def show_heads(report: HeadReport) -> None:
     for sentence in (*data_sentences(report), *report.notes):
         console.print(f"- {printable(sentence)}")
     console.print()
-    console.print(_labelled(report))
+    console.print(_labels_table(report))
     if report.syntax is not None:
         shown = [relation_cells(score) for score in report.syntax if score.num_scored >= MIN_WORDS]
         title = f"Best head for each relation with at least {MIN_WORDS} words"
@@ -46,7 +46,7 @@ def show_heads(report: HeadReport) -> None:
         console.print(caveat)
 
 
-def _labelled(report: HeadReport) -> Table:
+def _labels_table(report: HeadReport) -> Table:
     columns = [column for column in measures(report) if column.name in _HEAD_COLUMNS]
     rows: list[tuple[str, ...]] = []
     for labeled in report.labeled:

@@ -16,7 +16,7 @@ from attnlens_analysis.profile import (
     chart,
     chosen_lengths,
     measure,
-    overtaking,
+    describe_crossover,
     parse_lengths,
     reliability,
 )
@@ -113,7 +113,7 @@ def test_length_at_which_attention_overtakes_other_parts(
     shares: tuple[float, ...], length: int | None
 ) -> None:
     assert profile_with(*shares).overtakes_at == length
-    assert (str(length) in overtaking(profile_with(*shares))) == (length not in {None, 16})
+    assert (str(length) in describe_crossover(profile_with(*shares))) == (length not in {None, 16})
 
 
 def test_inconsistent_runs_are_reported() -> None:
