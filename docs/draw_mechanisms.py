@@ -2,9 +2,9 @@
 
     python docs/draw_mechanisms.py [DIR]
 
-DIR defaults to docs/pictures. The encoders are small, have random weights from a seed, and run in PyTorch on one
-text of 48 random tokens. In untrained encoders, distance terms and composition have little effect, so some
-projections are multiplied by a factor, which the page states.
+DIR defaults to docs/pictures. The encoders are small, have random weights from a seed, and run in PyTorch on
+one text of 48 random tokens. In untrained encoders, distance terms and composition have little effect, so
+some projections are multiplied by a factor, which the page states.
 
 Shapes: T tokens, D hidden size, H heads, G global tokens, w window.
 """

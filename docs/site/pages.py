@@ -1,11 +1,12 @@
 """Pages of the documentation site: a hook of mkdocs (`make docs-site`).
 
-The pages are the Markdown files of the repository, at the same paths, so that relative links work on the site and
-on a code host. The hook adds:
+The pages are the Markdown files of the repository, at the same paths, so that relative links work on the site
+and on a code host. The hook adds:
 
 - the navigation, from the list of pages in docs/README.md;
 - a page for every other file that a page links to, with its text;
-- the reference: a page for each package, from its docstrings, and one for the protocol, from the .proto files.
+- the reference: a page for each package, from its docstrings, and a page for the protocol, from the .proto
+  files.
 """
 
 import ast

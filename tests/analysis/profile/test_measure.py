@@ -15,8 +15,8 @@ from attnlens_analysis.profile import (
     as_page,
     chart,
     chosen_lengths,
-    measure,
     describe_crossover,
+    measure,
     parse_lengths,
     reliability,
 )
