@@ -218,4 +218,4 @@ def test_true_is_not_a_value_for_an_option_of_the_configuration_file(run: Run, t
     file.write_text("[info]\ntimeout-s = true\n")
     result = run("--config-file", file, "info")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert "timeout-s is true in table [info] of the configuration file: it takes a value" in result.stderr
+    assert "timeout-s in table [info] of the configuration file requires a value, not true" in result.stderr

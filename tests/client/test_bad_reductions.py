@@ -152,8 +152,8 @@ BAD: dict[str, tuple[AttentionReduction, Change, str]] = {
     "a value too few": (ROWS, lambda it: it.sparse.values.shape.__setitem__(0, 1), "values of"),
     "non-finite entry": (ROWS, lambda it: put(it.sparse.values, 0, np.inf), "not finite"),
     "kept mass of other rows": (ROWS, lambda it: it.sparse.kept_mass.shape.append(1), "kept mass of"),
-    "no statistics": (RECEIVED, lambda it: it.statistics.ClearField("received"), "other statistics"),
-    "statistics unasked": (RECEIVED, lambda it: it.statistics.entropy.SetInParent(), "other statistics"),
+    "no statistics": (RECEIVED, lambda it: it.statistics.ClearField("received"), "differ from"),
+    "statistics unasked": (RECEIVED, lambda it: it.statistics.entropy.SetInParent(), "differ from"),
     "statistics of other tokens": (RECEIVED, lambda it: it.statistics.received.shape.append(1), "received"),
 }  # fmt: skip
 

@@ -64,7 +64,7 @@ def test_prompts_and_pooling_of_the_command_line_end_up_in_the_manifest(
         (["--prompt", "query"], "'query' is not NAME=TEXT"),
         (["--prompt", "=query: "], "'=query: ' is not NAME=TEXT"),
         (["--prompt", "a=b", "--prompt", "a=c"], "'a' is given twice"),
-        (["--default-prompt", "query"], "the default prompt is 'query', and there is none"),
+        (["--default-prompt", "query"], "the default prompt is 'query', but the prompts are none"),
         (["--skip-module", "Dense"], "--skip-module Dense: the checkpoint lists none"),
     ],
 )

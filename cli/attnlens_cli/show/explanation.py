@@ -35,8 +35,7 @@ _MIN_CELL_WIDTH, _GAP = 6, 2
 _NUM_PAIRS = 10
 _MEANINGS = {
     "output": "Similarities of the last layer's token vectors, which add up to {similarity:.4f}.",
-    "interaction": "Drop in similarity when both tokens are removed, minus the drops when each is removed "
-    "alone.",
+    "interaction": "Drop in similarity without both tokens, minus the drops without each of them.",
     "input": "Joint contributions of input tokens, which add up to {similarity:.4f} with the baselines.",
 }
 

@@ -97,14 +97,14 @@ def test_unknown_variable_gives_a_warning(
     code, out, err = run_here(*args, env=NOWHERE)
     warned_code, warned_out, warned = run_here(*args, env=NOWHERE | {name: "5"})
     assert (warned_code, warned_out) == (code, out)
-    assert warned == f"warning: no option reads the variable {name} (did you mean {right}?)\n{err}"
+    assert warned == f"warning: unknown environment variable {name} (did you mean {right}?)\n{err}"
 
 
 def test_several_unknown_variables_share_one_warning(run_here: RunHere, server: ScriptedServer) -> None:
     env = {"ATTNLENS_ADDRESS": server.address, "ATTNLENS_X\x1b": "", "ATTNLENS_TIMEOUTS": "5"}
     code, _, err = run_here("info", env=env)
     assert (code, err.count("\n")) == (0, 1)
-    assert err.startswith("warning: no option reads the variables ATTNLENS_TIMEOUTS (did you mean ATTNLENS_T")
+    assert err.startswith("warning: unknown environment variables ATTNLENS_TIMEOUTS (did you mean ATTNLENS_T")
     assert err.endswith("?), ATTNLENS_X\\x1b\n")
 
 

@@ -40,9 +40,9 @@ def run_export(*arguments: object) -> Result:
     ("name", "kind", "what"),
     [
         ("Bert", "ForSequenceClassification", "a classifier or a reranker, by its head (classifier.bias, "),
-        ("Bert", "ForTokenClassification", "a classifier of tokens"),
-        ("Bert", "ForMultipleChoice", "a classifier, which chooses"),
-        ("Roberta", "ForQuestionAnswering", "a model that finds an answer"),
+        ("Bert", "ForTokenClassification", "a token classifier"),
+        ("Bert", "ForMultipleChoice", "a multiple-choice classifier"),
+        ("Roberta", "ForQuestionAnswering", "a model for question answering"),
         ("XLMRoberta", "ForSequenceClassification", "a classifier or a reranker"),
         ("DistilBert", "ForSequenceClassification", "a classifier or a reranker"),
         ("ModernBert", "ForSequenceClassification", "a classifier or a reranker"),

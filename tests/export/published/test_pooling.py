@@ -244,9 +244,9 @@ def test_options_replace_the_pooling_and_the_last_scaling_and_leave_the_layers(s
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"in_features": 47}, "in_features is 47, the vectors have 48 components"),
+        ({"in_features": 47}, "in_features is 47, but the vectors have 48 components"),
         ({"out_features": None}, "out_features is None, use a positive integer"),
-        ({"out_features": True}, "out_features is True, a whole number"),
+        ({"out_features": True}, "out_features is True, use a positive integer"),
         ({"out_features": 25}, r"contains the weights .* instead of {'linear.weight': \(25, 48\)"),
         ({"bias": False}, r"instead of {'linear.weight': \(24, 48\)}"),
         ({"use_residual": True}, "use_residual is set, which bundles do not support"),

@@ -41,9 +41,9 @@ def test_prompts_can_be_added_replaced_and_chosen(tmp_path: Path) -> None:
         ({"prompts": {"query": "\ud800"}}, "the prompt 'query' can't be written as UTF-8"),
         (
             {"prompts": E5, "default_prompt_name": "other"},
-            "the default prompt is 'other', and there is 'query'",
+            "the default prompt is 'other', but the prompts are 'query'",
         ),
-        ({"default_prompt_name": "query"}, "there is none: add it with --prompt NAME=TEXT"),
+        ({"default_prompt_name": "query"}, "the prompts are none: add it with --prompt NAME=TEXT"),
     ],
 )
 def test_invalid_prompts_are_rejected(content: dict[str, object], message: str, tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def test_export_without_a_tokenizer_ends_with_a_warning(
 
 def test_nothing_is_loaded_of_a_directory_without_a_configuration(tmp_path: Path) -> None:
     stages: list[str] = []
-    with pytest.raises(CheckpointError, match=r"holds no config\.json"):
+    with pytest.raises(CheckpointError, match=r"contains no config\.json"):
         export_bundle(tmp_path, tmp_path / "b", ExportOptions(), lambda stage, *_: stages.append(stage))
     assert stages == []
 

@@ -116,9 +116,9 @@ def test_missing_rank_and_alpha_default_to_those_of_the_publisher(copied: Path) 
     ("change", "message"),
     [
         (lambda a, _b: {"lora_A": a[:4]}, r"do not match its weight \(160, 96\) and 5 tasks: .*\(4, 3, 96\)"),
-        (lambda a, _b: {"lora_A": a[:, :2].contiguous()}, r"are \(5, 2, 96\), \(5, 160, 3\)"),
-        (lambda a, b: {"lora_A": b, "lora_B": a}, r"are \(5, 160, 3\), \(5, 3, 96\)"),
-        (lambda _a, _b: {"lora_B": None}, r"are \(5, 3, 96\), missing"),
+        (lambda a, _b: {"lora_A": a[:, :2].contiguous()}, r"have the shapes \(5, 2, 96\), \(5, 160, 3\)"),
+        (lambda a, b: {"lora_A": b, "lora_B": a}, r"have the shapes \(5, 160, 3\), \(5, 3, 96\)"),
+        (lambda _a, _b: {"lora_B": None}, r"have the shapes \(5, 3, 96\), missing"),
         (lambda a, _b: {"lora_A": a * math.nan}, "the weights contain NaN or infinite values"),
     ],
 )

@@ -315,7 +315,7 @@ def test_tensor_without_plain_values_is_rejected(published: Path, change: Callab
 def test_incomplete_directory_is_rejected(published: Path) -> None:
     config = (published / "config.json").read_text()
     (published / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"my-bert holds no config\.json: specify the directory"):
+    with pytest.raises(CheckpointError, match=r"my-bert contains no config\.json: specify the directory"):
         load_checkpoint(published)
     (published / "config.json").write_text(config)
     (published / "model.safetensors").unlink()
