@@ -41,7 +41,7 @@ class CheckSummary:
     Attributes:
         manifest: Manifest of the bundle. The hashes of all files match.
         verdict: New measurements, whether or not they passed.
-        not_stated: Fields that the manifest does not state. They were not compared with the files.
+        not_stated: Fields missing from the manifest, which were not compared with the files.
         runtimes: Results in other runtimes, in the default precision and in fp32, whether or not they passed.
         missing: Runtimes that are not installed.
     """
@@ -69,13 +69,13 @@ def check_bundle(
         directory: Bundle directory.
         source: Checkpoint to compare with. If None, the weights inside the bundle.
         revision: Branch, tag or commit of `source` on the hub.
-        parity_tokens: Maximum length of the grid. If None, the memory limits of `default_grid` apply.
+        parity_tokens: Maximum input length in the grid. If None, the memory limits of `default_grid` apply.
         grid: Parity cases. If None, `default_grid`.
         runtimes: Other runtimes in which to run the grid. If None, no other runtimes are used.
         progress: Called before each step.
 
     Returns:
-        The measurements. Failed parity does not raise an exception.
+        The measurements. A parity failure does not raise an exception.
 
     Raises:
         BundleError: A file is missing, changed or not listed, or the manifest contradicts the files.

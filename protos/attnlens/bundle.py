@@ -167,7 +167,7 @@ def find_graph(
     """Return the graph with this purpose and precision.
 
     Raises:
-        BundleError: The bundle has zero or several such graphs.
+        BundleError: The bundle has no such graph, or more than one.
     """
     graphs = [graph for graph in manifest.graphs if (graph.purpose, graph.precision) == (purpose, precision)]
     if len(graphs) != 1:

@@ -37,7 +37,7 @@ class ExplainMethod(IntEnum):
 
 
 class ExplainLevel(IntEnum):
-    """Unit of scores, with the values of `attnlens.v1.ExplainLevel`."""
+    """Unit of scores. Values match `attnlens.v1.ExplainLevel`."""
 
     TOKENS = 1
     WORDS = 2
@@ -196,7 +196,7 @@ def output_matrix(
 def interaction_matrix(
     first: tuple[Float64Array, Float64Array], second: tuple[Float64Array, Float64Array]
 ) -> Float64Array:
-    """Return s - s(-i) - s(-j) + s(-i-j) for the cosine s of two texts, (T, T').
+    """Return s - s(-i) - s(-j) + s(-i-j), (T, T'), where s(-i) is the cosine of two texts without token i.
 
     The second difference of a dot product is the dot product of the differences.
 

@@ -132,7 +132,7 @@ class RequestTooLargeError(RequestError):
 
 
 class TooExpensiveError(RequestError):
-    """The estimated computation of a request exceeds the limit."""
+    """The estimated computational cost of a request exceeds the limit."""
 
     status = "INVALID_ARGUMENT"
     reason = "REQUEST_TOO_EXPENSIVE"
@@ -236,7 +236,7 @@ class DeadlineError(RequestError):
 
 
 class SlowConsumerError(RequestError):
-    """The client does not read its response."""
+    """The client is not reading its response."""
 
     status = "ABORTED"
     reason = "SLOW_CONSUMER"

@@ -27,7 +27,7 @@ class SourceToken(Protocol):
 
     @property
     def word_index(self) -> int | None:
-        """Index of the token's word in the source. None if it belongs to no word."""
+        """Index of the token's word in the source. None if the token is not part of a word."""
 
     @property
     def is_special(self) -> bool:

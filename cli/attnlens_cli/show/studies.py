@@ -58,7 +58,7 @@ def _labels_table(report: HeadReport) -> Table:
         *(column.title.replace(" / ", "\n/ ").replace("earlier ", "earlier\n") for column in columns),
         "labels",
     )
-    return _table(f"{len(rows)} labeled heads; --json, --markdown and --html write all heads", titles, rows)
+    return _table(f"{len(rows)} labeled heads; use --json, --markdown or --html for all heads", titles, rows)
 
 
 def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

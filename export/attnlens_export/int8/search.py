@@ -9,8 +9,8 @@
 3. The time of a group is measured separately for each method, once for each combination of sizes.
 4. A plan starts with the fastest method of each unit. While the sum of losses exceeds the budget, switch the
 unit whose change of method reduces the loss most per additional second.
-5. The graph of the plan is measured. The budget is then adjusted by the distance from the gate, up to
-   `MAX_ROUNDS` times.
+5. The graph of the plan is measured. The budget is then adjusted according to the distance of the result from
+   the gate, up to `MAX_ROUNDS` times.
 
 Shapes: B texts in a batch, T tokens, K width of an input.
 """
@@ -95,7 +95,7 @@ class Search:
         selection: Mapping[str, Embedder],
         progress: Progress,
     ) -> None:
-        """Calibrate. `calibration` and `selection` are texts by kind."""
+        """Run the calibration. `calibration` and `selection` map kinds of text to their texts."""
         self._source = source
         self._progress = progress
         path = source.directory / EMBEDDINGS_PATH
@@ -249,7 +249,7 @@ def choose(losses: Costs, seconds: Costs, budget: float) -> Plan:
     plan = [min(times, key=lambda method: times[method]) for times in seconds]
 
     def gain(change: tuple[int, Method]) -> float:
-        """Return the loss that a change saves per additional second."""
+        """Return the reduction in loss per additional second."""
         unit, method = change
         saved = losses[unit][plan[unit]] - losses[unit][method]
         return saved / max(seconds[unit][method] - seconds[unit][plan[unit]], _NO_TIME)

@@ -53,8 +53,8 @@ class MixtureAttentionConfig(AttentionConfig):
     Attributes:
         shared_heads: Number of heads S shared by all tokens.
         active_heads: Number of routed heads A that each token selects. 0 only if all heads are shared.
-        router: "learned" selects heads and computes gates by projections of hidden states. "norm" selects the
-            heads with the longest queries, with gates of 1.
+        router: "learned" selects heads and computes gates from projections of hidden states. "norm" selects
+            the heads with the longest queries, with gates of 1.
         gates: "code" for the formula of the published implementation, "paper" for that in the paper. Ignored
             if the router is "norm".
         bias: Whether the query, key, value and output projections have biases.
@@ -130,7 +130,7 @@ def load_balance_loss(routing: Routing, attention_mask: Tensor) -> Tensor:
 
 @contextmanager
 def recorded_routing(encoder: nn.Module) -> Iterator[Sequence[Routing]]:
-    """Record the results of all routers in `encoder`, in layer order, while the context is open.
+    """Record the results of all routers in `encoder`, in layer order, while the context is active.
 
     with recorded_routing(encoder) as routings:
         output = encoder(ids, mask)
@@ -182,7 +182,7 @@ class _Router(ChoosingModule):
     """Base class of routers, whose `forward` takes hidden states (B, T, D) and queries (B, H, T, K)."""
 
     def margins(self, routing: Routing) -> Tensor:
-        """Return the difference (B, T) between the lowest selected and the highest other probability."""
+        """Return the difference (B, T) between the lowest selected and the highest unselected probability."""
         probabilities, chosen = routing.probabilities, routing.chosen
         # Probabilities are below 2, so the margin is large if all heads or no heads are selected.
         outside = probabilities.new_full((*probabilities.shape[:-1], 1), -2.0)
@@ -192,7 +192,7 @@ class _Router(ChoosingModule):
 
 
 class LearnedRouter(_Router):
-    """Computes gates by projections of hidden states, with Xavier-uniform weights and no biases."""
+    """Computes gates from projections of hidden states, with Xavier-uniform weights and no biases."""
 
     def __init__(self, config: MixtureAttentionConfig, hidden_size: int) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class NormRouter(_Router):
 
 def _softmax_of_lengths(squares: Tensor) -> Tensor:
     """(B, T, E) -> (B, T, E). Used only in training and the parity check, not part of an exported graph."""
-    tiny = torch.finfo(squares.dtype).tiny  # keeps the gradient finite for a query of zeros
+    tiny = torch.finfo(squares.dtype).tiny  # keeps the gradient finite for an all-zero query
     lengths = squares.clamp(min=tiny).sqrt()
     centered = lengths - lengths.mean(dim=-1, keepdim=True)
     variance = (centered * centered).sum(dim=-1, keepdim=True) / (squares.shape[-1] - 1)
