@@ -1,9 +1,10 @@
 """Reports on the attention heads of a model, measured on a treebank or on plain texts.
 
 `treebank` reads the texts, `maps` computes attention maps, and `words` aggregates them to words. `patterns`,
-`copies`, `syntax`, `tied` and `importance` implement the measurements, and `labels` the labeling rules.
-`report` runs all of them, and `measures` lists the per-head results. `as_json`, `markdown` and `page` render
-the report.
+`copies`, `syntax`, `distances`, `coreference`, `relatedness`, `tied` and `importance` implement the
+measurements, and `labels` the labeling rules. `probes` reads the test sentences. `report` runs all
+measurements, `measures` lists the per-head results, and `tables` the best heads. `as_json`, `markdown` and
+`page` render the report.
 """
 
 from attnlens_analysis.heads.importance import ScoredPair

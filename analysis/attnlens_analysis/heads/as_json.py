@@ -3,8 +3,14 @@
 import math
 from typing import Any
 
-from attnlens_analysis.heads.labels import CAVEATS, RULES, is_winner
+import numpy as np
+import numpy.typing as npt
+
+from attnlens_analysis.heads.coreference import PronounScore
+from attnlens_analysis.heads.distances import Distances
+from attnlens_analysis.heads.labels import CAVEATS, RULES, is_coreference, is_winner
 from attnlens_analysis.heads.measures import measures
+from attnlens_analysis.heads.relatedness import Relatedness
 from attnlens_analysis.heads.report import HeadReport
 from attnlens_analysis.heads.syntax import RelationScore
 
@@ -27,6 +33,11 @@ def as_json(report: HeadReport) -> dict[str, Any]:
         },
         "heads": _heads(report),
         "syntax": None if report.syntax is None else [_relation(score) for score in report.syntax],
+        "coreference": None
+        if report.coreference is None
+        else [_pronouns(score) for score in report.coreference.scores],
+        "distances": None if report.distances is None else _distances(report, report.distances),
+        "relatedness": None if report.relatedness is None else _relatedness(report, report.relatedness),
         "baselines": {
             "diagonal_chance": report.patterns.diagonal_chance,
             "duplicate_chance": report.patterns.duplicate_chance,
@@ -69,6 +80,66 @@ def _relation(score: RelationScore) -> dict[str, Any]:
         "offset_scored": _number(score.offset_scored),
         "labeled": is_winner(score),
     }
+
+
+def _pronouns(score: PronounScore) -> dict[str, Any]:
+    return {
+        "kind": score.kind,
+        "layer": score.head.layer,
+        "head": score.head.head,
+        "num_chosen": score.num_chosen,
+        "chosen": score.chosen,
+        "num_scored": score.num_scored,
+        "scored": score.scored,
+        "interval": score.interval,
+        "offset": score.offset,
+        "offset_scored": score.offset_scored,
+        "nearest_scored": score.nearest_scored,
+        "labeled": is_coreference(score),
+    }
+
+
+def _distances(report: HeadReport, distances: Distances) -> dict[str, Any]:
+    local, long_range = distances.local, distances.long_range
+    return {
+        "texts": distances.num_texts,
+        "rows": distances.num_rows,
+        "local_uniform": local.uniform,
+        "long_range_uniform": long_range.uniform,
+        "heads": [
+            {
+                "layer": head.layer,
+                "head": head.head,
+                "local_ratio": _number(float(local.ratio[index])),
+                "local_interval": _interval(local.interval, index),
+                "long_range_ratio": _number(float(long_range.ratio[index])),
+                "long_range_interval": _interval(long_range.interval, index),
+            }
+            for index, head in enumerate(report.heads)
+        ],
+    }
+
+
+def _relatedness(report: HeadReport, related: Relatedness) -> dict[str, Any]:
+    return {
+        "items": related.num_items,
+        "heads": [
+            {
+                "layer": head.layer,
+                "head": head.head,
+                "unrelated": _number(float(related.unrelated[index])),
+                "same_word": _number(float(related.same_word.weight[index])),
+                "same_word_interval": _interval(related.same_word.interval, index),
+                "synonym": _number(float(related.synonym.weight[index])),
+                "synonym_interval": _interval(related.synonym.interval, index),
+            }
+            for index, head in enumerate(report.heads)
+        ],
+    }
+
+
+def _interval(bounds: npt.NDArray[np.float64], index: int) -> list[float | None]:
+    return [_number(float(bound)) for bound in bounds[:, index]]
 
 
 def _number(value: float) -> float | None:

@@ -4,11 +4,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from attnlens_analysis.heads.distances import LONG_RANGE_DIVISOR, MAX_LOCAL_DISTANCE, MIN_CONTENT_TOKENS
+from attnlens_analysis.heads.intervals import NUM_RESAMPLES
 from attnlens_analysis.heads.labels import CAVEATS, MIN_WORDS, RULES, is_winner
 from attnlens_analysis.heads.measures import measures
 from attnlens_analysis.heads.patterns import MIN_TOKENS
 from attnlens_analysis.heads.report import HeadReport
 from attnlens_analysis.heads.syntax import RelationScore
+from attnlens_analysis.heads.tables import interval_tables
 from attnlens_analysis.heads.tied import TiedDiagonal
 
 ARROWS = {"to_head": "to head", "to_dependent": "to dependent"}
@@ -35,6 +38,7 @@ def data_sentences(report: HeadReport) -> Iterator[str]:
             "Syntax: the best head of each relation is selected on sentences 1, 3, 5, ... and scored on the "
             "other sentences. A document may occur in both halves. Fixed: the best fixed distance."
         )
+    yield from _test_sentences(report)
     if report.copies is not None:
         yield (
             f"Copies: {report.copies.num_sequences} sequences of {report.copies.half_length} random tokens, "
@@ -54,6 +58,28 @@ def data_sentences(report: HeadReport) -> Iterator[str]:
         )
 
 
+def _test_sentences(report: HeadReport) -> Iterator[str]:
+    if report.distances is not None:
+        distances = report.distances
+        yield (
+            f"Near and distant tokens: {distances.num_texts:,} sentences with at least {MIN_CONTENT_TOKENS} "
+            f"tokens, {distances.num_rows:,} rows, without special tokens. Uniform attention assigns "
+            f"{distances.local.uniform:.3f} to tokens within {MAX_LOCAL_DISTANCE} tokens, and "
+            f"{distances.long_range.uniform:.3f} to tokens farther than 1/{LONG_RANGE_DIVISOR} of the text."
+        )
+    if report.coreference is not None:
+        total = report.coreference.scores[0]
+        yield (
+            f"Pronouns: {total.num_chosen + total.num_scored} English test sentences. Fixed: the best fixed "
+            "distance. Nearest: the nearest noun of the same kind."
+        )
+    if report.relatedness is not None:
+        yield (
+            f"Related words: {report.relatedness.num_items} English test texts in three variants. 95 %: "
+            f"bootstrap over texts with {NUM_RESAMPLES:,} samples."
+        )
+
+
 def _tied_sentence(tied: TiedDiagonal) -> str:
     measured = tied.tied[np.isfinite(tied.tied)]
     return (
@@ -67,10 +93,10 @@ LABEL_TITLES = ("label", "heads", "rule")
 
 
 def label_rows(report: HeadReport) -> list[tuple[str, str, str]]:
-    """Return the name, heads and rule of each label. Syntax labels include the relations."""
+    """Return the name, heads and rule of each label. Heads include the relation or kind, if there is one."""
     rows = []
     for label, rule in RULES.items():
-        kind = label.removesuffix("RELATION")
+        kind = label.removesuffix("RELATION").removesuffix("KIND")
         heads = [
             str(labeled.head) if name == label else f"{labeled.head} ({name.removeprefix(kind)})"
             for labeled in report.labeled
@@ -127,6 +153,13 @@ def _lines(report: HeadReport) -> Iterator[str]:
         yield from _table(RELATION_TITLES, [relation_cells(score) for score in shown])
         yield ""
         yield f"Relations with fewer than {MIN_WORDS} words are omitted."
+        yield ""
+    for table in interval_tables(report):
+        yield f"## {table.title}"
+        yield ""
+        yield table.explanation
+        yield ""
+        yield from _table(table.headings, table.rows)
         yield ""
     columns = measures(report)
     yield "## Measures"

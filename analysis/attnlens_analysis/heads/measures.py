@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from attnlens_analysis.heads.distances import LONG_RANGE_DIVISOR, MAX_LOCAL_DISTANCE
 from attnlens_analysis.heads.report import HeadReport
 
 
@@ -90,7 +91,29 @@ def _columns(report: HeadReport) -> Iterator[Measure]:
         patterns.diagonal_argmax,
         patterns.diagonal_chance,
     )
+    yield from _test_columns(report)
     yield from _optional_columns(report)
+
+
+def _test_columns(report: HeadReport) -> Iterator[Measure]:
+    if report.distances is not None:
+        distances = report.distances
+        local, distant = distances.local, distances.long_range
+        meaning = "mean weight on tokens that are not special"
+        yield Measure("content", "content", meaning, distances.content)
+        meaning = f"share of it within {MAX_LOCAL_DISTANCE} tokens"
+        yield Measure("local", "local", meaning, local.share, local.uniform)
+        meaning = f"share of it farther than 1/{LONG_RANGE_DIVISOR} of the text"
+        yield Measure("long_range", "long-range", meaning, distant.share, distant.uniform)
+    if report.coreference is not None:
+        meaning = "share of pronouns whose strongest attention is on the antecedent"
+        yield Measure("coreference", "coreference", meaning, report.coreference.accuracy)
+    if report.relatedness is not None:
+        related = report.relatedness
+        meaning = "weight on an earlier occurrence of the word minus weight on an unrelated word"
+        yield Measure("same_word", "same word", meaning, related.same_word.difference, 0.0)
+        meaning = "weight on an earlier synonym minus weight on an unrelated word"
+        yield Measure("synonym", "synonym", meaning, related.synonym.difference, 0.0)
 
 
 def _optional_columns(report: HeadReport) -> Iterator[Measure]:

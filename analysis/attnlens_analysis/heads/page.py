@@ -16,10 +16,18 @@ from attnlens_analysis.heads.markdown import (
 )
 from attnlens_analysis.heads.measures import Measure, measures
 from attnlens_analysis.heads.report import HeadReport
+from attnlens_analysis.heads.tables import TEXT_HEADINGS, interval_tables
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _CELL, _MARGIN = 16, 18  # pixels
-_TEXT_COLUMNS = {*LABEL_TITLES, "head", "labels", "relation", "direction"}  # all other columns are numeric
+_TEXT_COLUMNS = {
+    *LABEL_TITLES,
+    "head",
+    "labels",
+    "relation",
+    "direction",
+    *TEXT_HEADINGS,
+}  # all other columns are numeric
 
 
 def as_page(report: HeadReport) -> str:
@@ -48,6 +56,9 @@ def _body(report: HeadReport, title: str) -> Iterator[str]:
         yield f"<h2>Syntax</h2><p>Relations with at least {MIN_WORDS} words.</p>"
         shown = [relation_cells(score) for score in report.syntax if score.num_scored >= MIN_WORDS]
         yield _table(RELATION_TITLES, shown)
+    for table in interval_tables(report):
+        yield f"<h2>{escape(table.title)}</h2><p>{escape(table.explanation)}</p>"
+        yield _table(table.headings, table.rows)
     yield "<h2>Measures</h2>"
     yield _table(
         ("head", "labels", *(column.title for column in columns)),

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from attnlens_analysis.heads.copies import CopyTest, measure_copies
+from attnlens_analysis.heads.coreference import Coreference, measure_coreference
+from attnlens_analysis.heads.distances import MIN_CONTENT_TOKENS, Distances, DistanceSums
 from attnlens_analysis.heads.importance import (
     NUM_TEXTS,
     Importance,
@@ -21,6 +23,7 @@ from attnlens_analysis.heads.importance import (
 from attnlens_analysis.heads.labels import LabeledHead, label_heads
 from attnlens_analysis.heads.maps import EncodedText, Head, MapSource, Progress, TextMaps
 from attnlens_analysis.heads.patterns import MIN_TOKENS, Patterns, PatternSums
+from attnlens_analysis.heads.relatedness import Relatedness, measure_relatedness
 from attnlens_analysis.heads.syntax import RelationScore, SyntaxCounts
 from attnlens_analysis.heads.tied import TiedDiagonal, measure_tied
 from attnlens_analysis.heads.treebank import Corpus, Sentence
@@ -42,6 +45,9 @@ class HeadReport:
         patterns: Attention by position.
         copies: Repeated random tokens. None if the model supports too few tokens.
         syntax: Best head for each relation. None if the corpus is not a treebank.
+        distances: Attention to near and distant tokens. None if all texts are too short.
+        coreference: Attention from pronouns to antecedents. None if no test sentence fits the model.
+        relatedness: Attention to synonyms and repeated words. None if no test sentence fits the model.
         tied: Diagonal attention with tied projections. None if the graph does not support it.
         importance: Importance of each head. None if the bundle lacks the contributions graph.
         task: Effect of each head on a task. None if not requested or the bundle lacks the graph.
@@ -58,6 +64,9 @@ class HeadReport:
     patterns: Patterns
     copies: CopyTest | None
     syntax: tuple[RelationScore, ...] | None
+    distances: Distances | None
+    coreference: Coreference | None
+    relatedness: Relatedness | None
     tied: TiedDiagonal | None
     importance: Importance | None
     task: TaskEffect | None
@@ -101,12 +110,17 @@ def measure_heads(
     long_enough = [text for _, text in kept if len(text.input_ids) >= MIN_TOKENS]
     if not long_enough:
         raise TooShortError(f"no text of {corpus.name} has at least {MIN_TOKENS} tokens. Use longer texts.")
-    patterns, syntax = _measure_maps(source, corpus, kept, progress)
+    patterns, distances, syntax = _measure_maps(source, corpus, kept, progress)
     copies = measure_copies(source, progress)
+    coreference, relatedness = measure_coreference(source, progress), measure_relatedness(source, progress)
     tied = measure_tied(source, long_enough, progress)
     run = open_contributions(bundle, threads)
     sample = spread(long_enough, num_importance_texts)
-    notes = [*source.notes, *_notes(num_long, bundle, copies, tied, has_gates=run is not None)]
+    notes = [
+        *source.notes,
+        *_notes(num_long, bundle, copies, tied, has_gates=run is not None),
+        *_test_notes(distances, coreference, relatedness),
+    ]
     return HeadReport(
         model_name=bundle.model.name,
         model_version=bundle.model.version,
@@ -117,10 +131,15 @@ def measure_heads(
         patterns=patterns,
         copies=copies,
         syntax=syntax,
+        distances=distances,
+        coreference=coreference,
+        relatedness=relatedness,
         tied=tied,
         importance=measure_importance(run, source, sample, progress) if run and sample else None,
         task=measure_task(run, source, pairs, progress) if run and pairs else None,
-        labeled=label_heads(source.heads, patterns, copies, syntax or ()),
+        labeled=label_heads(
+            source.heads, patterns, copies, syntax or (), distances, coreference, relatedness
+        ),
         notes=tuple(notes),
     )
 
@@ -134,21 +153,23 @@ def _encode(source: MapSource, corpus: Corpus) -> tuple[list[tuple[int, EncodedT
 
 def _measure_maps(
     source: MapSource, corpus: Corpus, kept: Sequence[tuple[int, EncodedText]], progress: Progress
-) -> tuple[Patterns, tuple[RelationScore, ...] | None]:
-    """Measure patterns and syntax in one pass over the texts."""
-    sums, counts = PatternSums(len(source.heads)), SyntaxCounts(source.heads)
+) -> tuple[Patterns, Distances | None, tuple[RelationScore, ...] | None]:
+    """Measure patterns, distances and syntax in one pass over the texts."""
+    sums, distances, counts = PatternSums(len(source.heads)), DistanceSums(), SyntaxCounts(source.heads)
     for done, (position, maps) in enumerate(source.of_texts([text for _, text in kept]), start=1):
         index = kept[position][0]
         sentence = corpus.sentences[index]
-        token_words = words_of_tokens(sentence.words, maps.tokens.chars) if sentence.words else None
+        forms = [word.form for word in sentence.words or ()]
+        token_words = words_of_tokens(forms, maps.tokens.chars) if forms else None
         if len(maps.tokens.ids) >= MIN_TOKENS:
             sums.add(maps, punctuation(sentence, maps, token_words))
+            distances.add(maps)
         if sentence.words and token_words is not None:
             weights = word_level(maps.weights, token_words, len(sentence.words))
             has_tokens = np.isin(np.arange(len(sentence.words)), token_words)
             counts.add(weights, sentence.words, has_tokens, scores=index % 2 == 1)
         progress("attention weights", done, len(kept))
-    return sums.means(), counts.scores() if corpus.is_treebank else None
+    return sums.means(), distances.means(), counts.scores() if corpus.is_treebank else None
 
 
 def punctuation(
@@ -186,4 +207,20 @@ def _notes(
         )
     if bundle.model.default_prompt_name:
         notes.append(f"Texts were measured without the default prompt {bundle.model.default_prompt_name!r}.")
+    return notes
+
+
+def _test_notes(
+    distances: Distances | None, coreference: Coreference | None, relatedness: Relatedness | None
+) -> list[str]:
+    notes = []
+    if distances is None:
+        notes.append(
+            "Near and distant tokens were not compared: no text has at least "
+            f"{MIN_CONTENT_TOKENS} tokens without special tokens."
+        )
+    if coreference is None:
+        notes.append("Pronouns were not tested: the model supports too few tokens.")
+    if relatedness is None:
+        notes.append("Related words were not tested: the model supports too few tokens.")
     return notes

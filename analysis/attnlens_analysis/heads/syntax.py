@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from attnlens_analysis.heads.intervals import wilson_interval
 from attnlens_analysis.heads.maps import Head
 from attnlens_analysis.heads.treebank import Word
 
@@ -25,7 +26,6 @@ Direction = Literal["to_head", "to_dependent"]
 DIRECTIONS: tuple[Direction, Direction] = ("to_head", "to_dependent")
 ALL_RELATIONS = "all"
 _NOT_SCORED = frozenset({"punct", "root"})
-_Z95 = 1.959964  # quantile of the standard normal distribution for a 95 % interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +150,3 @@ def strongest_word(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
     others = np.where(np.eye(num_words, dtype=np.bool_), np.float32(-1), weights)
     result: npt.NDArray[np.intp] = others.argmax(axis=-1)
     return result
-
-
-def wilson_interval(num_correct: int, number: int) -> tuple[float, float]:
-    """Return the 95 % interval of `num_correct / number` (Wilson 1927), or NaN if `number` is 0."""
-    if not number:
-        return math.nan, math.nan
-    share, z2 = num_correct / number, _Z95**2
-    center = share + z2 / (2 * number)
-    spread = _Z95 * math.sqrt(share * (1 - share) / number + z2 / (4 * number**2))
-    return (center - spread) / (1 + z2 / number), (center + spread) / (1 + z2 / number)

@@ -12,21 +12,19 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from attnlens_analysis.heads.treebank import Word
-
 NO_WORD = -1
 
 
-def words_of_tokens(words: Sequence[Word], offsets: Sequence[tuple[int, int]]) -> npt.NDArray[np.intp]:
+def words_of_tokens(forms: Sequence[str], offsets: Sequence[tuple[int, int]]) -> npt.NDArray[np.intp]:
     """Return the word index of each token, (T,), or `NO_WORD`.
 
     A token belongs to the word in which it starts.
 
     Args:
-        words: Words of a sentence whose text separates them with single spaces.
+        forms: Words of a sentence whose text separates them with single spaces.
         offsets: Start and end of each token in the text. Tokens with empty spans belong to no word.
     """
-    ends = np.cumsum([len(word.form) + 1 for word in words])  # offset after the space that follows each word
+    ends = np.cumsum([len(form) + 1 for form in forms])  # offset after the space that follows each word
     indices = np.full(len(offsets), NO_WORD, dtype=np.intp)
     for token, (start, end) in enumerate(offsets):
         if end > start:

@@ -9,6 +9,7 @@ from attnlens_analysis.heads import HeadReport
 from attnlens_analysis.heads.labels import CAVEATS, MIN_WORDS, RULES
 from attnlens_analysis.heads.markdown import RELATION_TITLES, data_sentences, relation_cells
 from attnlens_analysis.heads.measures import measures
+from attnlens_analysis.heads.tables import TEXT_HEADINGS, interval_tables
 from attnlens_analysis.profile import ATTENTION, METHOD_NOTE, PARTS, Profile, describe, describe_crossover
 from attnlens_cli.printable import printable
 from attnlens_cli.show.console import make_console
@@ -39,6 +40,8 @@ def show_heads(report: HeadReport) -> None:
         shown = [relation_cells(score) for score in report.syntax if score.num_scored >= MIN_WORDS]
         title = f"Best head for each relation with at least {MIN_WORDS} words"
         console.print(_table(title, RELATION_TITLES, shown))
+    for table in interval_tables(report):
+        console.print(_table(table.title, table.headings, table.rows))
     console.print("Labeling rules:")
     for label, rule in RULES.items():
         console.print(f"- {label}: {rule}")
@@ -64,7 +67,7 @@ def _labels_table(report: HeadReport) -> Table:
 def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False, padding=(0, 0, 0, 1))
     for heading in headings:
-        is_name = heading in {"head", "relation", "direction", "labels"}
+        is_name = heading in {"relation", "direction", "labels", *TEXT_HEADINGS}
         table.add_column(heading, justify="left" if is_name else "right", no_wrap=heading != "labels")
     for row in rows:
         table.add_row(*(printable(cell) for cell in row))
