@@ -49,6 +49,8 @@ def test_wheel_contains_the_data_files(wheel: Path) -> None:
         "attnlens_runtimes/node/worker.mjs",
         f"{heads}/page.html",
         f"{heads}/data/ud_en_ewt_dev_500.tsv.gz",
+        f"{heads}/data/coreference.tsv",
+        f"{heads}/data/related_words.tsv",
         f"{heads}/data/LICENSE.md",
     } <= names
     assets = {name for name in names if name.startswith("attnlens_viewer/assets/")}

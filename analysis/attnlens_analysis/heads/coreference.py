@@ -2,9 +2,9 @@
 
 Follows the coreference test of Clark et al. 2019, section 4.3 (https://arxiv.org/abs/1906.04341), with other
 sentences (`probes`). The prediction for a pronoun is the other word that it attends to most, excluding
-special tokens. As for syntax, the best head for each kind of sentence is selected on one half of the sentences
-and scored on the other half. All sentences of a frame are in the same half. The baselines are the best fixed
-distance, selected in the same way, and the nearest noun.
+special tokens. As for syntax, the best head for each kind of sentence is selected on one half of the
+sentences and scored on the other half. All sentences of a frame are in the same half. The baselines are the
+best fixed distance, selected in the same way, and the nearest noun.
 
 Shapes: N heads, I items, W words of a sentence.
 """
@@ -72,16 +72,20 @@ def measure_coreference(source: MapSource, progress: Progress) -> Coreference | 
     items = pronoun_items()
     encoded = source.encode([" ".join(item.words) for item in items])
     kept = [(item, text) for item, text in zip(items, encoded, strict=True) if text is not None]
-    measured, hits = [], []
+    hits: dict[int, npt.NDArray[np.bool_]] = {}  # by index in `kept`
     for done, (index, maps) in enumerate(source.of_texts([text for _, text in kept]), start=1):
         item = kept[index][0]
         token_words = words_of_tokens(item.words, maps.tokens.chars)
         if {item.pronoun, item.antecedent, *item.distractors} <= set(token_words.tolist()):
             weights = word_level(maps.weights, token_words, len(item.words))
-            measured.append(item)
-            hits.append(strongest_word(weights)[:, item.pronoun] == item.antecedent)
+            hits[index] = strongest_word(weights)[:, item.pronoun] == item.antecedent
         progress("pronouns", done, len(kept))
-    return score_pronouns(source.heads, measured, np.array(hits).reshape(-1, len(source.heads)))
+    measured = sorted(hits)
+    return score_pronouns(
+        source.heads,
+        [kept[index][0] for index in measured],
+        np.array([hits[index] for index in measured]).reshape(-1, len(source.heads)),
+    )
 
 
 def score_pronouns(

@@ -2,9 +2,9 @@
 
 Special tokens are excluded as rows and columns, and the remaining weights of each row are divided by their
 sum. In a text of C content tokens, `local` is the weight on tokens at a distance of up to
-`MAX_LOCAL_DISTANCE`, including the token itself, and `long_range` is the weight on tokens at a distance of more
-than C / `LONG_RANGE_DIVISOR`. Texts with fewer than `MIN_CONTENT_TOKENS` content tokens are excluded, so that
-no token is both near and distant.
+`MAX_LOCAL_DISTANCE`, including the token itself, and `long_range` is the weight on tokens at a distance of
+more than C / `LONG_RANGE_DIVISOR`. Texts with fewer than `MIN_CONTENT_TOKENS` content tokens are excluded, so
+that no token is both near and distant.
 
 Shapes: N heads, C content tokens of a text, I texts, R rows of all texts.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnlens_analysis.heads.intervals import bootstrap_ratio
-from attnlens_analysis.heads.maps import TextMaps
+from attnlens_analysis.heads.maps import TextMaps, Weights
 
 MAX_LOCAL_DISTANCE = 2
 LONG_RANGE_DIVISOR = 4
@@ -72,10 +72,11 @@ class _RangeSums:
     uniform: list[float] = field(default_factory=list)
     """Shares for uniform attention in all rows."""
 
-    def add(self, weights: Values, is_used: npt.NDArray[np.bool_], is_inside: npt.NDArray[np.bool_]) -> None:
-        """Add a text with normalized weights (N, C, C), used rows (N, C) and the range as a mask (C, C)."""
-        uniform = is_inside.mean(axis=-1)  # (C,)
-        self.shares.append((weights * is_inside).sum(axis=(1, 2)))
+    def add(self, weights: Weights, sums: Values, is_inside: npt.NDArray[np.bool_]) -> None:
+        """Add a text with weights (N, C, C), their row sums (N, C) and the range as a mask (C, C)."""
+        uniform, is_used = is_inside.mean(axis=-1), _is_used(sums)  # (C,), (N, C)
+        inside = np.einsum("nij,ij->ni", weights, is_inside.astype(np.float32))  # (N, C)
+        self.shares.append(np.where(is_used, inside / np.maximum(sums, _MIN_WEIGHT), 0).sum(axis=-1))
         self.expected.append(is_used @ uniform)
         self.uniform.append(float(uniform.sum()))
 
@@ -107,16 +108,14 @@ class DistanceSums:
         number = len(content)
         if number < MIN_CONTENT_TOKENS:
             return
-        weights = maps.weights[:, content[:, None], content].astype(np.float64)  # (N, C, C)
-        sums = weights.sum(axis=-1)  # (N, C)
-        is_used = sums > _MIN_WEIGHT
-        weights = np.where(is_used[:, :, None], weights / np.maximum(sums, _MIN_WEIGHT)[:, :, None], 0)
+        weights = maps.weights[:, content[:, None], content]  # (N, C, C)
+        sums = weights.sum(axis=-1, dtype=np.float64)  # (N, C)
         distances = np.abs(content[:, None] - content)
         self.num_rows.append(number)
         self._content.append(sums.sum(axis=-1))
-        self._used_rows.append(is_used.sum(axis=-1).astype(np.float64))
-        self._local.add(weights, is_used, distances <= MAX_LOCAL_DISTANCE)
-        self._long_range.add(weights, is_used, distances > number / LONG_RANGE_DIVISOR)
+        self._used_rows.append(_is_used(sums).sum(axis=-1).astype(np.float64))
+        self._local.add(weights, sums, distances <= MAX_LOCAL_DISTANCE)
+        self._long_range.add(weights, sums, distances > number / LONG_RANGE_DIVISOR)
 
     def means(self) -> Distances | None:
         """Return the means over all rows and their intervals, or None if no text was used."""
@@ -130,3 +129,8 @@ class DistanceSums:
             self._local.share(used_rows, total),
             self._long_range.share(used_rows, total),
         )
+
+
+def _is_used(sums: Values) -> npt.NDArray[np.bool_]:
+    """Return the rows with weight on content tokens, (N, C). Gates can set all weights of a row to 0."""
+    return sums > _MIN_WEIGHT

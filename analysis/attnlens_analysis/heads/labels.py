@@ -68,8 +68,8 @@ CAVEATS = (
     ),
     "semantic means more attention to a synonym, which similar word embeddings can cause.",
     (
-        "The intervals of local, long-range and semantic apply to each head separately. With many heads, some "
-        "intervals do not contain the true value."
+        "The intervals of local, long-range and semantic apply to each head separately. With many heads, "
+        "some intervals do not contain the true value."
     ),
     "Labels apply to these texts and may differ for other languages, domains or lengths.",
 )

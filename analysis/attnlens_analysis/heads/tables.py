@@ -33,8 +33,8 @@ def interval_tables(report: HeadReport) -> Iterator[Table]:
     if report.coreference is not None:
         yield Table(
             "Pronouns",
-            "Best head for each kind of sentence: gender, number or only the meaning identifies the antecedent. "
-            "The head is selected on one half of the sentences and scored on the other half.",
+            "Best head for each kind of sentence: gender, number or only the meaning identifies the "
+            "antecedent. The head is selected on one half of the sentences and scored on the other half.",
             ("pronouns", "head", "sentences", "found %", "95 %", "fixed %", "nearest %", "label"),
             tuple(
                 (
@@ -54,8 +54,8 @@ def interval_tables(report: HeadReport) -> Iterator[Table]:
         distances = report.distances
         yield Table(
             "Near and distant tokens",
-            f"Heads with the largest share of attention within {MAX_LOCAL_DISTANCE} tokens (local) and farther "
-            f"than 1/{LONG_RANGE_DIVISOR} of the text (long-range), excluding special tokens.",
+            f"Heads with the largest share of attention within {MAX_LOCAL_DISTANCE} tokens (local) and "
+            f"farther than 1/{LONG_RANGE_DIVISOR} of the text (long-range), excluding special tokens.",
             ("range", "head", "content", "share", "uniform", "ratio", "95 %", "label"),
             tuple(_share_rows(report, distances, "local"))
             + tuple(_share_rows(report, distances, "long-range")),

@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 from attnlens_analysis.heads import HeadReport, measure_heads, shipped_treebank
-from attnlens_analysis.heads.labels import CAVEATS
+from attnlens_analysis.heads.labels import CAVEATS, MIN_CONTENT
 from attnlens_server.bundle import open_bundle
 from tampered import EMBEDDINGS, copy_of, put_hashes_right
 
@@ -57,3 +57,25 @@ def test_heads_with_random_weights_do_not_beat_fixed_distances(report: HeadRepor
     scored = [score for score in report.syntax if score.num_scored >= 100]
     assert len(scored) >= 10
     assert [score.relation for score in scored if score.scored > score.offset_scored + 0.1] == []
+
+
+def test_heads_with_random_weights_do_not_find_antecedents(report: HeadReport) -> None:
+    assert report.coreference is not None
+    for score in report.coreference.scores:
+        assert score.num_scored >= 25
+        assert score.scored < score.nearest_scored, score
+
+
+def test_heads_with_random_weights_attend_to_all_distances_alike(report: HeadReport) -> None:
+    assert report.distances is not None
+    attends = report.distances.content > MIN_CONTENT
+    assert attends.any()
+    for share in (report.distances.local, report.distances.long_range):
+        assert share.ratio[attends].max() < 1.2
+
+
+def test_heads_with_random_weights_do_not_distinguish_related_words(report: HeadReport) -> None:
+    assert report.relatedness is not None
+    assert report.relatedness.num_items == 74
+    assert report.relatedness.synonym.difference.max() < 0.02
+    assert report.relatedness.synonym.interval[0].max() < 0.01

@@ -80,6 +80,18 @@ def test_treebank_report_has_every_format(
     assert relations["det"]["num_scored"] == 1
     assert relations["obj"]["scored"] is None
     assert not any(relation["labeled"] for relation in report["syntax"])
+    assert report["distances"] is None  # fewer than 12 tokens
+    assert any(note.startswith("Near and distant tokens were not compared") for note in report["notes"])
+    kinds = {score["kind"]: score for score in report["coreference"]}
+    assert list(kinds) == ["all", "gender", "number", "meaning"]
+    assert kinds["all"]["num_chosen"] + kinds["all"]["num_scored"] == 290
+    assert not kinds["all"]["labeled"]
+    for index, related in enumerate(report["relatedness"]["heads"]):
+        head = report["heads"][index]
+        assert (related["layer"], related["head"]) == (head["layer"], head["head"])
+        assert abs(related["synonym"] - related["unrelated"] - head["synonym"]) < 1e-6
+        assert related["synonym_interval"][0] <= head["synonym"] <= related["synonym_interval"][1]
+        assert (related["synonym_interval"][0] > 0.02) == ("semantic" in head["labels"])
     page = (tmp_path / "h.html").read_text("utf-8")
     links = Links()
     links.feed(page)
@@ -93,7 +105,16 @@ def test_treebank_report_has_every_format(
         )
         assert all([cell.removeprefix(' scope="col"') for cell in heading] == row for row in rows)
     assert "mean weight on the next token" in page
-    assert "\n| L0H2 | 1.000 | " in (tmp_path / "h.md").read_text("utf-8")
+    assert (
+        page.index("<h2>Pronouns</h2>")
+        < page.index("<h2>Related words</h2>")
+        < page.index("<h2>Measures</h2>")
+    )
+    assert "Near and distant tokens</h2>" not in page
+    markdown = (tmp_path / "h.md").read_text("utf-8")
+    assert "\n| L0H2 | 1.000 | " in markdown
+    assert "\n## Related words\n" in markdown
+    assert "\n| same word | L2H9 | " in markdown
 
 
 def test_terminal_shows_labels_rules_and_the_license(
@@ -109,6 +130,11 @@ def test_terminal_shows_labels_rules_and_the_license(
         line.split()[:1] == ["L0H2"] and line.endswith("previous-token") for line in map(str.rstrip, lines)
     )
     assert any(line.split()[:4] == ["obj", "L2H0", "to", "head"] for line in lines)
+    for title in ("Pronouns", "Near and distant tokens", "Related words"):
+        assert title in lines
+    assert any(
+        line.split()[:2] == ["local", "L0H2"] and line.endswith("yes") for line in map(str.rstrip, lines)
+    )
     assert "- syntax:RELATION: best head for the relation" in result.stdout
     assert "A label describes where a head attends" in result.stdout
     assert max(map(len, lines)) <= 80
@@ -124,6 +150,7 @@ def test_plain_lines_have_no_relations(run: Run, minilm_bundle: Path, tmp_path: 
     assert result.stdout == f"{output}: 72 heads, {result.stdout.split(', ')[1]}"
     report = json.loads(output.read_text("utf-8"))
     assert report["syntax"] is report["importance"] is None
+    assert report["coreference"] is not None  # measured on other sentences
     assert "Texts skipped because they exceed 256 tokens: 1." in report["notes"]
 
 
