@@ -1,6 +1,8 @@
 """Head report of all-MiniLM-L6-v2 on the bundled treebank."""
 
 import dataclasses
+import re
+from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -12,11 +14,13 @@ import tokenizers
 
 from attnlens_analysis.heads import Corpus, Head, HeadReport, measure_heads, shipped_treebank
 from attnlens_analysis.heads.maps import MapSource
+from attnlens_analysis.heads.tables import interval_tables
 from attnlens_analysis.heads.tied import diagonal_wins, tied_graph
 from attnlens_server.bundle import open_bundle
 
 pytestmark = pytest.mark.extended  # slow; the command and the measures have separate tests
 
+PAGE = Path(__file__).parents[3] / "docs" / "heads.md"
 EXAMPLE = "The animal didn't cross the street because it was too tired."
 
 
@@ -77,6 +81,49 @@ def test_relations_of_minilm(report: HeadReport) -> None:
     labels = {label for head in report.labeled for label in head.labels}
     assert {"previous-token", "next-token", "first-token", "syntax:nsubj", "syntax:obj"} <= labels
     assert labels.isdisjoint({"induction", "self", "last-token", "syntax:compound"})
+
+
+def test_minilm_follows_gender_and_number_but_not_meaning(report: HeadReport) -> None:
+    assert report.coreference is not None
+    found = {score.kind: score for score in report.coreference.scores}
+    assert {kind: str(score.head) for kind, score in found.items()} == {
+        "all": "L1H3",
+        "gender": "L1H3",
+        "number": "L3H1",
+        "meaning": "L3H1",
+    }
+    assert found["gender"].scored == pytest.approx(57 / 60, abs=0.02)
+    assert found["number"].scored == pytest.approx(43 / 54, abs=0.02)
+    assert found["meaning"].interval[0] < found["meaning"].nearest_scored
+    labels = {label for head in report.labeled for label in head.labels}
+    assert {label for label in labels if label.startswith("coreference")} == {
+        "coreference:gender",
+        "coreference:number",
+    }
+
+
+def test_minilm_has_local_and_semantic_but_no_long_range_heads(report: HeadReport) -> None:
+    labels = Counter(label for head in report.labeled for label in head.labels)
+    assert (labels["local"], labels["long-range"], labels["semantic"]) == (18, 0, 15)
+
+
+def test_page_shows_the_measured_tables(report: HeadReport) -> None:
+    tables = list(interval_tables(report))
+    assert [table.title for table in tables] == ["Pronouns", "Near and distant tokens", "Related words"]
+    page = PAGE.read_text("utf-8")
+    for table in tables:
+        heading = f"| {' | '.join(table.headings)} |\n|{'---|' * len(table.headings)}\n"
+        assert page.count(heading) == 1
+        lines = page.split(heading)[1].splitlines()
+        for row, line in zip(table.rows, lines, strict=False):
+            shown = [cell.strip() for cell in line.strip("|").split("|")]
+            assert (shown[:2], shown[-1]) == (list(row[:2]), row[-1])
+            numbers, expected = (
+                [float(number) for cell in cells[2:-1] for number in re.findall(r"\d+\.?\d*", cell)]
+                for cells in (shown, row)
+            )
+            assert numbers == pytest.approx(expected, rel=0.01, abs=0.002)
+        assert not lines[len(table.rows)]
 
 
 def test_last_layer_has_the_largest_effect_on_the_embedding(report: HeadReport) -> None:

@@ -127,7 +127,8 @@ def test_terminal_shows_labels_rules_and_the_license(
     assert lines[0] == "all-MiniLM-L6-v2: 72 heads"
     assert "CC BY-SA 4.0" in result.stdout
     assert any(
-        line.split()[:1] == ["L0H2"] and line.endswith("previous-token") for line in map(str.rstrip, lines)
+        line.split()[:1] == ["L0H2"] and line.endswith("previous-token, local")
+        for line in map(str.rstrip, lines)
     )
     assert any(line.split()[:4] == ["obj", "L2H0", "to", "head"] for line in lines)
     for title in ("Pronouns", "Near and distant tokens", "Related words"):

@@ -82,9 +82,9 @@ def heads(
 ) -> None:
     """Measure the function of every attention head of the model in BUNDLE.
 
-    Measures the positions that a head attends to, the syntactic relations that it follows, its attention to
-    repeated tokens, and the change of the embedding without it. Labels follow documented rules. Runs in this
-    process, on the CPU.
+    Measures the positions and distances that a head attends to, the syntactic relations that it follows, its
+    attention from pronouns to antecedents and to repeated and related words, and the change of the embedding
+    without it. Labels follow documented rules. Runs in this process, on the CPU.
     """
     from attnlens_analysis.heads import TooShortError, TreebankError, measure_heads
     from attnlens_server.bundle import open_bundle
