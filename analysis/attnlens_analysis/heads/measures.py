@@ -101,9 +101,11 @@ def _test_columns(report: HeadReport) -> Iterator[Measure]:
         local, distant = distances.local, distances.long_range
         meaning = "mean weight on tokens that are not special"
         yield Measure("content", "content", meaning, distances.content)
-        meaning = f"share of it within {MAX_LOCAL_DISTANCE} tokens"
+        meaning = f"share of attention within {MAX_LOCAL_DISTANCE} tokens, without special tokens"
         yield Measure("local", "local", meaning, local.share, local.uniform)
-        meaning = f"share of it farther than 1/{LONG_RANGE_DIVISOR} of the text"
+        meaning = (
+            f"share of attention farther than 1/{LONG_RANGE_DIVISOR} of the text, without special tokens"
+        )
         yield Measure("long_range", "long-range", meaning, distant.share, distant.uniform)
     if report.coreference is not None:
         meaning = "share of pronouns whose strongest attention is on the antecedent"
