@@ -47,6 +47,16 @@ def test_distances_are_counted_between_content_tokens() -> None:
     assert found.long_range.ratio[5] == pytest.approx(1 / LONG_RANGE)
 
 
+def test_long_range_depends_on_the_number_of_content_tokens() -> None:
+    """A quarter of 15 content tokens is less than 4, a quarter of all 17 tokens is more."""
+    targets = [0, *(row - 4 if row > 4 else row + 4 for row in range(1, 16)), 0]
+    sums = DistanceSums()
+    sums.add(made_maps(range(5, 20), [pointing(targets)]))
+    found = sums.means()
+    assert found is not None
+    assert found.long_range.share[0] == 1
+
+
 def test_special_tokens_are_excluded_and_weights_normalized() -> None:
     near = pointing(np.clip(PLACES, 1, C).tolist())
     mostly_special = 0.25 * near + 0.5 * pointing([0] * T) + 0.25 * pointing([T - 1] * T)
