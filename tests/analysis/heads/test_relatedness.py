@@ -51,7 +51,7 @@ def test_weight_of_split_words_is_a_sum_over_columns_and_a_mean_over_rows() -> N
     weights = np.zeros((1, 6, 6), dtype=np.float32)
     weights[0, 4, [1, 2]] = [0.25, 0.5]
     weights[0, 5, 2] = 0.25
-    weights[0, 1, 4] = 1  # from the first to the second word
+    weights[0, 1, 4] = 0.5  # from the first to the second word
     assert pair_weight(weights, token_words, item).tolist() == [0.5]
 
 
