@@ -92,7 +92,14 @@ def test_treebank_report_has_every_format(
         assert abs(related["synonym"] - related["unrelated"] - head["synonym"]) < 1e-6
         assert related["synonym_interval"][0] <= head["synonym"] <= related["synonym_interval"][1]
         assert (related["synonym_interval"][0] > 0.02) == ("semantic" in head["labels"])
-    page = (tmp_path / "h.html").read_text("utf-8")
+    check_page((tmp_path / "h.html").read_text("utf-8"))
+    markdown = (tmp_path / "h.md").read_text("utf-8")
+    assert "\n| L0H2 | 1.000 | " in markdown
+    assert "\n## Related words\n" in markdown
+    assert "\n| same word | L2H9 | " in markdown
+
+
+def check_page(page: str) -> None:
     links = Links()
     links.feed(page)
     assert links.found == []
@@ -111,10 +118,6 @@ def test_treebank_report_has_every_format(
         < page.index("<h2>Measures</h2>")
     )
     assert "Near and distant tokens</h2>" not in page
-    markdown = (tmp_path / "h.md").read_text("utf-8")
-    assert "\n| L0H2 | 1.000 | " in markdown
-    assert "\n## Related words\n" in markdown
-    assert "\n| same word | L2H9 | " in markdown
 
 
 def test_terminal_shows_labels_rules_and_the_license(
