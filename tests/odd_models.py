@@ -64,7 +64,7 @@ class OddModel:
             # Tensors without gradients are computed tables.
             for name, parameter in ((n, p) for n, p in model.named_parameters() if p.requires_grad):
                 noise = torch.randn(parameter.shape, generator=generator)
-                if re.search(r"(norm[^.]*|\.ln)\.(weight|gamma)$", name.lower()):
+                if re.search(r"(norm[^.]*|\bln(_\w+)?)\.(weight|gamma)$", name.lower()):
                     # Initialized to 0 if the norm multiplies by 1 + weight: the sum must be exact in fp32.
                     parameter.copy_(1 + 0.3 * noise if parameter.any() else (77 * noise).round() / 256)
                 else:

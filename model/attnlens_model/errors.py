@@ -23,7 +23,7 @@ class CheckpointError(ModelError):
     """A checkpoint is missing, unreadable or inconsistent with its configuration."""
 
 
-# Minimum difflib ratio of a typo: 0.75 for "bret" and "bert", but 0.57 for "gpt2" and "gte".
+# Minimum difflib ratio of a typo: 0.75 for "bret" and "bert", but 0.67 for "bge" and "gte".
 _MIN_RATIO = 0.75
 
 

@@ -42,12 +42,15 @@ class Layout:
             tensor (pooler, task heads) is ignored and reported.
         row_orders: Maps the end of a tensor name to its row order, for tensors whose rows are ordered
             differently from our parameters.
+        transposed: Ends of the names of matrices that are stored as (inputs, outputs) instead of (outputs,
+            inputs).
     """
 
     weights: Mapping[Parameters, str]
     anchor: str
     roots: tuple[str, ...]
     row_orders: Mapping[str, RowOrder] = field(default_factory=dict)
+    transposed: tuple[str, ...] = ()
 
     def weight_names(
         self, num_layers: int, parameters: Iterable[str]
@@ -71,6 +74,10 @@ class Layout:
     def row_order(self, name: str) -> RowOrder | None:
         """Return the row order of the tensor `name`, or None if it matches our parameters."""
         return next((order for ending, order in self.row_orders.items() if name.endswith(ending)), None)
+
+    def is_transposed(self, name: str) -> bool:
+        """Return whether the tensor `name` is stored as (inputs, outputs)."""
+        return name.endswith(self.transposed)
 
 
 @dataclass(frozen=True)
@@ -98,8 +105,8 @@ class Family:
         write_config: Converts `EncoderConfig` values by path to the content of a `config.json`. `attention`
             is the list of the layer pattern; `attention.num_heads` and similar paths describe its first
             entry. The same applies to `feed_forward`.
-        weights: Tensor names of the first layout to try. See `Layout`, also for `anchor`, `roots` and
-            `row_orders`.
+        weights: Tensor names of the first layout to try. See `Layout`, also for `anchor`, `roots`,
+            `row_orders` and `transposed`.
         prefixes: Prefixes that may precede all tensor names. Exactly one must match a checkpoint.
         other_layouts: Additional layouts, for example of checkpoints published with custom code.
         buffers: Tensors under the roots that some files store and the encoder computes. `{layer}` is the
@@ -126,6 +133,7 @@ class Family:
     other_layouts: tuple[Layout, ...] = ()
     buffers: Mapping[str, Buffer] = field(default_factory=dict)
     row_orders: Mapping[str, RowOrder] = field(default_factory=dict)
+    transposed: tuple[str, ...] = ()
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)
     transforms: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     spare: tuple[str, ...] = ()
@@ -135,7 +143,8 @@ class Family:
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """All layouts, in the order in which they are tried."""
-        return (Layout(self.weights, self.anchor, self.roots, self.row_orders), *self.other_layouts)
+        first = Layout(self.weights, self.anchor, self.roots, self.row_orders, self.transposed)
+        return (first, *self.other_layouts)
 
     def modern_name(self, name: str) -> str:
         """Return `name` with a legacy ending replaced by the current one."""

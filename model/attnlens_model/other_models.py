@@ -12,8 +12,8 @@ from typing import Any
 from attnlens_model.errors import CheckpointError, suggestion
 
 _DECODER = (
-    "a decoder (causal language model); the supported decoders are Llama, Mistral, Qwen2, Qwen3 and Gemma 3 "
-    "(text only)"
+    "a decoder (causal language model); the supported decoders are GPT-2, Llama, Mistral, Qwen2, Qwen3 "
+    "and Gemma 3 (text only)"
 )
 _ENCODER_DECODER = "an encoder-decoder model; only the encoders of T5, mT5 and umT5 are supported"
 _SPEECH = "a speech or audio model, not a text model"
@@ -30,7 +30,7 @@ _GENERIC_NAMES = ("attnlens", "new")
 _KINDS: Mapping[str, Sequence[str]] = {
     _DECODER: (
         *("bloom", "codegen", "cohere", "cohere2", "ctrl", "deepseek_v2", "deepseek_v3", "falcon", "gemma"),
-        *("gemma2", "gemma3", "glm", "glm4", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo"),
+        *("gemma2", "gemma3", "glm", "glm4", "gpt-sw3", "gpt_bigcode", "gpt_neo"),
         *("gpt_neox", "gpt_oss", "gptj", "granite", "helium", "lfm2", "llama4", "llama4_text"),
         *("mamba", "mamba2", "ministral", "mixtral", "modernbert-decoder", "mpt", "nemotron"),
         *("olmo", "olmo2", "olmo3", "openai-gpt", "opt", "persimmon", "phi", "phi3", "qwen2_moe"),
@@ -107,6 +107,7 @@ _CHARACTERISTIC_KEYS: Mapping[str, tuple[str, ...]] = {
     "big_bird": ("num_random_blocks", "block_size"),
     "modernbert": ("local_attention", "hidden_size"),
     "nomic_bert": ("rotary_emb_base", "n_embd"),
+    "gpt2": ("layer_norm_epsilon", "n_embd"),
     "gte": ("rope_theta", "layer_norm_eps"),
     "distilbert": ("n_heads", "hidden_dim"),
     "bert": ("type_vocab_size", "layer_norm_eps"),

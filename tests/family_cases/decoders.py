@@ -145,20 +145,39 @@ EMBEDDING_GEMMA2 = [
         std=0.05,
     ),
 ]
+# The intermediate size defaults to 4 * n_embd. Published files have no padding id.
+GPT2_SIZES = {"pad_token_id": 0, "use_cache": False, "n_inner": 160}
+GPT2 = [
+    OddModel("GPT2", GPT2_SIZES, **SHAPE),
+    OddModel(
+        "GPT2",
+        GPT2_SIZES
+        | {"n_inner": None, "num_attention_heads": 6, "activation_function": "relu", "pad_token_id": 299}
+        | {"layer_norm_epsilon": 1e-2, "reorder_and_upcast_attn": True},
+        64,
+        **SHAPE,
+    ),
+    OddModel("GPT2", GPT2_SIZES | {"is_causal": False, "embd_pdrop": 0.3, "resid_pdrop": 0.2}, 33, **SHAPE),
+    OddModel("GPT2", GPT2_SIZES | {"num_hidden_layers": 1, "num_attention_heads": 1}, 1, **SHAPE),
+]
 
 ONE_LAYER = {"num_hidden_layers": 1, "num_key_value_heads": 2}
 
 CASES = FamilyCases(
-    models=[*LLAMA, *MISTRAL, *QWEN2, *QWEN3, *GEMMA3, *EMBEDDING_GEMMA2],
-    one_of_each=[LLAMA[1], MISTRAL[0], QWEN2[0], QWEN3[1], GEMMA3[0], EMBEDDING_GEMMA2[0]],
+    models=[*LLAMA, *MISTRAL, *QWEN2, *QWEN3, *GEMMA3, *EMBEDDING_GEMMA2, *GPT2],
+    one_of_each=[LLAMA[1], MISTRAL[0], QWEN2[0], QWEN3[1], GEMMA3[0], EMBEDDING_GEMMA2[0], GPT2[0]],
     heads=[
         (LLAMA[0], "ForCausalLM", {"lm_head.weight"}),
         (MISTRAL[0], "ForSequenceClassification", {"score.weight"}),
         (QWEN2[0], "ForTokenClassification", {"score.weight"}),
         (QWEN3[0], "ForCausalLM", {"lm_head.weight"}),
         (GEMMA3[0], "ForSequenceClassification", {"score.weight"}),
+        (GPT2[0], "LMHeadModel", set()),
+        (GPT2[1], "ForTokenClassification", {"classifier.weight"}),
+        (GPT2[2], "DoubleHeadsModel", {"multiple_choice_head.summary.weight"}),
     ],
     exported={
+        "gpt2": OddModel("GPT2", GPT2_SIZES | {"num_hidden_layers": 1}, **SHAPE),
         "llama": OddModel("Llama", SIZES | ONE_LAYER | {"rope_parameters": LLAMA3}, **SHAPE),
         "mistral": OddModel("Mistral", SIZES | ONE_LAYER | {"sliding_window": 9}, **SHAPE),
         "qwen2": OddModel("Qwen2", SIZES | ONE_LAYER, **SHAPE),
@@ -180,6 +199,7 @@ CASES = FamilyCases(
         ),
     },
     operators={
+        "gpt2": {"Clip"},
         "llama": {"Clip", "Concat", "ReduceSum", "Sigmoid", "Sqrt"},
         "mistral": {"Abs", "Clip", "Concat", "ReduceSum", "Sigmoid", "Sqrt"},
         "qwen2": {"Clip", "Concat", "ReduceSum", "Sigmoid", "Sqrt"},

@@ -38,6 +38,8 @@ def stored_buffers(model: Any, family: Family) -> dict[str, Tensor]:
     values = {"position_ids": positions, "token_type_ids": torch.zeros_like(positions)}
     if hasattr(getattr(model, "rotary_emb", None), "inv_freq"):
         values["inv_freq"] = model.rotary_emb.inv_freq
+    # GPT-2's causal mask, and the score of masked keys.
+    values |= {"bias": torch.ones(1, 1, 64, 64).tril().bool(), "masked_bias": torch.tensor(-1e4)}
     endings = {name: name.rpartition(".")[2] for name in family.named_buffers(1)}
     return {name: values[ending] for name, ending in endings.items() if ending in values}
 
@@ -160,6 +162,7 @@ SIZE_KEYS = {
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     *("max_position_embeddings", "dim", "n_layers", "n_heads", "hidden_dim"),
     *("d_model", "num_layers", "num_heads", "d_ff", "n_positions"),
+    *("n_embd", "n_layer", "n_head"),
 }
 # Whose classes take 4, 8 or 32, whatever num_attention_heads is: no divisor of the odd numbers here.
 FIXED_SHARED_HEADS = {"gemma3_text", "mistral", "qwen2", "qwen3"}

@@ -20,9 +20,9 @@ SUPPORTED = sorted({name for family in FAMILIES.values() for name in family.mode
 @pytest.mark.parametrize(
     ("model_type", "what"),
     [
-        ("gpt2", r"is a decoder \(causal language model\)"),
+        ("gpt_bigcode", r"is a decoder \(causal language model\)"),
         ("llama4_text", "is a decoder"),
-        ("mixtral", r"is a decoder .* are Llama, Mistral, Qwen2, Qwen3 and Gemma 3 \(text only\)"),
+        ("mixtral", r"is a decoder .* are GPT-2, Llama, Mistral, Qwen2, Qwen3 and Gemma 3 \(text only\)"),
         ("qwen3_moe", "is a decoder"),
         ("gemma3", "is a decoder"),
         ("bart", "is an encoder-decoder model"),
@@ -64,6 +64,7 @@ def test_of_an_unknown_type_the_class_tells(architecture: str, what: str) -> Non
         ("Mistral", {}, "llama, by the keys"),
         ("Phi3", {"pad_token_id": 0, "num_key_value_heads": 3}, "llama, by the keys"),
         ("T5", {"d_ff": 160}, "t5, by the keys"),
+        ("GPTBigCode", {}, "gpt2, by the keys layer_norm_epsilon and n_embd"),
         ("Deberta", {}, "deberta-v2, by the keys"),
         ("BigBird", {}, "big_bird, by the keys"),
         ("Longformer", {}, "longformer, by the keys"),

@@ -91,6 +91,15 @@ RECIPES: dict[str, Recipe] = {
     "DebertaTokenizer": Recipe(
         "byte_level", ("vocab.json", "merges.txt"), _BERT, mask_takes_space=True, has_unknown=False
     ),
+    "GPT2Tokenizer": Recipe(
+        "byte_level",
+        ("vocab.json", "merges.txt"),
+        dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"),
+        single="text",
+        pair="$A $B",
+        has_unknown=False,
+        fixed_settings={"add_bos_token": False, "add_eos_token": False},
+    ),
     "XLMRobertaTokenizer": Recipe(
         "unigram",
         _SENTENCEPIECE_FILES,
@@ -139,6 +148,7 @@ _CLASS_OF_MODEL_TYPE = {
     "mpnet": "MPNetTokenizer",
     "roberta": "RobertaTokenizer",
     "deberta": "DebertaTokenizer",
+    "gpt2": "GPT2Tokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer",
     "albert": "AlbertTokenizer",

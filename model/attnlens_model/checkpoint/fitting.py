@@ -64,7 +64,9 @@ def fit_tensors(
         if any(part in ours[0] for part in family.spare)
     }
     expected_shapes = {
-        originals[name]: _stacked(shapes) for name, shapes in wanted.items() if name in originals
+        originals[name]: _stacked(shapes)[:: -1 if layout.is_transposed(name) else 1]
+        for name, shapes in wanted.items()
+        if name in originals
     }
     _raise_misfits(
         missing=[name for name in wanted if name not in originals],
@@ -74,7 +76,9 @@ def fit_tensors(
     fitted: dict[str, Tensor] = {}
     broken = []
     for name, shapes in wanted.items():
-        split = _split(tensors[originals[name]], shapes, layout.row_order(name), config.num_heads)
+        stored = tensors[originals[name]]
+        rows = stored.T if layout.is_transposed(name) else stored
+        split = _split(rows, shapes, layout.row_order(name), config.num_heads)
         parts = {ours: family.transformed(ours, part) for ours, part in split.items()}
         # After the cast, in which a large float64 becomes infinite.
         if not all(_is_finite(part) for part in parts.values()):

@@ -12,6 +12,8 @@ from attnlens_model.attention.softmax import SoftmaxAttentionConfig
 # Rounding error of a table computed in fp32. Narrower dtypes add their own.
 _TOLERANCE = 1e-6
 
+_MAX_MASKING_SCORE = -1e4
+
 
 def holds_indices(_sizes: EncoderSizes, _attention: AttentionConfig, stored: Tensor) -> bool:
     """Return whether `stored` is 0, 1, 2, ... along the last axis."""
@@ -21,6 +23,19 @@ def holds_indices(_sizes: EncoderSizes, _attention: AttentionConfig, stored: Ten
 def holds_zeros(_sizes: EncoderSizes, _attention: AttentionConfig, stored: Tensor) -> bool:
     """Return whether all values are 0."""
     return not stored.any()
+
+
+def holds_causal_mask(_sizes: EncoderSizes, _attention: AttentionConfig, stored: Tensor) -> bool:
+    """Return whether `stored`, query by key (..., M, M), is 1 up to the diagonal and 0 above it."""
+    if stored.ndim < 2:  # noqa: PLR2004 - query by key
+        return False
+    expected = torch.ones(stored.shape[-2:], dtype=torch.bool).tril()
+    return bool((stored == expected.to(stored.dtype)).all())
+
+
+def holds_masking_score(_sizes: EncoderSizes, _attention: AttentionConfig, stored: Tensor) -> bool:
+    """Return whether `stored` is a single score that masks a key: -1e4 or less."""
+    return stored.numel() == 1 and stored.item() <= _MAX_MASKING_SCORE
 
 
 def holds_sines_and_cosines(sizes: EncoderSizes, attention: AttentionConfig, stored: Tensor) -> bool:

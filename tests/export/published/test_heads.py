@@ -111,6 +111,8 @@ def test_older_files_of_sparse_and_late_interaction_models_are_known(
         (OddModel("Qwen3", DECODER | {"tie_word_embeddings": True}), "ForCausalLM"),
         (OddModel("Llama", DECODER), "Model"),
         (OddModel("Gemma3Text", DECODER | {"query_pre_attn_scalar": 32}), "Model"),
+        (OddModel("GPT2", ONE_LAYER), "Model"),
+        (OddModel("GPT2", ONE_LAYER), "LMHeadModel"),
     ],
     ids=str,
 )

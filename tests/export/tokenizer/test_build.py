@@ -151,6 +151,27 @@ def test_byte_level_adds_a_prefix_space_if_configured(*, prefix: bool, tmp_path:
     assert ids(built(tmp_path), TEXTS) == [oracle(text)["input_ids"] for text in TEXTS]
 
 
+@pytest.mark.parametrize("prefix", [False, True])
+def test_gpt2_adds_no_special_tokens_and_marks_its_own_in_the_text(*, prefix: bool, tmp_path: Path) -> None:
+    copy_without_json("byte-level", tmp_path)
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text(encoding="utf-8"))
+    write(tmp_path / "vocab.json", vocabulary | {"<|endoftext|>": len(vocabulary)})
+    (tmp_path / "tokenizer_config.json").unlink()
+    write(tmp_path / "config.json", {"model_type": "gpt2"})
+    if prefix:
+        settings = {"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": True}
+        write(tmp_path / "tokenizer_config.json", settings)
+    oracle: Any = transformers.GPT2Tokenizer(
+        str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"), add_prefix_space=prefix
+    )
+    texts = [*TEXTS, "", "the cat<|endoftext|>the cat"]
+    tokenizer = built(tmp_path)
+    assert ids(tokenizer, texts) == [oracle(text)["input_ids"] for text in texts]
+    assert ids(tokenizer, [("the", " cat")]) == [oracle("the", " cat")["input_ids"]]
+    offsets = oracle(texts[0], return_offsets_mapping=True)["offset_mapping"]
+    assert tokenizer.encode(texts[0]).offsets == offsets
+
+
 @pytest.mark.parametrize("name", SENTENCEPIECE)
 def test_sentencepiece_models_match_sentencepiece(name: str, sentencepiece_source: Any) -> None:
     source = sentencepiece_source(name)

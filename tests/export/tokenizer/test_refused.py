@@ -37,6 +37,7 @@ def test_additional_special_tokens_that_are_not_certain_are_rejected(
         ("wordpiece", {"tokenizer_class": "PhobertTokenizer"}, "the tokenizer class 'PhobertTokenizer'"),
         ("wordpiece", {}, "the tokenizer class 'of model_type None'"),
         ("wordpiece", {"tokenizer_class": "RobertaTokenizer"}, "is built from vocab.json and merges.txt"),
+        ("byte-level", {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True}, "add_bos_token=True in"),
         ("unigram", {"tokenizer_class": "BertTokenizer"}, "but a BertTokenizer is built from vocab.txt"),
         (
             "wordpiece",

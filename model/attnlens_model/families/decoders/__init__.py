@@ -1,1 +1,1 @@
-"""Decoder language models with RoPE, causal or bidirectional."""
+"""Decoder language models, causal or bidirectional."""
