@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnlens_model.config import EncoderConfig
 from attnlens_model.errors import CheckpointError
-from attnlens_model.family import Buffer, Family, Layout, RowOrder
+from attnlens_model.family import Buffer, Family, Layout
 
 # Maximum number of names listed for each kind of mismatch.
 _MAX_NAMED = 10
@@ -76,9 +76,7 @@ def fit_tensors(
     fitted: dict[str, Tensor] = {}
     broken = []
     for name, shapes in wanted.items():
-        stored = tensors[originals[name]]
-        rows = stored.T if layout.is_transposed(name) else stored
-        split = _split(rows, shapes, layout.row_order(name), config.num_heads)
+        split = _split(tensors[originals[name]], shapes, layout, name, config.num_heads)
         parts = {ours: family.transformed(ours, part) for ours, part in split.items()}
         # After the cast, in which a large float64 becomes infinite.
         if not all(_is_finite(part) for part in parts.values()):
@@ -108,10 +106,12 @@ def _stacked(shapes: Mapping[str, torch.Size]) -> tuple[int, ...]:
 
 
 def _split(
-    tensor: Tensor, shapes: Mapping[str, torch.Size], order: RowOrder | None, num_heads: int
+    tensor: Tensor, shapes: Mapping[str, torch.Size], layout: Layout, name: str, num_heads: int
 ) -> dict[str, Tensor]:
-    """Split a tensor into fp32 parameters."""
+    """Split the tensor `name` into fp32 parameters."""
     sizes = [shape[0] for shape in shapes.values()]
+    tensor = tensor.T if layout.is_transposed(name) else tensor
+    order = layout.row_order(name)
     if order is not None:
         # Indexing by rows already copies.
         rows = torch.split(order(num_heads, torch.arange(tensor.shape[0])), sizes)
