@@ -44,8 +44,7 @@ def contributions_graph(
     graph = proto.graph
     graph.name = "contributions"
     writer = GraphWriter(graph, embeddings.weights, embeddings.shapes)
-    heads_of_layers = [attention.num_heads for attention in config.layer_attentions]
-    gated = heads.add_gates(writer, heads_of_layers)
+    gated = heads.add_gates(writer, config)
     vector = tail.add_dense(writer, tail.add_pooling(writer), dense)
     gradient = tail.add_target(writer, vector)
     state = SweepState(writer, {inner_name(name) for name in layer_outputs(config)})

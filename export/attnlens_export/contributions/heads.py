@@ -5,6 +5,7 @@ The gradient of a gate at 1 is the contribution of its head to the target.
 B batch, T tokens, L layers, H heads, O output size of a head.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,9 +15,13 @@ import onnx
 from attnlens_export.contributions.writer import GraphWriter
 from attnlens_export.errors import GraphError
 from attnlens_export.graph.names import HEAD_CONTRIBUTIONS, HEAD_GATES
+from attnlens_model import AttentionConfig, EncoderConfig, SoftmaxAttentionConfig
 
 # The output projection, which has this name in every mechanism of attnlens.
 _PROJECTION = ".attention.output.weight.T"
+_VALUES = "layers.{layer}.attention.value.weight.T"
+# Operators that concatenate the heads.
+_CONCATENATION = ("Transpose", "Reshape")
 _GATED = "gated_"
 
 
@@ -35,33 +40,76 @@ class GatedHeads:
     members: str
 
 
-def add_gates(writer: GraphWriter, heads_of_layers: Sequence[int]) -> tuple[GatedHeads, ...]:
+def add_gates(writer: GraphWriter, config: EncoderConfig) -> tuple[GatedHeads, ...]:
     """Multiply the outputs of all heads by gates. The order of nodes does not change.
 
     Args:
         writer: Writer of a graph that ends with the last layer.
-        heads_of_layers: Number of heads of each layer.
+        config: Configuration of the encoder.
 
     Raises:
         GraphError: The heads cannot be located. A mechanism must name its output projection `output`.
     """
     graph = writer.graph
+    heads_of_layers = [attention.num_heads for attention in config.layer_attentions]
+    layers = {value: layer for layer, value in enumerate(_concatenated_heads(graph, config))}
     nodes = list(graph.node)
-    projections = [node for node in nodes if node.op_type == "MatMul" and node.input[1].endswith(_PROJECTION)]
-    if len(projections) != len(heads_of_layers):
+    del graph.node[:]
+    gated: dict[str, GatedHeads] = {}
+    for node in nodes:
+        for index, name in enumerate(node.input):
+            if name in layers and name not in gated:
+                layer = layers[name]
+                gated[name] = _gate(writer, name, layer, heads_of_layers[layer], max(heads_of_layers))
+            if name in gated:
+                node.input[index] = gated[name].after
+        graph.node.append(node)
+    return tuple(gated[value] for value in layers)
+
+
+def _concatenated_heads(graph: onnx.GraphProto, config: EncoderConfig) -> list[str]:
+    """Return the names of the concatenated head outputs of each layer, (B, T, H * O)."""
+    projections = [
+        node for node in graph.node if node.op_type == "MatMul" and node.input[1].endswith(_PROJECTION)
+    ]
+    num_projected = sum(map(_is_projected, config.layer_attentions))
+    if len(projections) != num_projected:
         raise GraphError(
-            f"no contributions: {len(projections)} of {len(heads_of_layers)} layers multiply the "
+            f"no contributions: {len(projections)} of {num_projected} layers multiply the "
             f"outputs of their heads by a parameter *{_PROJECTION.removesuffix('.T')}"
         )
-    del graph.node[:]
-    gated: list[GatedHeads] = []
-    for node in nodes:
-        if node in projections:
-            layer = len(gated)
-            gated.append(_gate(writer, node.input[0], layer, heads_of_layers[layer], max(heads_of_layers)))
-            node.input[0] = gated[-1].after
-        graph.node.append(node)
-    return tuple(gated)
+    projected = iter(projections)
+    return [
+        next(projected).input[0] if _is_projected(attention) else _heads_from_values(graph, config, layer)
+        for layer, attention in enumerate(config.layer_attentions)
+    ]
+
+
+def _is_projected(attention: AttentionConfig) -> bool:
+    return not isinstance(attention, SoftmaxAttentionConfig) or attention.output_projection
+
+
+def _heads_from_values(graph: onnx.GraphProto, config: EncoderConfig, layer: int) -> str:
+    """Return the name of the concatenated heads of a layer without an output projection.
+
+    They are the product of the attention weights and the projected values, transposed and reshaped.
+    """
+    index, repetition = divmod(layer, config.times_in_a_row)
+    weight = _VALUES.format(layer=index)
+    projections = (node for node in graph.node if node.op_type == "MatMul" and node.input[1] == weight)
+    values = next(itertools.islice(projections, repetition, None), None)
+    found, product = set(values.output if values else ()), ""
+    for node in graph.node:
+        if product:
+            if product in node.input and node.op_type in _CONCATENATION:
+                product = node.output[0]
+        elif node.op_type == "MatMul" and node.input[1] in found:
+            product = node.output[0]
+        elif not found.isdisjoint(node.input):
+            found.update(node.output)
+    if not product:
+        raise GraphError(f"no contributions: layer {layer} does not multiply its values by attention weights")
+    return product
 
 
 def _gate(writer: GraphWriter, value: str, layer: int, num_heads: int, max_heads: int) -> GatedHeads:

@@ -187,6 +187,8 @@ def _with_one_head(attention: AttentionConfig) -> AttentionConfig:
     changes: dict[str, Any] = {"num_heads": 1}
     if hasattr(attention, "num_key_value_heads"):
         changes["num_key_value_heads"] = None
+    if hasattr(attention, "output_projection"):
+        changes["output_projection"] = True  # the value of one head may be smaller than the hidden size
     return dataclasses.replace(attention, **changes)
 
 

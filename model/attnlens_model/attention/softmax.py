@@ -6,6 +6,8 @@ Optional variants, which can be combined:
 
 - grouped-query attention: query heads share key-value heads (Ainslie et al. 2023,
   https://arxiv.org/abs/2305.13245);
+- values with a different size than queries and keys (d_v and d_k of Vaswani et al.), and no output projection
+  (He & Hofmann 2023, https://arxiv.org/abs/2311.01906);
 - norms of queries, keys and values, per head or over all heads. An RMSNorm of each head's query and key
   (Henry et al. 2020, https://arxiv.org/abs/2010.04245) has the form of Qwen3; Gemma 4 and EmbeddingGemma 2
   also normalize each head's value, without a weight;
@@ -14,7 +16,7 @@ Optional variants, which can be combined:
 - a sliding window, applied as a mask.
 
 Shape legend: B batch, T tokens, D hidden size, H heads, G key-value heads (G = H unless heads share keys and
-values), K head size (D = H * K by default).
+values), K head size (D = H * K by default), O value head size (O = K by default).
 """
 
 from dataclasses import dataclass
@@ -52,11 +54,14 @@ class SoftmaxAttentionConfig(AttentionConfig):
 
     Attributes:
         head_size: Head size K. Defaults to hidden_size / num_heads.
+        value_head_size: Size O of the value of one head. Defaults to K.
         num_key_value_heads: Number of key/value heads G, each shared by H / G consecutive query heads.
             Defaults to `num_heads`.
         scale: Factor applied to the dot products. Defaults to 1 / sqrt(K).
         bias: Whether the query, key, value and output projections have biases.
         key_bias: Whether the key projection has a bias. Ignored if `bias` is False.
+        output_projection: Whether the concatenated heads are projected. If False, they are the output, and
+            num_heads * value_head_size must equal hidden_size.
         output_bias: Whether the output projection has a bias. Defaults to `bias`.
         head_norm: Whether to apply an RMSNorm to each head's query and key, before rotation.
         value_norm: Whether to apply an RMSNorm without a weight to each head's value.
@@ -69,10 +74,12 @@ class SoftmaxAttentionConfig(AttentionConfig):
 
     kind: Literal["softmax"] = "softmax"
     head_size: int | None = None
+    value_head_size: int | None = None
     num_key_value_heads: int | None = None
     scale: float | None = None
     bias: bool = True
     key_bias: bool = True
+    output_projection: bool = True
     output_bias: bool | None = None
     head_norm: bool = False
     value_norm: bool = False
@@ -84,7 +91,7 @@ class SoftmaxAttentionConfig(AttentionConfig):
 
     def _check(self) -> None:
         super()._check()
-        for name in ("head_size", "window"):
+        for name in ("head_size", "value_head_size", "window"):
             value = getattr(self, name)
             self.require(name, value is None or value >= 1, "must be at least 1, or null")
         shared = self.num_key_value_heads
@@ -92,20 +99,32 @@ class SoftmaxAttentionConfig(AttentionConfig):
         self.require("num_key_value_heads", is_divisor, f"must divide num_heads={self.num_heads}, or be null")
         is_valid = self.scale is None or is_positive(self.scale)
         self.require("scale", is_valid, "must be greater than 0, or null")
+        is_valid = self.output_projection or not self.output_bias
+        self.require("output_bias", is_valid, "must be false or null if output_projection is false")
         is_valid = not (self.alibi and self.relative_bias)
         self.require("alibi", is_valid, "must be false if relative_bias is set: choose one position bias")
 
     def check_sizes(self, sizes: EncoderSizes) -> None:
-        """Validate the number of heads, and that the head size is even if heads are rotated."""
+        """Validate the number and sizes of the heads against the encoder and the options."""
         if self.head_size is None:
             super().check_sizes(sizes)
         head_dim = self.head_dim(sizes.hidden_size)
         limit = f"must be null for the odd head size {head_dim}: rotation applies to pairs of components"
         self.require("rotary", self.rotary is None or head_dim % 2 == 0, limit)
+        width = self.num_heads * self.value_dim(sizes.hidden_size)
+        limit = (
+            f"must be true, because num_heads * value_head_size = {width} is not "
+            f"hidden_size={sizes.hidden_size}"
+        )
+        self.require("output_projection", self.output_projection or width == sizes.hidden_size, limit)
 
     def head_dim(self, hidden_size: int) -> int:
         """Return K, the size of one head."""
         return self.head_size or hidden_size // self.num_heads
+
+    def value_dim(self, hidden_size: int) -> int:
+        """Return O, the size of the value of one head."""
+        return self.value_head_size or self.head_dim(hidden_size)
 
     @property
     def num_shared_heads(self) -> int:
@@ -177,14 +196,21 @@ class MultiHeadSelfAttention(HeadProjections):
 
     def __init__(self, config: SoftmaxAttentionConfig, sizes: EncoderSizes) -> None:
         super().__init__(
-            config, sizes, bias=config.bias, key_bias=config.key_bias, output_bias=config.output_bias
+            config,
+            sizes,
+            bias=config.bias,
+            key_bias=config.key_bias,
+            output_bias=config.output_bias,
+            value_head_dim=config.value_head_size,
+            output_projection=config.output_projection,
         )
         if config.scale is not None:
             self.scale = config.scale
         eps, head_dim = sizes.layer_norm_eps, self.head_dim
         self.query_norm = RMSNorm(head_dim, eps) if config.head_norm else None
         self.key_norm = RMSNorm(head_dim, eps) if config.head_norm else None
-        self.value_norm = RMSNorm(head_dim, eps, weight=False) if config.value_norm else None
+        value_dim = config.value_dim(sizes.hidden_size)
+        self.value_norm = RMSNorm(value_dim, eps, weight=False) if config.value_norm else None
         self.query_projection_norm = self.key_projection_norm = None
         if config.projection_norm:
             self.query_projection_norm = nn.LayerNorm(self.num_heads * head_dim, eps=eps)
@@ -215,17 +241,17 @@ class MultiHeadSelfAttention(HeadProjections):
         Returns:
             The context (B, T, D), and the weights (B, H, T, T) before dropout.
         """
-        query, key, value = self.project(hidden_states)  # (B, H, T, K), (B, G, T, K) twice
+        query, key, value = self.project(hidden_states)  # (B, H, T, K), (B, G, T, K), (B, G, T, O)
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
         if self.relative_bias is not None and buckets is not None:
             position_bias = look_up_biases(buckets, self.relative_bias)  # (1, H, T, T)
-        key, value = self.repeat_heads(key), self.repeat_heads(value)  # (B, H, T, K)
+        key, value = self.repeat_heads(key), self.repeat_heads(value)  # (B, H, T, K), (B, H, T, O)
         weights = attention_weights(query, key, keep_mask, self.scale, position_bias)  # (B, H, T, T)
         return self.combine(weights, value), {ATTENTION_WEIGHTS: weights}
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project (B, T, D) and normalize: query (B, H, T, K), key and value (B, G, T, K)."""
+        """Project (B, T, D) and normalize: query (B, H, T, K), key (B, G, T, K), value (B, G, T, O)."""
         query, key = self.query(hidden_states), self.key(hidden_states)  # (B, T, H * K), (B, T, G * K)
         if self.query_projection_norm is not None and self.key_projection_norm is not None:
             query, key = self.query_projection_norm(query), self.key_projection_norm(key)
@@ -238,7 +264,7 @@ class MultiHeadSelfAttention(HeadProjections):
         return query, key, value
 
     def repeat_heads(self, shared: Tensor) -> Tensor:
-        """(B, G, T, K) -> (B, H, T, K)."""
+        """(B, G, T, K) -> (B, H, T, K), also for the size O."""
         if self.num_key_value_heads == self.num_heads:
             return shared
         times = self.num_heads // self.num_key_value_heads

@@ -36,6 +36,32 @@ CONFIGS: dict[str, EncoderConfig] = {name: mechanism_config(name) for name in LA
             "feed_forward": {"intermediate_size": 56, "kind": "gated", "activation": "silu"},
         }
     ),
+    "values of another size, one layer without an output projection": small_config(
+        {
+            "family": "attnlens",
+            "num_layers": 3,
+            "attention": [
+                {"kind": "softmax", "num_heads": 4, "value_head_size": 7},
+                {
+                    "kind": "softmax",
+                    "num_heads": 4,
+                    "num_key_value_heads": 2,
+                    "head_size": 5,
+                    "value_head_size": 12,
+                    "output_projection": False,
+                    "value_norm": True,
+                },
+                {"kind": "softmax", "num_heads": 3, "output_projection": False, "bias": False},
+            ],
+        }
+    ),
+    "shared layers without an output projection": small_config(
+        {
+            "family": "attnlens",
+            "num_hidden_groups": 1,
+            "attention": {"kind": "softmax", "num_heads": 4, "output_projection": False},
+        }
+    ),
     "two norms, ReLU, disentangled, convolution": small_config(
         {
             "norm.placement": "post_twice",

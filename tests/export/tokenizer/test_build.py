@@ -167,7 +167,7 @@ def test_gpt2_adds_no_special_tokens_and_marks_its_own_in_the_text(*, prefix: bo
     texts = [*TEXTS, "", "the cat<|endoftext|>the cat"]
     tokenizer = built(tmp_path)
     assert ids(tokenizer, texts) == [oracle(text)["input_ids"] for text in texts]
-    assert ids(tokenizer, [("the", " cat")]) == [oracle("the", " cat")["input_ids"]]
+    assert tokenizer.encode("the", " cat").ids == oracle("the", " cat")["input_ids"]
     offsets = oracle(texts[0], return_offsets_mapping=True)["offset_mapping"]
     assert tokenizer.encode(texts[0]).offsets == offsets
 
