@@ -1,5 +1,6 @@
-"""Overlapping, mixed and composed heads as graphs: the numbers of the encoder at any length, in a pattern."""
+"""Graphs of overlapping, mixed and composed heads, and of values of another size, in a pattern of layers."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -7,14 +8,25 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from attnlens.bundle import read_manifest
 from attnlens.v1.manifest_pb2 import GraphPurpose
+from attnlens_export import ExportOptions, SourceError, check_bundle, export_bundle
 from attnlens_export.graph.lint import check_graph
-from attnlens_export.graph.names import layer_outputs, output_names
+from attnlens_export.graph.names import (
+    ATTENTIONS_PATH,
+    CONTRIBUTIONS_PATH,
+    EMBEDDINGS_PATH,
+    layer_outputs,
+    output_names,
+)
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.graph.write import write_embedded
-from attnlens_export.parity.grid import Case, Padding
+from attnlens_export.parity.grid import Case, Padding, small_grid
+from attnlens_export.parity.long_context import one_head_config
 from attnlens_export.parity.reference import make_clear_inputs, run_fp32
+from attnlens_export.published.side_files import write_config
 from attnlens_model import Encoder, EncoderConfig, new_encoder
 from configs import small_config
 from mechanisms import mechanism_config
@@ -22,6 +34,7 @@ from mechanisms import mechanism_config
 OVERLAPPING = {"kind": "overlapping", "num_heads": 4, "overlap": 5}
 MIXTURE = {"kind": "mixture", "num_heads": 6, "shared_heads": 2, "active_heads": 2}
 COMPOSED = {"kind": "composed", "num_heads": 3}
+SOFTMAX = {"kind": "softmax", "num_heads": 4}
 CONFIGS: dict[str, EncoderConfig] = {
     "each kind": mechanism_config("heads"),
     "options": small_config(
@@ -35,6 +48,17 @@ CONFIGS: dict[str, EncoderConfig] = {
                 MIXTURE | {"shared_heads": 6, "active_heads": 0},
                 COMPOSED | {"by_key": False, "before_softmax": False, "static": True, "rank": 1},
                 COMPOSED | {"by_query": False, "after_softmax": False},
+            ],
+        }
+    ),
+    "values of another size": small_config(
+        {
+            "family": "attnlens",
+            "num_layers": 3,
+            "attention": [
+                SOFTMAX | {"value_head_size": 7, "num_key_value_heads": 2},
+                SOFTMAX | {"value_head_size": 12, "head_size": 6, "output_projection": False},
+                SOFTMAX | {"value_head_size": 30, "rotary": {"theta": 100.0}, "window": 3},
             ],
         }
     ),
@@ -108,6 +132,26 @@ def test_operators_lists_only_required_operators() -> None:
     for attention in (OVERLAPPING | {"overlap": 0}, MIXTURE | {"shared_heads": 6, "active_heads": 0}):
         [layer] = {each.operators for each in small_config({"attention": attention}).layer_attentions}
         assert layer == frozenset()
+
+
+def test_bundle_of_layers_without_an_output_projection_is_complete(tmp_path: Path) -> None:
+    encoder = new_encoder(CONFIGS["values of another size"], seed=1)
+    source, bundle = tmp_path / "source", tmp_path / "bundle"
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps(encoder.config.to_hugging_face()), encoding="utf-8")
+    save_file(encoder.state_dict(), source / "model.safetensors")
+    options = ExportOptions(pooling="mean", grid=small_grid(40), faithfulness=False)
+    export_bundle(source, bundle, options)
+    assert check_bundle(bundle, source, grid=small_grid(40)).verdict.passed
+    paths = [graph.path for graph in read_manifest(bundle).graphs]
+    assert paths == [EMBEDDINGS_PATH, ATTENTIONS_PATH, CONTRIBUTIONS_PATH]
+    assert one_head_config(encoder.config) is not None
+
+
+def test_family_of_published_checkpoints_cannot_express_values_of_another_size(tmp_path: Path) -> None:
+    config = small_config({"attention": SOFTMAX | {"value_head_size": 7}})
+    with pytest.raises(SourceError, match=r"of the bert family cannot express .*value_head_size"):
+        write_config(tmp_path, None, config, external_data=False)
 
 
 def test_configuration_round_trip_is_exact(encoder: Encoder) -> None:

@@ -57,10 +57,12 @@ def named_shapes(section: str) -> dict[str, tuple[int, ...]]:
         **{key: value for key, value in attention.items() if isinstance(value, int)},
         **attention.get("relative_bias", {}),
     }
-    rows = (*table(FIRST, "tensor"), *table(section, "tensor"))
+    # The rows of the section replace those of all mechanisms. "none" removes a tensor.
+    shapes = {row[0]: row[1] for row in (*table(FIRST, "tensor"), *table(section, "tensor"))}
     return {
         name.replace("layers.N", f"layers.{layer}"): eval(shape, {}, letters)
-        for name, shape in rows  # a section's come later, in place of the same in all
+        for name, shape in shapes.items()
+        if shape != "none"
         for layer in range(config.num_layers)
     }
 

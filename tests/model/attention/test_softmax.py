@@ -251,3 +251,106 @@ def test_normalized_values_have_unit_mean_square_per_head() -> None:
     assert torch.equal(key, expected[1])
     root = expected[2].square().mean(dim=-1, keepdim=True).sqrt()  # (B, H, T, 1)
     torch.testing.assert_close(value, expected[2] / root)
+
+
+def plain_attention(module: MultiHeadSelfAttention, hidden: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the output (B, T, D) and weights (B, H, T, T), computed head by head from slices of weights."""
+    group = module.num_heads // module.num_key_value_heads
+    heads, maps = [], []
+    for head in range(module.num_heads):
+        parts = ((module.query, head), (module.key, head // group), (module.value, head // group))
+        sizes_of_heads = (
+            module.head_dim,
+            module.head_dim,
+            len(module.value.weight) * group // module.num_heads,
+        )
+        query, key, value = (
+            nn.functional.linear(
+                hidden,
+                projection.weight[index * size : (index + 1) * size],
+                None if projection.bias is None else projection.bias[index * size : (index + 1) * size],
+            )
+            for (projection, index), size in zip(parts, sizes_of_heads, strict=True)
+        )
+        scores = query @ key.mT / module.head_dim**0.5
+        maps.append(scores.masked_fill(~keep, -math.inf).softmax(dim=-1))
+        heads.append(maps[-1] @ value)
+    concatenated = torch.cat(heads, dim=-1)
+    is_projected = isinstance(module.output, nn.Linear)
+    output = module.output(concatenated) if is_projected else concatenated
+    return output, torch.stack(maps, dim=1)
+
+
+VALUE_SIZES: list[dict[str, Any]] = [
+    {"value_head_size": 7},
+    {"value_head_size": 1, "bias": False},
+    {"value_head_size": 11, "num_key_value_heads": 2, "head_size": 3},
+    {"output_projection": False},
+    {"value_head_size": 6, "head_size": 10, "output_projection": False, "num_key_value_heads": 1},
+]
+
+
+@pytest.mark.parametrize("changes", VALUE_SIZES, ids=str)
+def test_values_of_another_size_and_no_output_projection_follow_the_formula(changes: dict[str, Any]) -> None:
+    torch.manual_seed(4)
+    module = layer(24, 4, **changes).double().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, dtype=torch.float64))
+    hidden = torch.randn(3, 6, 24, dtype=torch.float64)
+    keep = keep_masks(3, 6)["causal"]
+    output, weights = attend(module, hidden, keep)
+    expected_output, expected_weights = plain_attention(module, hidden, keep[0, 0])
+    assert output.shape == (3, 6, 24)
+    assert (output - expected_output).abs().max() < 1e-13
+    assert (weights - expected_weights).abs().max() < 1e-13
+
+
+def test_projections_have_the_documented_sizes() -> None:
+    changes = {"value_head_size": 7, "head_size": 5, "num_key_value_heads": 2}
+    tensors = layer(24, 4, **changes).state_dict()
+    shapes = {"query": (20, 24), "key": (10, 24), "value": (14, 24), "output": (24, 28)}
+    weights = {f"{name}.weight": shape for name, shape in shapes.items()}
+    biases = {f"{name}.bias": shape[:1] for name, shape in shapes.items()}
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == weights | biases
+    assert not [name for name in layer(24, 4, output_projection=False).state_dict() if "output" in name]
+
+
+def test_default_sizes_are_the_same_layer() -> None:
+    torch.manual_seed(5)
+    plain = layer(24, 4)
+    torch.manual_seed(5)
+    stated = layer(24, 4, value_head_size=6, output_projection=True)
+    assert all(torch.equal(stated.state_dict()[name], tensor) for name, tensor in plain.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"value_head_size": 0}, "attention.value_head_size=0: must be at least 1, or null"),
+        ({"value_head_size": 2.5}, "attention.value_head_size=2.5 is float: it must be int"),
+        (
+            {"value_head_size": 5, "output_projection": False},
+            r"output_projection=False: must be true, because num_heads \* value_head_size = 20 is not hidden",
+        ),
+        ({"head_size": 8, "output_projection": False}, "num_heads \\* value_head_size = 32 is not"),
+        (
+            {"output_projection": False, "output_bias": True},
+            "attention.output_bias=True: must be false or null if output_projection is false",
+        ),
+        ({"output_projection": "no"}, "attention.output_projection='no' is str: it must be bool"),
+    ],
+    ids=str,
+)
+def test_impossible_sizes_are_rejected_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        layer(24, 4, **changes)
+
+
+def test_biases_of_values_are_attended_and_reach_the_output_without_a_projection() -> None:
+    module = layer(24, 4, output_projection=False).eval()
+    with torch.no_grad():
+        module.value.weight.zero_()
+        module.value.bias.copy_(torch.arange(24.0))
+    output, _ = attend(module, torch.randn(2, 5, 24))
+    torch.testing.assert_close(output, torch.arange(24.0).expand(2, 5, 24))
