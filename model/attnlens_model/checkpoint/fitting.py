@@ -64,7 +64,7 @@ def fit_tensors(
         if any(part in ours[0] for part in family.spare)
     }
     expected_shapes = {
-        originals[name]: _stacked(shapes)[:: -1 if layout.is_transposed(name) else 1]
+        originals[name]: _stored_shape(shapes, is_transposed=layout.is_transposed(name))
         for name, shapes in wanted.items()
         if name in originals
     }
@@ -82,12 +82,16 @@ def fit_tensors(
         if not all(_is_finite(part) for part in parts.values()):
             broken.append(originals[name])
         fitted |= parts
-    if broken:
+    _raise_broken(broken)
+    return FittedTensors(fitted, tuple(originals[name] for name in others))
+
+
+def _raise_broken(names: list[str]) -> None:
+    if names:
         raise CheckpointError(
-            f"{_names(broken)}: the weights contain NaN or infinite values; the checkpoint is damaged or was "
+            f"{_names(names)}: the weights contain NaN or infinite values; the checkpoint is damaged or was "
             "never usable: download it again"
         )
-    return FittedTensors(fitted, tuple(originals[name] for name in others))
 
 
 def _check_all_named(parameters: Iterable[str], wanted: Iterable[Iterable[str]], family: Family) -> None:
@@ -100,9 +104,10 @@ def _check_all_named(parameters: Iterable[str], wanted: Iterable[Iterable[str]],
         )
 
 
-def _stacked(shapes: Mapping[str, torch.Size]) -> tuple[int, ...]:
-    """Return the shape of parameters concatenated along the first axis."""
-    return (sum(shape[0] for shape in shapes.values()), *next(iter(shapes.values()))[1:])
+def _stored_shape(shapes: Mapping[str, torch.Size], *, is_transposed: bool) -> tuple[int, ...]:
+    """Return the shape of the tensor that stores parameters concatenated along the first axis."""
+    stacked = (sum(shape[0] for shape in shapes.values()), *next(iter(shapes.values()))[1:])
+    return stacked[::-1] if is_transposed else stacked
 
 
 def _split(
