@@ -1,0 +1,626 @@
+"""Checklist for self-attention layers: each item runs the layer and reports the number that shows a mistake.
+
+Shape legend: B batch, T tokens, D hidden size, H heads, K head size.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor, nn
+
+from attnlens_model.testing.layer import Layer, LayerCall, LayerCallError, MaskStyle
+from attnlens_model.testing.trace import Softmax, visible
+
+_TOLERANCE = 1e-4
+"""Maximum difference, relative to the largest output, between results that are equal in exact arithmetic."""
+
+_MAX_SCORE_STD = 5.0
+_MAX_OUTPUT_STD = 5.0
+_NUM_DROPOUT_RUNS = 200
+_MAX_Z_SCORE = 6.0
+
+
+class Status(Enum):
+    """Outcome of an item."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Item:
+    """Outcome of one item of the checklist.
+
+    Attributes:
+        name: Name of the item, e.g. "softmax axis".
+        status: Outcome.
+        measured: The numbers that the outcome is based on, or the reason why the item was skipped.
+        meaning: Consequence of the mistake, if the item failed.
+        remedy: How to find and fix the mistake, if the item failed.
+    """
+
+    name: str
+    status: Status
+    measured: str
+    meaning: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """Outcome of the checklist for one layer."""
+
+    layer: str
+    items: tuple[Item, ...]
+
+    @property
+    def failures(self) -> tuple[Item, ...]:
+        """Failed items."""
+        return tuple(item for item in self.items if item.status is Status.FAILED)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no item failed."""
+        return not self.failures
+
+    def raise_if_failed(self) -> None:
+        """Raise an AssertionError that lists the failed items, for use in tests."""
+        if self.failures:
+            raise AssertionError(str(self))
+
+    def __str__(self) -> str:
+        width = max(len(item.name) for item in self.items)
+        lines = [f"{self.layer}: {len(self.failures)} of {len(self.items)} checks failed"]
+        for item in self.items:
+            lines.append(f"  {item.status.value:7}  {item.name:{width}}  {item.measured}")
+            if item.status is Status.FAILED:
+                lines += [f"           {' ' * width}  {text}" for text in (item.meaning, item.remedy)]
+        return "\n".join(lines)
+
+
+def check_attention(
+    layer: nn.Module,
+    *,
+    hidden_size: int,
+    num_heads: int | None = None,
+    is_causal: bool = False,
+    uses_positions: bool = False,
+    is_trained: bool = False,
+    scale: float | None = None,
+    mask_style: MaskStyle | None = None,
+    call: LayerCall | None = None,
+    reference: Callable[[Tensor], Tensor] | None = None,
+    seed: int = 0,
+) -> LayerReport:
+    """Run the checklist on a self-attention layer.
+
+    The layer maps hidden states (B, T, D) to an output (B, T, D), optionally followed by attention weights
+    (B, T, T) or (B, H, T, T), and may take a padding mask (B, T) by keyword. It is copied, not modified.
+
+    Args:
+        layer: The layer. `nn.MultiheadAttention` works as it is.
+        hidden_size: D.
+        num_heads: H. If None, the number of heads is not checked.
+        is_causal: Whether tokens must not attend to later tokens. If False, each token must be able to attend
+            to all tokens.
+        uses_positions: Whether the layer itself uses token positions, e.g. as a relative bias or a rotation.
+        is_trained: Whether the weights are trained. If True, initialization is not checked.
+        scale: Expected factor of the scores. Defaults to 1 / sqrt(K).
+        mask_style: Meaning of the mask argument. By default, derived from its name: `mask` and
+            `attention_mask` are True for tokens, `padding_mask` and `key_padding_mask` for padding.
+        call: Function that runs the layer, for other signatures: `call(layer, hidden_states, keep)`, where
+            `keep` is (B, T) bool, True for tokens, or None.
+        reference: Function that maps hidden states (B, T, D) to the expected output.
+        seed: Seed of the random inputs.
+
+    Returns:
+        The report. A layer that cannot be called at all has one item.
+    """
+    torch_state = torch.get_rng_state()
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    try:
+        # The fast path is one fused operator, in which nothing can be observed.
+        torch.backends.mha.set_fastpath_enabled(False)
+        torch.manual_seed(seed)
+        case = _Case(
+            layer=Layer(layer, call, mask_style),
+            hidden_size=hidden_size,
+            num_heads=num_heads,
+            is_causal=is_causal,
+            uses_positions=uses_positions,
+            is_trained=is_trained,
+            scale=scale,
+            reference=reference,
+        )
+        return LayerReport(type(layer).__name__, tuple(case.check()))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        torch.set_rng_state(torch_state)
+
+
+@dataclass
+class _Case:
+    layer: Layer
+    hidden_size: int
+    num_heads: int | None
+    is_causal: bool
+    uses_positions: bool
+    is_trained: bool
+    scale: float | None
+    reference: Callable[[Tensor], Tensor] | None
+
+    def check(self) -> Iterator[Item]:
+        """Run all items, or only the first one if the layer cannot be called."""
+        self.layer.module.eval()
+        # A number of tokens that is no other size, so that each axis can be recognized by its size.
+        sizes = {self.hidden_size, self.num_heads, self.hidden_size // (self.num_heads or 1)}
+        self.num_tokens = next(size for size in (5, 7, 11, 13) if size not in sizes)
+        self.states = torch.randn(2, self.num_tokens, self.hidden_size)
+        try:
+            with torch.no_grad():
+                self.output, self.returned = self.layer.run(self.states)
+            self.trace = self.layer.trace(self.states)
+        except LayerCallError as error:
+            yield _failed(
+                "call",
+                f"input {_shape(self.states)}: {error}",
+                "The layer does not run.",
+                "Call it with hidden states (B, T, D); pass `call` if its arguments are different.",
+            )
+            return
+        self.softmax = self.trace.attention(self.num_tokens)
+        for item in _ITEMS if self.output.shape[:-1] == self.states.shape[:-1] else _ITEMS[:2]:
+            yield item(self)
+
+    @property
+    def weights(self) -> Tensor | None:
+        """Attention weights: the returned ones, otherwise the output of the softmax."""
+        if self.returned is not None:
+            return self.returned
+        return None if self.softmax is None else self.softmax.weights
+
+    @property
+    def head_size(self) -> int | None:
+        """K, the number of components that the product of queries and keys contracts."""
+        product = None if self.softmax is None else self.trace.score_product(self.softmax)
+        return None if product is None else product.left.shape[-1]
+
+    def change(self, changed: Tensor, keep: Tensor | None = None, before: Tensor | None = None) -> Tensor:
+        """Return by how much each component of the output differs for changed hidden states, (B, T, D)."""
+        output = self.output if before is None else before
+        with torch.no_grad():
+            return (self.layer.run(changed, keep)[0] - output).abs()
+
+    def is_zero(self, difference: float) -> bool:
+        """Return whether a difference of outputs is only rounding."""
+        return difference <= _TOLERANCE * max(1.0, float(self.output.abs().max()))
+
+    def influence(self, keep: Tensor | None = None) -> Tensor:
+        """Return the largest gradient of each output token to each input token of each text, (B, T, B, T)."""
+        states = self.states.clone().requires_grad_()
+        output = self.layer.run(states, keep)[0]
+        batch, tokens = output.shape[:2]
+        rows = torch.zeros(batch, tokens, batch, tokens)
+        for text in range(batch):
+            for token in range(tokens):
+                # One random direction: gradients of all components would cancel only by accident.
+                target = (output[text, token] * torch.randn(output.shape[-1])).sum()
+                [gradient] = torch.autograd.grad(target, states, retain_graph=True, allow_unused=True)
+                if gradient is not None:
+                    rows[text, token] = gradient.abs().amax(dim=-1)
+        return rows
+
+
+def _check_lengths(case: _Case) -> Item:
+    name = "input lengths"
+    head_size = case.head_size or case.hidden_size // (case.num_heads or 1)
+    lengths = sorted({1, 2, case.num_tokens, head_size, head_size + 1, case.hidden_size + 3})
+    for length in lengths:
+        try:
+            with torch.no_grad():
+                case.layer.run(torch.randn(2, length, case.hidden_size))
+        except LayerCallError as error:
+            buffers = [
+                f"`{key}` {_shape(buffer)}"
+                for key, buffer in case.layer.module.named_buffers()
+                if buffer.ndim >= 2 and buffer.shape[-1] < length
+            ]
+            cause = f"; the buffer {' and '.join(buffers)} is smaller" if buffers else ""
+            return _failed(
+                name,
+                f"T = {length} fails{cause}: {error}",
+                "The layer accepts only some input lengths.",
+                "A mask has the shape (T, T), never (K, K): make it for the maximum number of tokens and "
+                "slice it, mask[:T, :T], or make it in forward.",
+            )
+    return _passed(name, f"T = {', '.join(map(str, lengths))}")
+
+
+def _check_output_shape(case: _Case) -> Item:
+    name = "output shape"
+    if case.output.shape == case.states.shape:
+        return _passed(name, _shape(case.output))
+    return _failed(
+        name,
+        f"{_shape(case.output)} for an input of {_shape(case.states)}",
+        "The residual connection adds input and output, so both must have the shape (B, T, D).",
+        "Concatenate the heads, (B, H, T, K) -> (B, T, H * K), and project the result to D.",
+    )
+
+
+def _check_score_shape(case: _Case) -> Item:
+    name = "score shape"
+    if case.softmax is not None:
+        return _passed(name, f"softmax of {_shape(case.softmax.scores)}")
+    if not case.trace.softmaxes:
+        return _skipped(name, "the layer calls no softmax")
+    shapes = ", ".join(_shape(softmax.scores) for softmax in case.trace.softmaxes)
+    return _failed(
+        name,
+        f"softmax of {shapes}; expected (..., T, T) = (..., {case.num_tokens}, {case.num_tokens})",
+        "Scores compare each token with each token. These compare other axes.",
+        "Multiply queries (..., T, K) by keys transposed in the last two axes, (..., K, T).",
+    )
+
+
+def _check_softmax_axis(case: _Case) -> Item:
+    name = "softmax axis"
+    if case.softmax is None:
+        return _skipped(name, "no softmax of scores was observed")
+    axis = case.softmax.axis
+    if axis == -1:
+        return _passed(name, "over keys (the last axis)")
+    over = "queries" if axis == -2 else f"axis {axis} of {_shape(case.softmax.scores)}"
+    return _failed(
+        name,
+        f"over {over}",
+        "The weights of one query do not sum to 1; queries compete for keys instead of keys for a query.",
+        "Use softmax(dim=-1).",
+    )
+
+
+def _check_row_sums(case: _Case) -> Item:
+    name = "row sums"
+    if case.weights is None:
+        return _skipped(name, "no weights: return them after the output, or use torch.softmax")
+    sums, columns = case.weights.sum(dim=-1), case.weights.sum(dim=-2)
+    smallest = float(case.weights.min())
+    error = float((sums - 1).abs().max())
+    if error <= _TOLERANCE and smallest >= 0:
+        return _passed(name, f"1 within {error:.0e}")
+    is_transposed = float((columns - 1).abs().max()) <= _TOLERANCE
+    return _failed(
+        name,
+        f"{float(sums.min()):.3g} to {float(sums.max()):.3g}"
+        + ("; columns sum to 1" if is_transposed else "")
+        + (f"; smallest weight {smallest:.3g}" if smallest < 0 else ""),
+        "The output is not a weighted average of values.",
+        "Apply the softmax over keys, after the mask, and return the weights before dropout.",
+    )
+
+
+def _check_scale(case: _Case) -> Item:
+    name = "scaling"
+    scale = None if case.softmax is None else case.trace.scale(case.softmax)
+    head_size = case.head_size
+    if scale is None or head_size is None:
+        return _skipped(name, "scores are not a multiple of query and key products of linear layers")
+    expected = case.scale or head_size**-0.5
+    text = "`scale`" if case.scale else f"1 / sqrt({head_size})"
+    if math.isclose(scale, expected, rel_tol=1e-3):
+        return _passed(name, f"{scale:.4g} = {text}")
+    jacobian = 0.0 if case.softmax is None else _jacobian_trace(case.softmax)
+    return _failed(
+        name,
+        f"{scale:.4g} instead of {text} = {expected:.4g}; trace of the softmax Jacobian {jacobian:.2g}",
+        f"Products of {head_size} components grow with K: the softmax saturates and its gradient vanishes.",
+        "Divide scores by the square root of the head size, K, not of the hidden size.",
+    )
+
+
+def _check_heads(case: _Case) -> Item:
+    name = "heads"
+    if case.softmax is None:
+        return _skipped(name, "no softmax of scores was observed")
+    maps = case.softmax.weights.reshape(2, -1, case.num_tokens, case.num_tokens)
+    count = maps.shape[1]
+    if case.num_heads is not None and count != case.num_heads:
+        return _failed(
+            name,
+            f"{count} attention map{'s' if count != 1 else ''} instead of {case.num_heads}",
+            "The heads do not attend independently.",
+            "Split queries, keys and values into heads before the product: (B, T, D) -> (B, H, T, K).",
+        )
+    for first in range(count):
+        for second in range(first + 1, count):
+            if maps[:, first].equal(maps[:, second]):
+                return _failed(
+                    name,
+                    f"heads {first} and {second} are equal",
+                    "Equal heads compute the same output, so one of them is useless.",
+                    "Give each head its own part of the projections, and initialize these differently.",
+                )
+    return _passed(name, f"{count}, all different" if count > 1 else "1")
+
+
+def _check_token_scores(case: _Case) -> Item:
+    name = "scores of token pairs"
+    if case.softmax is None or case.num_tokens < 3:
+        return _skipped(name, "no softmax of scores was observed")
+    last = case.num_tokens - 1
+    changed = case.states.clone()
+    changed[:, last] += 1.0
+    after = case.layer.trace(changed).attention(case.num_tokens)
+    assert after is not None
+    difference = (after.scores - case.softmax.scores)[..., :last, :last]
+    keep = visible(case.softmax.scores)[..., :last, :last]
+    largest = float(difference[keep].abs().max()) if keep.any() else 0.0
+    if largest <= _TOLERANCE * max(1.0, float(case.softmax.scores[visible(case.softmax.scores)].abs().max())):
+        return _passed(name, "depend on the two tokens alone")
+    return _failed(
+        name,
+        f"a change of token {last} changes scores between other tokens by up to {largest:.2g}",
+        "Heads mix components of different tokens.",
+        "Split heads with view(B, T, H, K).transpose(1, 2); view(B, H, T, K) keeps the memory order and "
+        "cuts tokens into pieces.",
+    )
+
+
+def _check_batch(case: _Case) -> Item:
+    name = "batch independence"
+    changed = case.states.clone()
+    changed[1] += 1.0
+    difference = float(case.change(changed)[0].max())
+    rows = case.influence()
+    gradient = max(float(rows[0, :, 1].max()), float(rows[1, :, 0].max()))
+    if case.is_zero(difference) and gradient == 0:
+        return _passed(name, "a change of text 1 has no effect on text 0")
+    return _failed(
+        name,
+        f"a change of text 1 changes text 0 by up to {difference:.2g} (gradient {gradient:.2g})",
+        "Texts attend to each other, so a result depends on the other texts of its batch.",
+        "Check the order of the first two axes (batch_first), and that nothing is reduced over the batch.",
+    )
+
+
+def _check_causality(case: _Case) -> Item:
+    name = "causal mask"
+    rows = case.influence()[0, :, 0]  # (T, T): gradient of output token i to input token j
+    future, past = rows.triu(1), rows.tril()
+    if not case.is_causal:
+        blocked = [(int(i), int(j)) for i, j in (rows == 0).nonzero()]
+        if not blocked:
+            return _passed(name, "none: each token attends to all tokens")
+        i, j = blocked[0]
+        return _failed(
+            name,
+            f"token {i} cannot attend to token {j} ({len(blocked)} of {rows.numel()} pairs)",
+            "The layer hides context that an encoder needs.",
+            "Remove the causal mask, or pass is_causal=True if it is intended.",
+        )
+    changed = case.states.clone()
+    changed[:, -1] += 1.0
+    difference = float(case.change(changed)[:, :-1].max())
+    if case.is_zero(difference) and float(future.max()) == 0 and float(past.diagonal().min()) > 0:
+        return _passed(name, "no effect of later tokens, in values and gradients")
+    if float(future.max()) == 0 and case.is_zero(difference):
+        return _failed(
+            name,
+            "a token has no gradient to itself",
+            "The mask is shifted by one: tokens cannot attend to themselves.",
+            "Mask the entries above the diagonal: torch.triu(..., diagonal=1).",
+        )
+    return _failed(
+        name,
+        f"the last token changes earlier outputs by up to {difference:.2g} "
+        f"(gradient {float(future.max()):.2g})",
+        "Tokens see the tokens that they have to predict: training loss is low, and generation fails.",
+        "Set scores above the diagonal to -inf before the softmax. Zeroing weights after the softmax leaks "
+        "through the sum.",
+    )
+
+
+def _check_padding(case: _Case) -> Item:
+    name = "padding mask"
+    if not case.layer.takes_mask:
+        return _skipped(name, "forward takes no mask: batches of texts with different lengths need one")
+    keep = torch.ones(2, case.num_tokens, dtype=torch.bool)
+    keep[0, -2:] = False
+    try:
+        with torch.no_grad():
+            before = case.layer.run(case.states, keep)[0]
+            alone = case.layer.run(case.states[:1, :-2])[0]
+        changed = case.states.clone()
+        changed[0, -2:] += 1.0
+        difference = float(case.change(changed, keep, before)[0, :-2].max())
+        gradient = float(case.influence(keep)[0, :-2, 0, -2:].max())
+    except LayerCallError as error:
+        return _failed(
+            name,
+            f"mask {_shape(keep)}: {error}",
+            "Batches of texts with different lengths cannot be computed.",
+            "Accept a mask (B, T) and broadcast it as (B, 1, 1, T); see `mask_style` and `call`.",
+        )
+    extra = float((before[:1, :-2] - alone).abs().max())
+    if case.is_zero(difference) and case.is_zero(extra) and gradient == 0:
+        return _passed(name, f"padding has no effect; difference from the text alone {extra:.0e}")
+    return _failed(
+        name,
+        f"a change of padding changes tokens by up to {difference:.2g} (gradient {gradient:.2g}); "
+        f"difference from the text alone {extra:.2g}",
+        "A text's result depends on how much padding its batch needs.",
+        "Set scores of padded keys (the last axis) to -inf before the softmax, and check the meaning of the "
+        "mask: True for tokens or for padding (`mask_style`).",
+    )
+
+
+def _check_permutation(case: _Case) -> Item:
+    name = "token order"
+    if case.is_causal or case.uses_positions:
+        return _skipped(name, "the layer depends on positions: is_causal or uses_positions is set")
+    order = torch.randperm(case.num_tokens)
+    if order.equal(torch.arange(case.num_tokens)):
+        order = order.flip(0)
+    with torch.no_grad():
+        output = case.layer.run(case.states[:, order])[0]
+    difference = float((output - case.output[:, order]).abs().max())
+    if case.is_zero(difference):
+        return _passed(name, f"permuted tokens give permuted outputs (difference {difference:.0e})")
+    return _failed(
+        name,
+        f"permuted tokens change outputs by up to {difference:.2g}",
+        "Self-attention without positions does not depend on the order of tokens.",
+        "Check transposes and reshapes; pass uses_positions=True if the layer adds positions itself.",
+    )
+
+
+def _check_initialization(case: _Case) -> Item:
+    name = "initialization"
+    if case.is_trained or case.softmax is None:
+        return _skipped(name, "is_trained is set" if case.is_trained else "no softmax of scores was observed")
+    scores = case.softmax.scores[visible(case.softmax.scores)]
+    spread, size = float(scores.std()), float(case.output.std())
+    measured = f"standard deviation of scores {spread:.2g}, of outputs {size:.2g}, for inputs of 1"
+    if spread <= _MAX_SCORE_STD and size <= _MAX_OUTPUT_STD:
+        return _passed(name, measured)
+    return _failed(
+        name,
+        f"{measured}; trace of the softmax Jacobian {_jacobian_trace(case.softmax):.2g}",
+        "Each query attends to a single key from the start, and almost no gradient reaches the projections.",
+        "Initialize projections with nn.init.xavier_uniform_, not with a standard normal distribution.",
+    )
+
+
+def _check_gradients(case: _Case) -> Item:
+    name = "gradients"
+    module = case.layer.module
+    parameters = [
+        (key, parameter)
+        for key, parameter in module.named_parameters()
+        if parameter.requires_grad and parameter.ndim >= 2  # a key bias has none: the softmax cancels it
+    ]
+    module.zero_grad()
+    output = case.layer.run(case.states)[0]
+    (output * torch.randn_like(output)).sum().backward()  # type: ignore[no-untyped-call]
+    missing = [key for key, each in parameters if each.grad is None or not bool(each.grad.any())]
+    module.zero_grad()
+    if not missing:
+        return _passed(name, f"{len(parameters)} weight matrices")
+    return _failed(
+        name,
+        f"none for {', '.join(missing)}",
+        "These weights are never trained.",
+        "Use them in forward, and do not detach or re-create tensors on the way.",
+    )
+
+
+def _check_evaluation(case: _Case) -> Item:
+    name = "dropout in evaluation"
+    difference = float(case.change(case.states).max())
+    if difference == 0:
+        return _passed(name, "two calls are equal")
+    return _failed(
+        name,
+        f"two calls differ by up to {difference:.2g}",
+        "Results are random in eval mode.",
+        "Use nn.Dropout, or F.dropout(..., training=self.training): F.dropout is active by default.",
+    )
+
+
+def _check_dropout(case: _Case) -> Item:
+    name = "dropout in training"
+    if case.softmax is None:
+        return _skipped(name, "no softmax of scores was observed")
+    with case.layer.training():
+        applied = [_applied_row_sums(case) for _ in range(_NUM_DROPOUT_RUNS)]
+    samples = [sums for sums in applied if sums is not None]
+    if len(samples) < _NUM_DROPOUT_RUNS:
+        return _skipped(name, "no product of weights and values was observed")
+    sums = torch.stack(samples).double().mean(dim=-1)
+    spread = float(torch.stack(samples).std(dim=0).max())
+    if spread <= 1e-5:
+        return _passed(name, "none on weights")
+    error = float(sums.mean()) - 1
+    z_score = abs(error) / (float(sums.std()) / math.sqrt(len(samples)))
+    if z_score <= _MAX_Z_SCORE:
+        return _passed(name, f"mean row sum {1 + error:.3f} of {len(samples)} runs")
+    return _failed(
+        name,
+        f"mean row sum {1 + error:.3f} of {len(samples)} runs",
+        "Weights have another size in training than in evaluation.",
+        "Apply dropout to the weights after the softmax, divided by the probability of keeping a weight, as "
+        "nn.Dropout does.",
+    )
+
+
+def _check_reference(case: _Case) -> Item:
+    name = "reference"
+    if case.reference is None:
+        return _skipped(name, "no reference was given")
+    expected = case.reference(case.states)
+    if expected.shape != case.output.shape:
+        difference = math.inf
+    else:
+        difference = float((expected.detach() - case.output).abs().max())
+    if difference <= 1e-5:
+        return _passed(name, f"maximum absolute difference {difference:.0e}")
+    return _failed(
+        name,
+        f"maximum absolute difference {difference:.2g}, limit 1e-05",
+        "The layer computes another function than the reference.",
+        "Copy the reference's weights first; then compare scores, weights and output, in this order.",
+    )
+
+
+_ITEMS: tuple[Callable[[_Case], Item], ...] = (
+    _check_lengths,
+    _check_output_shape,
+    _check_score_shape,
+    _check_softmax_axis,
+    _check_row_sums,
+    _check_scale,
+    _check_heads,
+    _check_token_scores,
+    _check_batch,
+    _check_causality,
+    _check_padding,
+    _check_permutation,
+    _check_initialization,
+    _check_gradients,
+    _check_evaluation,
+    _check_dropout,
+    _check_reference,
+)
+
+
+def _applied_row_sums(case: _Case) -> Tensor | None:
+    """Return the sums over keys of the weights that multiply the values in one training run."""
+    trace = case.layer.trace(case.states)
+    softmax = trace.attention(case.num_tokens)
+    product = None if softmax is None else trace.value_product(softmax)
+    return None if product is None else product.left.sum(dim=-1).flatten()
+
+
+def _jacobian_trace(softmax: Softmax) -> float:
+    """Return the mean trace of d weights / d scores per row: the sum of w (1 - w)."""
+    return float((softmax.weights * (1 - softmax.weights)).sum(dim=-1).mean())
+
+
+def _passed(name: str, measured: str) -> Item:
+    return Item(name, Status.PASSED, measured)
+
+
+def _failed(name: str, measured: str, meaning: str, remedy: str) -> Item:
+    return Item(name, Status.FAILED, measured, meaning, remedy)
+
+
+def _skipped(name: str, reason: str) -> Item:
+    return Item(name, Status.SKIPPED, reason)
+
+
+def _shape(tensor: Tensor) -> str:
+    return str(tuple(tensor.shape))

@@ -1,0 +1,132 @@
+"""Calls attention layers with different signatures in one way.
+
+Shape legend: B batch, T tokens, D hidden size, H heads.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attnlens_model.errors import ModelError
+from attnlens_model.testing.trace import Recorder, Trace
+
+MaskStyle = Literal["keep", "ignore", "additive"]
+"""Meaning of a padding mask: (B, T) bool, True for tokens; (B, T) bool, True for padding; or (B, 1, 1, T) float,
+added to the scores."""
+
+LayerCall = Callable[[nn.Module, Tensor, Tensor | None], object]
+"""Function that runs a layer: module, hidden states (B, T, D), and (B, T) bool, True for tokens, or None."""
+
+_MASK_STYLES: dict[str, MaskStyle] = {
+    "mask": "keep",
+    "attention_mask": "keep",
+    "key_padding_mask": "ignore",
+    "padding_mask": "ignore",
+    "src_key_padding_mask": "ignore",
+}
+
+
+class LayerCallError(ModelError):
+    """The layer cannot be called, or its result is not hidden states with optional weights."""
+
+
+class Layer:
+    """A copy of a user's layer with a uniform way to call it.
+
+    Attributes:
+        module: The copy.
+        takes_mask: Whether the layer accepts a padding mask.
+    """
+
+    def __init__(self, module: nn.Module, call: LayerCall | None, mask_style: MaskStyle | None) -> None:
+        if mask_style is not None and mask_style not in get_args(MaskStyle):
+            raise LayerCallError(f"mask_style={mask_style!r} is invalid: use {', '.join(get_args(MaskStyle))}")
+        self.module = copy.deepcopy(module)
+        self.takes_mask = call is not None
+        self._call = call or self._default_call(mask_style)
+
+    def run(self, hidden_states: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Run the layer.
+
+        Args:
+            hidden_states: (B, T, D).
+            keep: (B, T) bool, True for tokens and False for padding.
+
+        Returns:
+            The output and the returned attention weights (B, T, T) or (B, H, T, T), if any.
+
+        Raises:
+            LayerCallError: The layer fails, or does not return a tensor first.
+        """
+        try:
+            result = self._call(self.module, hidden_states, keep)
+        except Exception as error:
+            raise LayerCallError(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+        parts = result if isinstance(result, (tuple, list)) else (result,)
+        if not parts or not isinstance(parts[0], Tensor):
+            raise LayerCallError(
+                f"returns {type(result).__name__}: return hidden states (B, T, D), or a tuple of hidden states "
+                "and attention weights"
+            )
+        num_tokens = hidden_states.shape[1]
+        weights = next(
+            (
+                each
+                for each in parts[1:]
+                if isinstance(each, Tensor) and each.ndim >= 3 and each.shape[-2:] == (num_tokens, num_tokens)
+            ),
+            None,
+        )
+        return parts[0], weights
+
+    def trace(self, hidden_states: Tensor, keep: Tensor | None = None) -> Trace:
+        """Run the layer and return the operators that it executed."""
+        with Recorder() as recorder, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+            self.run(hidden_states, keep)
+        return recorder.trace
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Switch the layer to training mode."""
+        self.module.train()
+        try:
+            yield
+        finally:
+            self.module.eval()
+
+    def _default_call(self, mask_style: MaskStyle | None) -> LayerCall:
+        self.takes_mask = True
+        if isinstance(self.module, nn.MultiheadAttention):
+            return _call_multihead_attention
+        parameters = inspect.signature(self.module.forward).parameters
+        name = next((name for name in parameters if name in _MASK_STYLES), None)
+        self.takes_mask = name is not None
+        if name is None:
+            return lambda module, hidden_states, _keep: module(hidden_states)
+        style = mask_style or _MASK_STYLES[name]
+        return lambda module, hidden_states, keep: module(hidden_states, **{name: _mask(keep, style)})
+
+
+def _call_multihead_attention(module: nn.Module, hidden_states: Tensor, keep: Tensor | None) -> object:
+    assert isinstance(module, nn.MultiheadAttention)
+    swap = not module.batch_first
+    states = hidden_states.transpose(0, 1) if swap else hidden_states
+    padding = None if keep is None else ~keep
+    output, weights = module(
+        states, states, states, key_padding_mask=padding, need_weights=True, average_attn_weights=False
+    )
+    return output.transpose(0, 1) if swap else output, weights
+
+
+def _mask(keep: Tensor | None, style: MaskStyle) -> Tensor | None:
+    if keep is None:
+        return None
+    if style == "additive":
+        return torch.zeros(keep.shape).masked_fill(~keep, -torch.inf)[:, None, None, :]
+    return keep if style == "keep" else ~keep
