@@ -17,12 +17,15 @@ from attnlens_model.errors import ModelError
 from attnlens_model.testing.trace import Recorder, Trace
 
 MaskStyle = Literal["keep", "ignore", "additive"]
-"""Meaning of a padding mask: (B, T) bool, True for tokens; (B, T) bool, True for padding; or (B, 1, 1, T) float,
-added to the scores."""
+"""Meaning of a padding mask. "keep": (B, T) bool, True for tokens. "ignore": (B, T) bool, True for padding.
+"additive": (B, 1, 1, T) float, added to the scores."""
 
-LayerCall = Callable[[nn.Module, Tensor, Tensor | None], object]
-"""Function that runs a layer: module, hidden states (B, T, D), and (B, T) bool, True for tokens, or None."""
+LayerCall = Callable[..., object]
+"""Function that runs a layer: `call(layer, hidden_states)`, or `call(layer, hidden_states, keep)` for a layer with
+a padding mask. Hidden states are (B, T, D), and `keep` is (B, T) bool, True for tokens, or None."""
 
+_MIN_WEIGHT_AXES = 3
+_NUM_ARGUMENTS_WITHOUT_MASK = 2
 _MASK_STYLES: dict[str, MaskStyle] = {
     "mask": "keep",
     "attention_mask": "keep",
@@ -46,10 +49,11 @@ class Layer:
 
     def __init__(self, module: nn.Module, call: LayerCall | None, mask_style: MaskStyle | None) -> None:
         if mask_style is not None and mask_style not in get_args(MaskStyle):
-            raise LayerCallError(f"mask_style={mask_style!r} is invalid: use {', '.join(get_args(MaskStyle))}")
+            raise LayerCallError(
+                f"mask_style={mask_style!r} is invalid: use {', '.join(get_args(MaskStyle))}"
+            )
         self.module = copy.deepcopy(module)
-        self.takes_mask = call is not None
-        self._call = call or self._default_call(mask_style)
+        self._call, self.takes_mask = _adapted(call) if call else _default_call(self.module, mask_style)
 
     def run(self, hidden_states: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Run the layer.
@@ -71,24 +75,26 @@ class Layer:
         parts = result if isinstance(result, (tuple, list)) else (result,)
         if not parts or not isinstance(parts[0], Tensor):
             raise LayerCallError(
-                f"returns {type(result).__name__}: return hidden states (B, T, D), or a tuple of hidden states "
-                "and attention weights"
+                f"returns {type(result).__name__}: return hidden states (B, T, D), or a tuple of hidden "
+                "states and attention weights"
             )
         num_tokens = hidden_states.shape[1]
         weights = next(
             (
                 each
                 for each in parts[1:]
-                if isinstance(each, Tensor) and each.ndim >= 3 and each.shape[-2:] == (num_tokens, num_tokens)
+                if isinstance(each, Tensor)
+                and each.ndim >= _MIN_WEIGHT_AXES
+                and each.shape[-2:] == (num_tokens, num_tokens)
             ),
             None,
         )
         return parts[0], weights
 
-    def trace(self, hidden_states: Tensor, keep: Tensor | None = None) -> Trace:
-        """Run the layer and return the operators that it executed."""
+    def trace(self, hidden_states: Tensor) -> Trace:
+        """Run the layer without a mask and return its softmaxes and matrix products."""
         with Recorder() as recorder, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-            self.run(hidden_states, keep)
+            self.run(hidden_states)
         return recorder.trace
 
     @contextmanager
@@ -100,21 +106,27 @@ class Layer:
         finally:
             self.module.eval()
 
-    def _default_call(self, mask_style: MaskStyle | None) -> LayerCall:
-        self.takes_mask = True
-        if isinstance(self.module, nn.MultiheadAttention):
-            return _call_multihead_attention
-        parameters = inspect.signature(self.module.forward).parameters
-        name = next((name for name in parameters if name in _MASK_STYLES), None)
-        self.takes_mask = name is not None
-        if name is None:
-            return lambda module, hidden_states, _keep: module(hidden_states)
-        style = mask_style or _MASK_STYLES[name]
-        return lambda module, hidden_states, keep: module(hidden_states, **{name: _mask(keep, style)})
+
+def _adapted(call: LayerCall) -> tuple[LayerCall, bool]:
+    """Return a function of three arguments, and whether it takes a padding mask."""
+    if len(inspect.signature(call).parameters) > _NUM_ARGUMENTS_WITHOUT_MASK:
+        return call, True
+    return lambda module, hidden_states, _keep: call(module, hidden_states), False
+
+
+def _default_call(module: nn.Module, mask_style: MaskStyle | None) -> tuple[LayerCall, bool]:
+    """Return a function of three arguments for a module, and whether it takes a padding mask."""
+    if isinstance(module, nn.MultiheadAttention):
+        return _call_multihead_attention, True
+    name = next((name for name in inspect.signature(module.forward).parameters if name in _MASK_STYLES), None)
+    if name is None:
+        return lambda module, hidden_states, _keep: module(hidden_states), False
+    style = mask_style or _MASK_STYLES[name]
+    return lambda module, hidden_states, keep: module(hidden_states, **{name: _mask(keep, style)}), True
 
 
 def _call_multihead_attention(module: nn.Module, hidden_states: Tensor, keep: Tensor | None) -> object:
-    assert isinstance(module, nn.MultiheadAttention)
+    assert isinstance(module, nn.MultiheadAttention)  # noqa: S101 - ensured by the caller
     swap = not module.batch_first
     states = hidden_states.transpose(0, 1) if swap else hidden_states
     padding = None if keep is None else ~keep

@@ -18,9 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _MASKED = -1e3
 """Scores below this value are treated as masked."""
 
-_SOFTMAXES = {torch.ops.aten._softmax.default, torch.ops.aten._safe_softmax.default}
-_PRODUCTS = {torch.ops.aten.mm.default: 0, torch.ops.aten.bmm.default: 0}
-_PRODUCTS_WITH_SUM = {torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default}
+_SOFTMAXES = {torch.ops.aten._softmax.default, torch.ops.aten._safe_softmax.default}  # noqa: SLF001
+# The last two arguments are the factors. The first argument of addmm and baddbmm is a summand.
+_PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.baddbmm.default,
+}
 
 
 @dataclass(frozen=True)
@@ -49,12 +54,12 @@ class Trace:
     products: list[Product] = field(default_factory=list)
 
     def attention(self, num_tokens: int) -> Softmax | None:
-        """Return the first softmax over an axis of a (..., T, T) tensor, or None."""
+        """Return the first softmax of a (..., T, T) tensor, or None."""
         shape = (num_tokens, num_tokens)
         return next((softmax for softmax in self.softmaxes if softmax.scores.shape[-2:] == shape), None)
 
     def score_product(self, softmax: Softmax) -> Product | None:
-        """Return the product of queries and keys: the last one before the softmax with the shape of scores."""
+        """Return the product of queries and keys, of which the scores are a multiple, or None."""
         matches = [
             product
             for product in self.products
@@ -67,7 +72,7 @@ class Trace:
         )
 
     def value_product(self, softmax: Softmax) -> Product | None:
-        """Return the product of weights and values: the first one whose left side has the shape of weights."""
+        """Return the first product whose left factor has the shape of the weights, or None."""
         shape, size = softmax.weights.shape[-2:], softmax.weights.numel()
         matches = (
             product
@@ -104,8 +109,12 @@ class Recorder(TorchDispatchMode):
         self.trace = Trace()
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Any,  # noqa: ANN401 - as in TorchDispatchMode
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - as in TorchDispatchMode
         """Run an operator and record it."""
         del types
         result = func(*args, **(kwargs or {}))
@@ -114,7 +123,7 @@ class Recorder(TorchDispatchMode):
             scores, axis = args[0], args[1]
             axis = axis if axis < 0 else axis - scores.ndim
             self.trace.softmaxes.append(Softmax(scores.detach().clone(), axis, result.detach().clone()))
-        elif func in _PRODUCTS or func in _PRODUCTS_WITH_SUM:
+        elif func in _PRODUCTS:
             left, right = args[-2:]
             tensors = (left.detach().clone(), right.detach().clone(), result.detach().clone())
             self.trace.products.append(Product(*tensors))
@@ -142,7 +151,7 @@ def _chunks(projection: Tensor) -> list[Tensor]:
 
 
 def _ratio(operand: Tensor, projection: Tensor) -> float | None:
-    """Return a with sort(operand) = a * sort(projection), or None. Heads may share (repeat) the projection."""
+    """Return a with sort(operand) = a * sort(projection), or None. Heads may repeat the projection."""
     repeats, rest = divmod(operand.numel(), projection.numel())
     if rest or repeats == 0:
         return None
