@@ -44,6 +44,7 @@ SECTIONS = {
     "Study a model": {
         "heads": ("studies.heads", "Measure the function of every attention head."),
         "teach": ("studies.teach", "Follow a token through one attention head, step by step."),
+        "check-layer": ("studies.check_layer", "Check an attention layer written in PyTorch."),
         "profile": ("studies.profile", "Show the time of each part of the graph by text length."),
     },
     "Set up": {

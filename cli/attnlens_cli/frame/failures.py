@@ -41,6 +41,7 @@ _EXTRAS = {
 _EXTRAS_BY_COMMAND = {
     "attnlens bench": "server",
     "attnlens check": "export",
+    "attnlens check-layer": "export",
     "attnlens export": "export",
     "attnlens layout": "export",
     "attnlens profile": "export",

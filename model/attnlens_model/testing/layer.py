@@ -21,8 +21,8 @@ MaskStyle = Literal["keep", "ignore", "additive"]
 "additive": (B, 1, 1, T) float, added to the scores."""
 
 LayerCall = Callable[..., object]
-"""Function that runs a layer: `call(layer, hidden_states)`, or `call(layer, hidden_states, keep)` for a layer with
-a padding mask. Hidden states are (B, T, D), and `keep` is (B, T) bool, True for tokens, or None."""
+"""Function that runs a layer: `call(layer, hidden_states)`, or `call(layer, hidden_states, keep)` for a layer
+with a padding mask. Hidden states are (B, T, D), and `keep` is (B, T) bool, True for tokens, or None."""
 
 _MIN_WEIGHT_AXES = 3
 _NUM_ARGUMENTS_WITHOUT_MASK = 2
