@@ -24,7 +24,7 @@ from attnlens_model.config import EncoderConfig
 from attnlens_model.convolution import NeighborConvolution
 from attnlens_model.embeddings import Embeddings
 from attnlens_model.layer import EncoderLayer
-from attnlens_model.norm import make_norm
+from attnlens_model.norm import has_final_norm, make_norm
 from attnlens_model.per_layer_input import PerLayerInputs
 
 
@@ -75,7 +75,7 @@ class Encoder(nn.Module):
             if config.per_layer_input is None
             else PerLayerInputs(config.per_layer_input, norm, hidden_size, config.num_layers)
         )
-        self.final_norm = make_norm(norm, hidden_size) if norm.placement in ("pre", "both") else None
+        self.final_norm = make_norm(norm, hidden_size) if has_final_norm(norm) else None
         size = config.output_size
         self.output_projection = None if size is None else nn.Linear(hidden_size, size, bias=False)
         if self.output_projection is not None:

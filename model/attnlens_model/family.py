@@ -119,6 +119,8 @@ class Family:
         claims: Returns whether a `config.json` belongs to this family when families share a `model_type`. If
             None, the family is the default for its model types.
         read_adapters: Reads the task adapters from a `config.json`. If None, the family has no adapters.
+        prepare: Maps the tensors of a checkpoint and the content of its `config.json` to tensors under names
+            of `weights`, for families whose names depend on the user. If None, names are not changed.
     """
 
     name: str
@@ -139,6 +141,7 @@ class Family:
     spare: tuple[str, ...] = ()
     claims: Callable[[Mapping[str, object]], bool] | None = None
     read_adapters: Callable[[Mapping[str, object]], TaskAdapters] | None = None
+    prepare: Callable[[Mapping[str, Tensor], Mapping[str, object]], Mapping[str, Tensor]] | None = None
 
     @property
     def layouts(self) -> tuple[Layout, ...]:

@@ -27,6 +27,7 @@ class NormConfig(ConfigPart, path="norm"):
             norm(x + attention(x))).
         first_layer: Whether the first attention has a norm even if the embeddings are normalized. Ignored for
             "post".
+        final: Whether there is a norm after the last layer. If None, only with "pre" and "both".
     """
 
     kind: Literal["layer", "rms"] = "layer"
@@ -34,8 +35,12 @@ class NormConfig(ConfigPart, path="norm"):
     bias: bool = True
     placement: Literal["post", "pre", "both", "post_twice"] = "post"
     first_layer: bool = False
+    final: bool | None = None
 
     def _check(self) -> None:
+        # Normalized so that equal encoders have equal configurations.
+        if self.final == (self.placement in ("pre", "both")):
+            object.__setattr__(self, "final", None)
         self.require("eps", is_positive(self.eps), "must be greater than 0, for example 1e-12")
 
 
@@ -60,6 +65,11 @@ class RMSNorm(nn.Module):
         normalized = exact / torch.sqrt(mean_square + self.eps)
         normalized = normalized.to(hidden_states.dtype)
         return normalized if self.weight is None else normalized * self.weight
+
+
+def has_final_norm(config: NormConfig) -> bool:
+    """Return whether there is a norm after the last layer."""
+    return config.placement in ("pre", "both") if config.final is None else config.final
 
 
 def make_norm(config: NormConfig, size: int) -> nn.Module:

@@ -92,6 +92,8 @@ def _load(
         encoder = Encoder(config)
     family = family_named(config.family)
     tensors = read_tensors(directory)
+    if family.prepare is not None:
+        tensors = family.prepare(tensors, read_object(directory / "config.json"))
     if family.read_adapters is not None and has_adapters(tensors):
         tensors = for_task(
             tensors, family.read_adapters(read_object(directory / "config.json")), adapter_task
