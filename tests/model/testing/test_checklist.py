@@ -1,9 +1,7 @@
 """The checklist finds planted mistakes, and correct layers pass."""
 
 import math
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +14,7 @@ from attnlens_model.attention.kinds import ATTENTION_KINDS
 from attnlens_model.attention.mechanism import AttentionConfig, BatchInputs, EncoderSizes
 from attnlens_model.attention.parts.masks import causal_keep_mask
 from attnlens_model.testing import LayerCallError, LayerReport, Status, check_attention
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
-import attention_pitfalls as pitfalls
+from examples import attention_pitfalls as pitfalls
 
 HIDDEN_SIZE, NUM_HEADS = 24, 4
 
