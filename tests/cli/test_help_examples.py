@@ -55,6 +55,8 @@ BOUNDS = {
     "ATTNLENS_HEADS_THREADS": "1",
 }
 
+ROOT = Path(__file__).parents[2]
+
 
 def _command(name: str) -> click.Command:
     """Return a command, or the root command for the program name."""
@@ -86,6 +88,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "texts.jsonl").write_text("\n".join(lines))
     with gzip.open(folder / "corpus.jsonl.gz", "wt") as corpus:
         corpus.writelines(json.dumps({"text": text}) + "\n" for text in SENTENCES)
+    (folder / "my_layer.py").write_text(
+        (ROOT / "examples" / "attention_pitfalls.py").read_text()
+        + "\n\nLAYER = SelfAttention()\n\ndef make_layer():\n    return LAYER\n"
+        + "\n\ndef reference(states):\n    return LAYER(states)[0]\n"
+    )
     rows = [f"{first},{second},{score}\n" for first, second, score in (("a", "b", 1), ("c", "c", 5))]
     (folder / "sts-dev.csv").write_text("".join(rows))
     words = [

@@ -5,8 +5,10 @@ import dataclasses
 import inspect
 import json
 import sys
+from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -154,7 +156,16 @@ def check_layer(
 
 
 def _load(path: Path, name: str) -> Any:  # noqa: ANN401 - any object of the file
-    """Execute a file and return one of its objects."""
+    """Return an object of a Python file."""
+    module = _execute(path)
+    if not hasattr(module, name):
+        raise click.ClickException(f"{path} has no {name}")
+    return getattr(module, name)
+
+
+@cache
+def _execute(path: Path) -> ModuleType:
+    """Execute a Python file once."""
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None  # noqa: S101 - ensured by the suffix
     assert spec.loader is not None  # noqa: S101
@@ -165,9 +176,7 @@ def _load(path: Path, name: str) -> Any:  # noqa: ANN401 - any object of the fil
         spec.loader.exec_module(module)
     except Exception as error:
         raise click.ClickException(f"{path} failed: {type(error).__name__}: {error}") from error
-    if not hasattr(module, name):
-        raise click.ClickException(f"{path} has no {name}")
-    return getattr(module, name)
+    return module
 
 
 def _make_layer(
