@@ -44,7 +44,7 @@ class SelfAttention(nn.Module):
 
     def split_heads(self, projected: Tensor) -> Tensor:
         """(B, T, D) -> (B, H, T, K)."""
-        return projected.unflatten(-1, (self.num_heads, self.head_size)).transpose(1, 2)
+        return projected.view(*projected.shape[:-1], self.num_heads, self.head_size).transpose(1, 2)
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         """(B, H, T, K) twice -> (B, H, T, T)."""

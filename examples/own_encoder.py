@@ -15,14 +15,27 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from train_masked import NOT_MASKED, SENTENCE, Sizes, draw_batches, read_prose
+from train_masked import (  # type: ignore[import-not-found]
+    NOT_MASKED,
+    SENTENCE,
+    Sizes,
+    draw_batches,
+    read_prose,
+)
 
 import attnlens_server
 
-ARCHITECTURE = {"d_model": 128, "nhead": 4, "dim_feedforward": 512, "activation": "gelu", "norm_first": True}
+ARCHITECTURE: dict[str, Any] = {
+    "d_model": 128,
+    "nhead": 4,
+    "dim_feedforward": 512,
+    "activation": "gelu",
+    "norm_first": True,
+}
 NUM_LAYERS = 4
 
 

@@ -26,7 +26,8 @@ class OwnEncoder(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(VOCAB_SIZE, SIZES["d_model"])
         self.positions = nn.Embedding(NUM_POSITIONS, SIZES["d_model"])
-        layer = nn.TransformerEncoderLayer(**SIZES, **{"batch_first": True, **options})
+        arguments: dict[str, Any] = {**SIZES, "batch_first": True, **options}
+        layer = nn.TransformerEncoderLayer(**arguments)
         norm = nn.LayerNorm(SIZES["d_model"]) if extra.get("final_norm") else None
         self.encoder = nn.TransformerEncoder(layer, NUM_LAYERS, norm, enable_nested_tensor=False)
         self.head = nn.Linear(SIZES["d_model"], VOCAB_SIZE)

@@ -95,7 +95,8 @@ class Layer:
         """Run the layer without a mask and return its softmaxes and matrix products."""
         with Recorder() as recorder, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
             self.run(hidden_states)
-        return recorder.trace
+        trace: Trace = recorder.trace
+        return trace
 
     @contextmanager
     def training(self) -> Iterator[None]:

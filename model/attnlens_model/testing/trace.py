@@ -101,11 +101,11 @@ class Trace:
         return None if factor is None or query is None or key is None else factor * query * key
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Context manager that records into `trace`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
 
     def __torch_dispatch__(
