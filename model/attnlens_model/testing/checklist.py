@@ -114,8 +114,7 @@ def check_attention(
         layer: The layer. `nn.MultiheadAttention` works as it is.
         hidden_size: D.
         num_heads: H. If None, the number of heads is not checked.
-        is_causal: Whether tokens must not attend to later tokens. If False, each token must be able to attend
-            to all tokens.
+        is_causal: Whether no token may attend to later tokens. If False, each must be able to attend to all.
         allowed: Function of T that returns which tokens may attend to which, (T, T) bool, query by key, for
             patterns such as a sliding window. Overrides `is_causal`.
         uses_positions: Whether the layer itself uses token positions, e.g. as a relative bias or a rotation.
