@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from torch import nn
+
 from attnlens.bundle import embedding_size, write_manifest
 from attnlens.v1.manifest_pb2 import Activation, Dense, Manifest, Pooling
 from attnlens_export.contents import Verdict, check_graphs, measure_graphs
@@ -56,6 +58,8 @@ from attnlens_model import (
     Checkpoint,
     Encoder,
     EncoderConfig,
+    ModuleEncoder,
+    describe_module,
     load_checkpoint,
     new_encoder,
 )
@@ -145,7 +149,7 @@ class BundleSummary:
 
 @dataclass(frozen=True)
 class _Model:
-    encoder: Encoder
+    encoder: Encoder | ModuleEncoder
     config: EncoderConfig
     directory: Path | None
     source: str
@@ -188,8 +192,55 @@ def export_bundle(
         AccuracyError: No graph in int8 passes the gate.
     """
     options = options or ExportOptions()
+    return _export(lambda: _load(source, options, progress), output, options, progress)
+
+
+def export_module(
+    module: nn.Module,
+    output: Path,
+    *,
+    vocab_size: int,
+    max_tokens: int,
+    pad_token_id: int = 0,
+    is_causal: bool = False,
+    options: ExportOptions | None = None,
+    progress: Progress = no_progress,
+) -> BundleSummary:
+    """Export a module that the user has written as a bundle.
+
+    Dimensions: B batch, T tokens, D hidden size, H heads.
+
+    Args:
+        module: Module on the CPU, in fp32 and eval mode. It maps token ids (B, T) and an attention mask
+            (B, T), both int64, to hidden states (B, T, D) and a list with the attention weights of each
+            layer, (B, H, T, T). The mask is 1 for tokens and 0 for padding, which is on the right. Every text
+            has at least one token.
+        output: Bundle directory to create.
+        vocab_size: Number of token ids.
+        max_tokens: Maximum input length in tokens.
+        pad_token_id: Token id for padding.
+        is_causal: Whether tokens only attend to themselves and preceding tokens.
+        options: Options of the export. `tokenizer` is needed to send texts. `pooling` defaults to the mean.
+        progress: Called before each step.
+
+    Raises:
+        ConfigError: The module fails, or its results have the wrong shapes.
+        SourceError, OutputError, GraphError, LintError, ParityError: See `export_bundle`.
+    """
+    options = options or ExportOptions()
+    config = describe_module(
+        module, vocab_size=vocab_size, max_tokens=max_tokens, pad_token_id=pad_token_id, is_causal=is_causal
+    )
+    name = type(module).__name__
+    model = _Model(ModuleEncoder(module, config), config, None, f"module {name}", options.name or name)
+    return _export(lambda: model, output, options, progress)
+
+
+def _export(
+    load: Callable[[], "_Model"], output: Path, options: ExportOptions, progress: Progress
+) -> BundleSummary:
     with staged(output, force=options.force) as staging:
-        model = _load(source, options, progress)
+        model = load()
         built = _build(staging, model, options, progress)
     is_chosen = options.pooling is not None or options.normalize is not None
     decisions = tuple(_describe_decisions(built.manifest, model, is_chosen=is_chosen))

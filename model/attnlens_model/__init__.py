@@ -23,6 +23,7 @@ from attnlens_model.embeddings import EmbeddingsConfig, PositionsConfig
 from attnlens_model.encoder import Encoder, EncoderOutput, new_encoder
 from attnlens_model.errors import CheckpointError, ConfigError, ModelError
 from attnlens_model.feed_forward import FeedForwardConfig
+from attnlens_model.module_encoder import ModuleEncoder, describe_module
 from attnlens_model.norm import NormConfig
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "FeedForwardConfig",
     "LongformerAttentionConfig",
     "ModelError",
+    "ModuleEncoder",
     "MultiHeadSelfAttention",
     "NormConfig",
     "OutputRole",
@@ -53,6 +55,7 @@ __all__ = [
     "RotaryConfig",
     "SoftmaxAttentionConfig",
     "attention_weights",
+    "describe_module",
     "load_checkpoint",
     "new_encoder",
     "read_config",

@@ -205,6 +205,11 @@ class EncoderConfig(ConfigPart):
             raise ConfigError(f"the configuration is a JSON {type(values).__name__}: it must be an object")
         return cls.from_dict(values)
 
+    @property
+    def has_own_module(self) -> bool:
+        """Whether this describes a module that the user has written, see `ModuleEncoder`."""
+        return any(attention.kind == "own_module" for attention in self.layer_attentions)
+
     def to_json(self) -> str:
         """Return the configuration as JSON text with our own keys."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"

@@ -138,9 +138,10 @@ def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
     _name_axes(model.graph, config)
     parameters = _restore_parameter_names(model.graph)
     shapes = simplify(model, parameters)
-    # It was an output only to get its name.
+    # It was an output only to get its name. For a module of the user, it is also another output.
     embedded = model.graph.outputs.pop()
-    embedded.shape = embedded.type = None
+    if embedded not in model.graph.outputs:
+        embedded.shape = embedded.type = None
     return _split_weights(model, shapes)
 
 

@@ -112,13 +112,16 @@ def default_grid(config: EncoderConfig, longest: int | None = None) -> list[Case
     """
     edges = sorted({edge for attention in config.layer_attentions for edge in attention.edges})
     if longest is not None:
-        return full_grid(min(longest, config.max_tokens), edges)
+        cases = full_grid(min(longest, config.max_tokens), edges)
+        return [case for case in cases if is_supported(case, config)]
     with_attentions, hidden_only = longest_lengths(config)
     cases = full_grid(hidden_only, edges)
     if with_attentions < hidden_only:
         cases += [case for case in _longest_cases(with_attentions) if case not in cases]
     return [
-        dataclasses.replace(case, with_attentions=map_bytes(case, config) <= MAX_MAP_BYTES) for case in cases
+        dataclasses.replace(case, with_attentions=map_bytes(case, config) <= MAX_MAP_BYTES)
+        for case in cases
+        if is_supported(case, config)
     ]
 
 
@@ -155,6 +158,11 @@ def full_grid(max_length: int, edges: Sequence[int] = ()) -> list[Case]:
     """Return all cases of the table in the module docstring up to `max_length` tokens."""
     cases = dict.fromkeys((*_short_cases(), *_long_cases(max_length), *_edge_cases(edges)))
     return [case for case in cases if case.length <= max_length]
+
+
+def is_supported(case: Case, config: EncoderConfig) -> bool:
+    """Return whether an encoder must support a case. Modules of the user only need padding on the right."""
+    return not config.has_own_module or case.padding in {Padding.NONE, Padding.RIGHT, Padding.STEPS}
 
 
 def small_grid(max_length: int) -> list[Case]:

@@ -159,8 +159,11 @@ def longest_length(config: EncoderConfig) -> int:
 def one_head_config(config: EncoderConfig) -> EncoderConfig | None:
     """Return an encoder with one head and one layer per distinct attention configuration of `config`.
 
-    Position settings, norms and masks are those of `config`. Returns None if a mechanism needs several heads.
+    Position settings, norms and masks are those of `config`. Returns None if a mechanism needs several heads, or
+    for a module of the user.
     """
+    if config.has_own_module:
+        return None
     head_size = config.hidden_size // config.num_heads
     feed_forward = dataclasses.replace(
         config.layer_feed_forwards[0], intermediate_size=head_size, experts=None

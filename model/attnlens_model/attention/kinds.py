@@ -7,6 +7,7 @@ from attnlens_model.attention.longformer import LongformerAttentionConfig
 from attnlens_model.attention.mechanism import AttentionConfig
 from attnlens_model.attention.mixture import MixtureAttentionConfig
 from attnlens_model.attention.overlapping import OverlappingAttentionConfig
+from attnlens_model.attention.own_module import OwnModuleAttentionConfig
 from attnlens_model.attention.softmax import SoftmaxAttentionConfig
 
 ATTENTION_KINDS: dict[str, type[AttentionConfig]] = {
@@ -17,4 +18,5 @@ ATTENTION_KINDS: dict[str, type[AttentionConfig]] = {
     "overlapping": OverlappingAttentionConfig,
     "mixture": MixtureAttentionConfig,
     "composed": ComposedAttentionConfig,
+    "own_module": OwnModuleAttentionConfig,
 }

@@ -1,0 +1,42 @@
+"""Attention that a module of the user computes. The configuration only describes its weights."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from attnlens_model.attention.mechanism import AttentionConfig, EncoderSizes
+from attnlens_model.errors import ConfigError
+
+# Operators of torch.onnx for common modules. Most of them run in every runtime of docs/runtimes.md.
+_OPERATORS = frozenset(
+    {
+        "Abs", "And", "BatchNormalization", "Ceil", "Clip", "ConstantOfShape", "Conv", "Cos", "CumSum",
+        "Einsum", "Elu", "Equal", "Exp", "Expand", "Floor", "GatherElements", "Greater", "GreaterOrEqual",
+        "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax", "Max", "Min", "Mod", "Neg",
+        "Not", "Or", "Pad", "Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMean", "ReduceMin",
+        "ReduceSum", "Relu", "Shape", "Sigmoid", "Sign", "Sin", "Softplus", "Split", "Sqrt", "Squeeze",
+        "Sum", "Tile", "Trilu", "Where",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnModuleAttentionConfig(AttentionConfig):
+    """Describes the attention of a module that the user has written, see `attnlens_export.export_module`."""
+
+    @property
+    def operators(self) -> frozenset[str]:
+        """ONNX operators that the module may use in addition to those of BERT."""
+        return _OPERATORS
+
+    def make_layer(self, sizes: EncoderSizes) -> nn.Module:
+        """Reject the configuration, because only the user's module computes this attention.
+
+        Raises:
+            ConfigError: Always.
+        """
+        del sizes
+        raise ConfigError(
+            f"attention.kind={self.kind!r} belongs to a module of your own, which this configuration cannot "
+            "create: pass the module (attnlens_export.export_module, check_bundle)"
+        )
