@@ -59,9 +59,9 @@ from attnlens_model import (
     Encoder,
     EncoderConfig,
     ModuleEncoder,
-    describe_module,
     load_checkpoint,
     new_encoder,
+    wrap_module,
 )
 
 # Files of bge-m3 with heads for other kinds of retrieval.
@@ -203,6 +203,7 @@ def export_module(
     max_tokens: int,
     pad_token_id: int = 0,
     is_causal: bool = False,
+    embeddings: str | None = None,
     options: ExportOptions | None = None,
     progress: Progress = no_progress,
 ) -> BundleSummary:
@@ -220,6 +221,8 @@ def export_module(
         max_tokens: Maximum input length in tokens.
         pad_token_id: Token id for padding.
         is_causal: Whether tokens only attend to themselves and preceding tokens.
+        embeddings: Name of the submodule that returns token embeddings, to which explanations assign
+            contributions. By default, the `nn.Embedding` that is called with the token ids.
         options: Options of the export. `tokenizer` is needed to send texts. `pooling` defaults to the mean.
         progress: Called before each step.
 
@@ -228,11 +231,16 @@ def export_module(
         SourceError, OutputError, GraphError, LintError, ParityError: See `export_bundle`.
     """
     options = options or ExportOptions()
-    config = describe_module(
-        module, vocab_size=vocab_size, max_tokens=max_tokens, pad_token_id=pad_token_id, is_causal=is_causal
+    encoder = wrap_module(
+        module,
+        vocab_size=vocab_size,
+        max_tokens=max_tokens,
+        pad_token_id=pad_token_id,
+        is_causal=is_causal,
+        embeddings=embeddings,
     )
     name = type(module).__name__
-    model = _Model(ModuleEncoder(module, config), config, None, f"module {name}", options.name or name)
+    model = _Model(encoder, encoder.config, None, f"module {name}", options.name or name)
     return _export(lambda: model, output, options, progress)
 
 

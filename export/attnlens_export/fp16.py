@@ -43,9 +43,9 @@ from tokenizers import Tokenizer
 from attnlens.v1 import manifest_pb2
 from attnlens.v1.manifest_pb2 import GateKind, Graph, ParityFigure
 from attnlens_export.errors import GraphError
-from attnlens_export.graph.lint import MAX_FP16
 from attnlens_export.graph.names import EMBEDDINGS_PATH, HIDDEN_OUTPUT, input_names, role_number
 from attnlens_export.graph.read import read_structure, read_weight
+from attnlens_export.graph.simplify import MAX_FP16
 from attnlens_export.graph.trace import TracedGraph
 from attnlens_export.json_files import finite
 from attnlens_export.parity import sessions

@@ -23,11 +23,12 @@ from attnlens_model.embeddings import EmbeddingsConfig, PositionsConfig
 from attnlens_model.encoder import Encoder, EncoderOutput, new_encoder
 from attnlens_model.errors import CheckpointError, ConfigError, ModelError
 from attnlens_model.feed_forward import FeedForwardConfig
-from attnlens_model.module_encoder import ModuleEncoder, describe_module
+from attnlens_model.module_encoder import MODULE_PREFIX, ModuleEncoder, wrap_module
 from attnlens_model.norm import NormConfig
 
 __all__ = [
     "ATTENTION_WEIGHTS",
+    "MODULE_PREFIX",
     "NO_TASK",
     "AttentionConfig",
     "AttentionMask",
@@ -55,8 +56,8 @@ __all__ = [
     "RotaryConfig",
     "SoftmaxAttentionConfig",
     "attention_weights",
-    "describe_module",
     "load_checkpoint",
     "new_encoder",
     "read_config",
+    "wrap_module",
 ]

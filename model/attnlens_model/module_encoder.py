@@ -1,4 +1,11 @@
-"""`ModuleEncoder`: a module that the user has written, with the interface of `Encoder`."""
+"""`ModuleEncoder`: a module that the user has written, with the interface of `Encoder`.
+
+B batch, T tokens, D hidden size, H heads.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -7,15 +14,12 @@ from attnlens_model.attention.mechanism import ATTENTION_WEIGHTS, Outputs
 from attnlens_model.config import EncoderConfig
 from attnlens_model.encoder import EncoderOutput
 from attnlens_model.errors import ConfigError
+from attnlens_model.portable_functions import PortableFunctions
+
+MODULE_PREFIX = "module."
+"""Prefix of the names of the parameters of the user's module."""
 
 _NUM_RESULTS, _HIDDEN_AXES, _WEIGHT_AXES = 2, 3, 4
-
-
-class _Layer(nn.Module):
-    """Attaches the role to the weights of a layer. Hooks of this module observe them."""
-
-    def forward(self, hidden_states: Tensor, weights: Tensor) -> tuple[Tensor, Outputs]:
-        return hidden_states, {ATTENTION_WEIGHTS: weights}
 
 
 class ModuleEncoder(nn.Module):
@@ -24,12 +28,13 @@ class ModuleEncoder(nn.Module):
     Attributes:
         config: Configuration that describes the module.
         module: The module. It maps token ids (B, T) and an attention mask (B, T), 1 for tokens and 0 for
-            padding, to hidden states (B, T, D) and a list with the weights of each layer (B, H, T, T).
+            padding, to hidden states (B, T, D) and the attention weights of each layer, (B, H, T, T).
+        embeddings: Name of the submodule that returns token embeddings, (B, T, any size).
     """
 
-    def __init__(self, module: nn.Module, config: EncoderConfig) -> None:
+    def __init__(self, module: nn.Module, config: EncoderConfig, embeddings: str) -> None:
         super().__init__()
-        self.config, self.module = config, module
+        self.config, self.module, self.embeddings = config, module, embeddings
         self.layers = nn.ModuleList(_Layer() for _ in range(config.num_layers))
 
     def forward(
@@ -41,17 +46,52 @@ class ModuleEncoder(nn.Module):
     ) -> EncoderOutput:
         """Run the module. See `Encoder.forward`."""
         del token_type_ids
-        hidden_states, weights = self.module(input_ids, attention_mask)
+        functions = PortableFunctions() if torch.compiler.is_exporting() else nullcontext()
+        with functions, _calls_of([self.module.get_submodule(self.embeddings)]) as calls:
+            hidden_states, weights = self.module(input_ids, attention_mask)
         outputs = tuple(
             layer(hidden_states, each)[1] for layer, each in zip(self.layers, weights, strict=True)
         )
-        return EncoderOutput(hidden_states, outputs if output_attentions else (), hidden_states)
+        _module, _arguments, embedded = calls[0]
+        return EncoderOutput(hidden_states, outputs if output_attentions else (), embedded)
 
 
-def describe_module(
-    module: nn.Module, *, vocab_size: int, max_tokens: int, pad_token_id: int = 0, is_causal: bool = False
-) -> EncoderConfig:
-    """Return the configuration that describes a module, from the shapes of its results.
+class _Layer(nn.Module):
+    """Attaches the role to the weights of a layer. Hooks of this module observe them."""
+
+    def forward(self, hidden_states: Tensor, weights: Tensor) -> tuple[Tensor, Outputs]:
+        return hidden_states, {ATTENTION_WEIGHTS: weights}
+
+
+_Call = tuple[nn.Module, tuple[Any, ...], Any]
+
+
+@contextmanager
+def _calls_of(modules: list[nn.Module]) -> Iterator[list[_Call]]:
+    """Record the module, arguments and result of each call."""
+    calls: list[_Call] = []
+
+    def record(module: nn.Module, arguments: tuple[Any, ...], result: object) -> None:
+        calls.append((module, arguments, result))
+
+    hooks = [module.register_forward_hook(record) for module in modules]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def wrap_module(
+    module: nn.Module,
+    *,
+    vocab_size: int,
+    max_tokens: int,
+    pad_token_id: int = 0,
+    is_causal: bool = False,
+    embeddings: str | None = None,
+) -> ModuleEncoder:
+    """Wrap a module, with a configuration derived from the shapes of its results.
 
     Args:
         module: The module, in eval mode. See `ModuleEncoder.module`.
@@ -59,57 +99,73 @@ def describe_module(
         max_tokens: Maximum input length in tokens.
         pad_token_id: Token id for padding.
         is_causal: Whether tokens only attend to themselves and preceding tokens.
+        embeddings: Name of the submodule that returns token embeddings. By default, the `nn.Embedding` that is
+            called with the token ids.
 
     Raises:
-        ConfigError: The module fails, or its results do not have these shapes.
+        ConfigError: The module fails, its results do not have these shapes, or there are no embeddings.
     """
     length = min(3, max_tokens)
-    input_ids, mask = torch.ones(2, length, dtype=torch.int64), torch.ones(2, length, dtype=torch.int64)
-    try:
-        with torch.no_grad():
-            result = module(input_ids, mask)
-    except Exception as error:
+    input_ids = torch.arange(2 * length).reshape(2, length) % vocab_size
+    tables = {each: name for name, each in module.named_modules() if isinstance(each, nn.Embedding)}
+    with _calls_of(list(tables)) as calls:
+        hidden_states, weights = _results(module, input_ids)
+    if embeddings is None:
+        found = (table for table, arguments, _ in calls if arguments and arguments[0] is input_ids)
+        embeddings = next((tables[table] for table in found if isinstance(table, nn.Embedding)), None)
+    if embeddings is None:
         raise ConfigError(
-            f"{type(module).__name__}(input_ids, attention_mask) failed for int64 tensors of shape "
-            f"{(2, length)}: {type(error).__name__}: {error}"
-        ) from error
-    is_pair = isinstance(result, tuple) and len(result) == _NUM_RESULTS
-    hidden_states, weights = result if is_pair else (result, None)
-    _require(
-        isinstance(hidden_states, Tensor) and hidden_states.ndim == _HIDDEN_AXES,
-        module,
-        f"hidden states (batch, tokens, hidden size), but got {_shape(hidden_states)}",
-    )
-    _require(
-        isinstance(weights, (list, tuple)) and len(weights) > 0,
-        module,
-        f"a list with the attention weights of each layer as the second result, but got {_shape(weights)}",
-    )
-    for layer, each in enumerate(weights or ()):
-        _require(
-            isinstance(each, Tensor) and each.ndim == _WEIGHT_AXES and each.shape[2:] == (length, length),
-            module,
-            f"attention weights (batch, heads, tokens, tokens), but those of layer {layer} are {_shape(each)}"
-            ". For nn.MultiheadAttention, use need_weights=True and average_attn_weights=False",
+            f"{type(module).__name__} calls no nn.Embedding with input_ids: pass embeddings=NAME, the submodule "
+            "that returns token embeddings (see named_modules())"
         )
     hidden_size = hidden_states.shape[-1]
-    return EncoderConfig.from_dict(
+    config = EncoderConfig.from_dict(
         {
             "family": "attnlens",
             "hidden_size": hidden_size,
-            "num_layers": len(weights or ()),
+            "num_layers": len(weights),
             "is_causal": is_causal,
             "embeddings": {"vocab_size": vocab_size, "pad_token_id": pad_token_id, "type_vocab_size": 0},
             "positions": {"max_position_embeddings": max_tokens},
-            "attention": [{"kind": "own_module", "num_heads": each.shape[1]} for each in weights or ()],
+            "attention": [{"kind": "own_module", "num_heads": each.shape[1]} for each in weights],
             "feed_forward": {"intermediate_size": 4 * hidden_size},
         }
     )
+    return ModuleEncoder(module, config, embeddings)
 
 
-def _require(holds: bool, module: nn.Module, expected: str) -> None:
-    if not holds:
-        raise ConfigError(f"{type(module).__name__}(input_ids, attention_mask) must return {expected}")
+def _results(module: nn.Module, input_ids: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Run a module and check its results: hidden states and the attention weights of each layer."""
+    name, shape = type(module).__name__, tuple(input_ids.shape)
+    if module.training:
+        raise ConfigError(f"{name} is in training mode: call eval() first")
+    try:
+        with torch.no_grad():
+            result = module(input_ids, torch.ones_like(input_ids))
+    except Exception as error:
+        raise ConfigError(
+            f"{name}(input_ids, attention_mask) failed for int64 tensors of shape {shape}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    is_pair = isinstance(result, tuple) and len(result) == _NUM_RESULTS
+    hidden_states, weights = result if is_pair else (result, None)
+    expected = f"{name}(input_ids, attention_mask) must return"
+    if not (isinstance(hidden_states, Tensor) and hidden_states.ndim == _HIDDEN_AXES):
+        raise ConfigError(
+            f"{expected} hidden states (batch, tokens, hidden size), not {_shape(hidden_states)}"
+        )
+    if not (isinstance(weights, (list, tuple)) and weights):
+        raise ConfigError(
+            f"{expected} two results, the second of which is a list with the attention weights of each layer, "
+            f"not {_shape(weights)}"
+        )
+    for layer, each in enumerate(weights):
+        if not (isinstance(each, Tensor) and each.ndim == _WEIGHT_AXES and each.shape[2:] == shape[1:] * 2):
+            raise ConfigError(
+                f"{expected} attention weights (batch, heads, tokens, tokens), but those of layer {layer} are "
+                f"{_shape(each)}. For nn.MultiheadAttention, use need_weights=True and average_attn_weights=False"
+            )
+    return hidden_states, tuple(weights)
 
 
 def _shape(value: object) -> str:

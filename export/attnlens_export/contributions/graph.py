@@ -38,10 +38,8 @@ def contributions_graph(
         Contributions graph. docs/bundle.md lists its inputs and outputs.
 
     Raises:
-        GraphError: The encoder is a module of the user, or contains an operator without a rule.
+        GraphError: The encoder contains an operator without a rule.
     """
-    if config.has_own_module:
-        raise GraphError("no contributions: the token embeddings of a module of your own are not known")
     proto = copy.deepcopy(embeddings.proto)
     graph = proto.graph
     graph.name = "contributions"

@@ -14,12 +14,21 @@ import onnx
 
 from attnlens_export.contributions.writer import GraphWriter
 from attnlens_export.errors import GraphError
-from attnlens_export.graph.names import HEAD_CONTRIBUTIONS, HEAD_GATES
-from attnlens_model import AttentionConfig, EncoderConfig, SoftmaxAttentionConfig
+from attnlens_export.graph.names import (
+    BATCH_AXIS,
+    HEAD_CONTRIBUTIONS,
+    HEAD_GATES,
+    LENGTH_AXIS,
+    inner_name,
+    output_name,
+)
+from attnlens_model import ATTENTION_WEIGHTS, AttentionConfig, EncoderConfig, SoftmaxAttentionConfig
 
 # The output projection, which has this name in every mechanism of attnlens.
 _PROJECTION = ".attention.output.weight.T"
 _VALUES = "layers.{layer}.attention.value.weight.T"
+# Operators that only change the shape of attention weights or merge the batch and the heads.
+_RESHAPING = ("Identity", "Reshape", "Squeeze", "Unsqueeze")
 # Operators that concatenate the heads.
 _CONCATENATION = ("Transpose", "Reshape")
 _GATED = "gated_"
@@ -30,14 +39,18 @@ class GatedHeads:
     """Names of values of the gated heads of one layer.
 
     Attributes:
-        before: Concatenated head outputs, (B, T, H * O).
-        after: Head outputs multiplied by the gates, (B, T, H * O).
-        members: Constant, (max H, H * O): 1 if a component belongs to a head, else 0.
+        before: Head outputs: (B, T, H * O). Those of a user's module are (B, H, T, O) or (B * H, T, O).
+        after: Head outputs multiplied by the gates.
+        members: Constant, (max H, H * O) or (max H, H): 1 if a component belongs to a head, else 0.
+        axes: Axes over which contributions are summed.
+        num_heads: H.
     """
 
     before: str
     after: str
     members: str
+    axes: tuple[int, ...]
+    num_heads: int
 
 
 def add_gates(writer: GraphWriter, config: EncoderConfig) -> tuple[GatedHeads, ...]:
@@ -68,7 +81,9 @@ def add_gates(writer: GraphWriter, config: EncoderConfig) -> tuple[GatedHeads, .
 
 
 def _concatenated_heads(graph: onnx.GraphProto, config: EncoderConfig) -> list[str]:
-    """Return the names of the concatenated head outputs of each layer, (B, T, H * O)."""
+    """Return the names of the head outputs of each layer, see `GatedHeads.before`."""
+    if config.has_own_module:
+        return [_products_with_weights(graph, layer) for layer in range(config.num_layers)]
     projections = [
         node for node in graph.node if node.op_type == "MatMul" and node.input[1].endswith(_PROJECTION)
     ]
@@ -112,17 +127,42 @@ def _heads_from_values(graph: onnx.GraphProto, config: EncoderConfig, layer: int
     return product
 
 
+def _products_with_weights(graph: onnx.GraphProto, layer: int) -> str:
+    """Return the name of the product of the attention weights of a layer and the values."""
+    producers = {name: node for node in graph.node for name in node.output}
+    value = inner_name(output_name(ATTENTION_WEIGHTS, layer))
+    found = {value}
+    while value in producers and producers[value].op_type in _RESHAPING:
+        value = producers[value].input[0]
+        found.add(value)
+    for node in graph.node:
+        if node.op_type == "MatMul" and node.input[0] in found:
+            return str(node.output[0])
+        if node.op_type in _RESHAPING and node.input[0] in found:
+            found.update(node.output)
+    raise GraphError(
+        f"no contributions: layer {layer} does not multiply the attention weights that it returns by values"
+    )
+
+
 def _gate(writer: GraphWriter, value: str, layer: int, num_heads: int, max_heads: int) -> GatedHeads:
     shape = writer.shape(value)
-    width = int(shape[-1])
+    is_concatenated = shape[:2] == (BATCH_AXIS, LENGTH_AXIS)
+    has_heads = shape[:2] == (BATCH_AXIS, num_heads)
+    width = int(shape[-1]) if is_concatenated else num_heads
     head_indices = np.arange(width) // (width // num_heads)
     members = writer.constant(
         (np.arange(max_heads)[:, None] == head_indices).astype(np.float32)
-    )  # (max_heads, H * O)
+    )  # (max_heads, H * O) or (max_heads, H)
+    axes = tuple(axis for axis in range(1, len(shape)) if axis != (2 if is_concatenated else 1 if has_heads else 0))
     of_layer = writer.add("Gather", HEAD_GATES, writer.constant(np.array(layer, dtype=np.int64)), axis=1)
-    row = writer.add("Unsqueeze", writer.add("MatMul", of_layer, members), writer.constant([1]))
-    after = writer.add("Mul", value, row, name=f"{_GATED}{layer}", shape=shape)
-    return GatedHeads(value, after, members)
+    gates = writer.add("MatMul", of_layer, members)
+    if is_concatenated or has_heads:
+        gates = writer.add("Unsqueeze", gates, writer.constant(axes))
+    else:
+        gates = writer.add("Reshape", gates, writer.constant([-1, 1, 1]))
+    after = writer.add("Mul", value, gates, name=f"{_GATED}{layer}", shape=shape)
+    return GatedHeads(value, after, members, axes, num_heads)
 
 
 def limit_to_sweep(model: onnx.ModelProto) -> None:
@@ -142,7 +182,9 @@ def add_contributions(writer: GraphWriter, gated: Sequence[GatedHeads], gradient
     rows = []
     for heads, gradient in zip(gated, gradients, strict=True):
         product = writer.add("Mul", gradient, heads.before, shape=writer.shape(heads.before))
-        summed = writer.sum(product, [1])  # (B, H * O)
+        summed = writer.sum(product, heads.axes)  # (B, H * O), (B, H) or (B * H,)
+        if len(writer.shape(summed)) == 1:
+            summed = writer.reshape(summed, [-1, heads.num_heads], (BATCH_AXIS, heads.num_heads))
         row = writer.add("MatMul", summed, writer.add("Transpose", heads.members, perm=[1, 0]))
         rows.append(writer.add("Unsqueeze", row, writer.constant([1])))
     if len(rows) == 1:

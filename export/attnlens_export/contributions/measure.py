@@ -148,20 +148,20 @@ class HeadGates(FigureSet):
             of the heads. Maximum difference, divided by |d|.
         ablated_incompleteness: `Completeness.incompleteness` with random heads of all layers removed.
         ablated_error: max |ONNX - PyTorch fp32| of the embedding, scaled to length 1, with the same heads
-            removed.
+            removed. None for a user's module, whose heads cannot be removed in PyTorch.
         ablated_limit: Limit on `ablated_error`.
     """
 
     case: str
     slope_error: float
     ablated_incompleteness: float
-    ablated_error: float
-    ablated_limit: float
+    ablated_error: float | None
+    ablated_limit: float | None
 
     def figures(self) -> list[Figure]:
         """Return every measurement with its limit."""
         where = f"{CONTRIBUTIONS_PATH} at {self.case}"
-        return [
+        figures = [
             Figure(
                 CONTRIBUTIONS_PATH,
                 self.slope_error,
@@ -173,21 +173,25 @@ class HeadGates(FigureSet):
             ),
             Figure(
                 CONTRIBUTIONS_PATH,
-                self.ablated_error,
-                self.ablated_limit,
-                f"{where} with some heads removed: the embedding differs from PyTorch by "
-                f"{self.ablated_error:.2e} |p| (limit {self.ablated_limit:.2e})",
-                GateKind.GATE_KIND_MAX_ABS_ERROR,
-                OutputRole.OUTPUT_ROLE_EMBEDDING,
-            ),
-            Figure(
-                CONTRIBUTIONS_PATH,
                 self.ablated_incompleteness,
                 LIMIT,
                 f"{where} with some heads removed: scores and baseline differ from d . p by "
                 f"{self.ablated_incompleteness:.2e} |d| |p| (limit {LIMIT:g})",
             ),
         ]
+        if self.ablated_error is not None and self.ablated_limit is not None:
+            figures.append(
+                Figure(
+                    CONTRIBUTIONS_PATH,
+                    self.ablated_error,
+                    self.ablated_limit,
+                    f"{where} with some heads removed: the embedding differs from PyTorch by "
+                    f"{self.ablated_error:.2e} |p| (limit {self.ablated_limit:.2e})",
+                    GateKind.GATE_KIND_MAX_ABS_ERROR,
+                    OutputRole.OUTPUT_ROLE_EMBEDDING,
+                )
+            )
+        return figures
 
 
 @dataclass(frozen=True)
@@ -232,9 +236,13 @@ class ContributionsResult(GraphResult):
             return Table(caption, remarks=(remark,))
         of_heads = (
             f"heads: contributions equal the effect of closed heads within {self.heads.slope_error:.1e} |d| "
-            f"(limit {LIMIT:g}); with some heads removed, the embedding is within "
-            f"{self.heads.ablated_error:.1e} |p| of PyTorch's"
+            f"(limit {LIMIT:g})"
         )
+        if self.heads.ablated_error is not None:
+            of_heads += (
+                f"; with some heads removed, the embedding is within {self.heads.ablated_error:.1e} |p| of "
+                "PyTorch's"
+            )
         return Table(caption, remarks=(remark, of_heads))
 
 
@@ -321,7 +329,7 @@ def _ablating_feed(config: EncoderConfig, size: int) -> Feed:
 
 def _compare_ablated(
     outputs: Tensors, feed: Feed, subject: Subject, dense: Sequence[DenseLayer]
-) -> tuple[float, float, float]:
+) -> tuple[float, float | None, float | None]:
     """Return the last three fields of `HeadGates`.
 
     Args:
@@ -330,6 +338,11 @@ def _compare_ablated(
         subject: Bundle and reference.
         dense: Dense layers after the pooling.
     """
+    unit = _unit(outputs[EMBEDDING_OUTPUT][0].astype(np.float64))
+    direction = feed[DIRECTION][0].astype(np.float64)
+    incompleteness = abs(float(_totals(outputs)[0] - direction @ unit)) / float(np.linalg.norm(direction))
+    if not isinstance(subject.encoder, Encoder):
+        return incompleteness, None, None
     inputs = make_inputs(_heads_case(subject.config), subject.config)
     gates = feed[HEAD_GATES][0].astype(np.float32)
     with ablated_heads(subject.encoder, gates):
@@ -337,9 +350,6 @@ def _compare_ablated(
         exact = run_float64(subject.encoder, inputs, lambda _name, _output: None)
     all_components = np.ones(feed[DIRECTION].shape[1], dtype=np.bool_)
     fp32, float64 = (_unit(_embed(feed, 0, states[0], dense, all_components)) for states in (hidden, exact))
-    unit = _unit(outputs[EMBEDDING_OUTPUT][0].astype(np.float64))
-    direction = feed[DIRECTION][0].astype(np.float64)
-    incompleteness = abs(float(_totals(outputs)[0] - direction @ unit)) / float(np.linalg.norm(direction))
     limit = allowed_error(max_abs_difference(fp32, float64))
     return incompleteness, max_abs_difference(unit, fp32), limit
 

@@ -23,9 +23,9 @@ from attnlens_export.graph.names import (
     output_name,
 )
 from attnlens_export.graph.read import read_weight
-from attnlens_export.graph.simplify import IR_VERSION
+from attnlens_export.graph.simplify import IR_VERSION, MAX_FP16
 from attnlens_export.graph.trace import OPSET
-from attnlens_model import Encoder, EncoderConfig
+from attnlens_model import MODULE_PREFIX, Encoder, EncoderConfig
 
 # Operators of BERT-like encoders. At opset 17, every runtime in docs/runtimes.md supports all of them.
 ENCODER_OPERATORS = frozenset(
@@ -57,7 +57,6 @@ CONTRIBUTIONS_OPERATORS = frozenset(
 # Weights of the dense layers after pooling, which only the contributions graph contains.
 DENSE_PREFIX = "dense."
 
-MAX_FP16 = float(np.finfo(np.float16).max)
 _TYPES = frozenset({TensorProto.FLOAT, TensorProto.INT64})
 _FLOAT_TYPES = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 
@@ -106,7 +105,7 @@ def check_graph(
     findings = [
         *_version_findings(model),
         *_operator_findings(model, allowed_operators(config, purpose) | more_operators),
-        *_initializer_findings(model, _TYPES | more_types),
+        *_initializer_findings(model, _allowed_types(config) | more_types),
         *_constant_findings(model, config, directory),
         *_reshape_findings(model),
         *_interface_findings("input", model.graph.input, _expected_inputs(config, purpose, embedding_size)),
@@ -170,6 +169,11 @@ def _operator_findings(model: onnx.ModelProto, allowed: frozenset[str]) -> list[
     return findings
 
 
+def _allowed_types(config: EncoderConfig) -> frozenset[int]:
+    """Return data types of initializers. Modules of users may contain constant masks."""
+    return _TYPES | {TensorProto.BOOL} if config.has_own_module else _TYPES
+
+
 def _initializer_findings(model: onnx.ModelProto, allowed: frozenset[int]) -> list[str]:
     return [
         f"initializer {tensor.name!r} is {TensorProto.DataType.Name(tensor.data_type)}"
@@ -202,6 +206,8 @@ def _constant_findings(model: onnx.ModelProto, config: EncoderConfig, directory:
 
 @cache
 def _parameter_names(config: EncoderConfig) -> tuple[str, ...]:
+    if config.has_own_module:
+        return (MODULE_PREFIX,)
     with torch.device("meta"):
         return tuple(Encoder(config).state_dict())
 

@@ -4,7 +4,7 @@ The steps, in order (docs/bundle.md shows the result):
 
 1. Replace each `Transpose` of a weight by the transposed weight, named `<parameter>.T`.
 2. Fold constants and shape arithmetic.
-3. Give each `Reshape` a constant target such as `[0, 0, heads, width]`, where 0 keeps the length of an axis.
+3. Replace each `Split` by slices. Give each `Reshape` a constant target such as `[0, 0, heads, width]`, where 0 keeps the length of an axis.
    This removes all shape arithmetic from the layers. Remove the attribute `allowzero`, which changes the
    meaning of 0 and which some runtimes do not support.
 4. Split each `Transpose` before a matrix product that both moves rows and swaps the last two axes. Runtimes
@@ -27,6 +27,7 @@ TRANSPOSED_SUFFIX = ".T"
 CONSTANT_PREFIX = "constant_"
 TARGET_PREFIX = "target_"
 IR_VERSION = 8
+MAX_FP16 = float(np.finfo(np.float16).max)
 
 
 Shape = tuple[int | str, ...]
@@ -49,9 +50,11 @@ def simplify(model: ir.Model, parameters: Collection[str]) -> dict[str, Shape]:
     keep = {*parameters, *(name + TRANSPOSED_SUFFIX for name in parameters)}
     transpose_weights(model.graph, parameters)
     fold(model, keep)
-    for node in model.graph:
+    for node in list(model.graph):
         if node.op_type == "Reshape":
             make_target_constant(model.graph, node)
+        if node.op_type == "Split":
+            replace_split(model.graph, node)
         if node.op_type == "MatMul":
             for factor in node.inputs:
                 split_transpose(factor)
@@ -144,6 +147,30 @@ def constant_target(source: Sequence[object], result: Sequence[object]) -> list[
         else:
             target.append(0 if axis < len(source) and source[axis] == length else -1)
     return target if target.count(-1) <= 1 else None
+
+
+def replace_split(graph: ir.Graph, node: ir.Node) -> None:
+    """Replace a Split by one Slice per part, which the backward sweep supports.
+
+    Raises:
+        GraphError: The length of a part is not constant.
+    """
+    (source, *_sizes), axis = node.inputs, node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+    start = 0
+    for part in node.outputs:
+        size = None if part.shape is None else part.shape[axis]
+        if not isinstance(size, int):
+            raise GraphError(f"the Split that computes {part.name!r} has parts of unknown length")
+        bounds = [
+            initializer(graph, f"{TARGET_PREFIX}{number}", np.array([number], dtype=np.int64))
+            for number in (start, start + size, axis)
+        ]
+        sliced = ir.node("Slice", [source, *bounds])
+        sliced.outputs[0].shape, sliced.outputs[0].type = part.shape, part.type
+        graph.insert_before(node, sliced)
+        ir.convenience.replace_all_uses_with(part, sliced.outputs[0])
+        start += size
+    graph.remove(node, safe=True)
 
 
 def split_transpose(factor: ir.Value | None) -> None:

@@ -37,7 +37,7 @@ from attnlens_export.graph.names import (
     output_axes,
     output_names,
 )
-from attnlens_export.graph.simplify import Shape, simplify
+from attnlens_export.graph.simplify import CONSTANT_PREFIX, MAX_FP16, Shape, simplify
 from attnlens_model import Encoder, EncoderConfig
 
 OPSET = 17
@@ -138,11 +138,13 @@ def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
     _name_axes(model.graph, config)
     parameters = _restore_parameter_names(model.graph)
     shapes = simplify(model, parameters)
-    # It was an output only to get its name. For a module of the user, it is also another output.
+    # It was an output only to get its name.
     embedded = model.graph.outputs.pop()
-    if embedded not in model.graph.outputs:
-        embedded.shape = embedded.type = None
-    return _split_weights(model, shapes)
+    embedded.shape = embedded.type = None
+    traced = _split_weights(model, shapes)
+    if config.has_own_module:
+        _limit_constants(traced.weights)
+    return traced
 
 
 def _name_axes(graph: ir.Graph, config: EncoderConfig) -> None:
@@ -244,6 +246,16 @@ def _restore_parameter_names(graph: ir.Graph) -> set[str]:
             value.name = value.name.removeprefix("encoder.")
             names.add(value.name)
     return names
+
+
+def _limit_constants(weights: dict[str, npt.NDArray[np.generic]]) -> None:
+    """Limit constants to the fp16 range.
+
+    Users mask scores with -inf or the smallest fp32 number. The softmax is 0 at the smallest fp16 number, too.
+    """
+    for name, array in weights.items():
+        if name.startswith(CONSTANT_PREFIX) and array.dtype == np.float32:
+            weights[name] = array.clip(-MAX_FP16, MAX_FP16)
 
 
 def _split_weights(model: ir.Model, shapes: Mapping[str, Shape]) -> TracedGraph:

@@ -159,8 +159,8 @@ def longest_length(config: EncoderConfig) -> int:
 def one_head_config(config: EncoderConfig) -> EncoderConfig | None:
     """Return an encoder with one head and one layer per distinct attention configuration of `config`.
 
-    Position settings, norms and masks are those of `config`. Returns None if a mechanism needs several heads, or
-    for a module of the user.
+    Position settings, norms and masks are those of `config`. Returns None if a mechanism needs several heads,
+    or for a module of the user.
     """
     if config.has_own_module:
         return None
