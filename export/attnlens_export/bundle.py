@@ -118,7 +118,7 @@ class ExportOptions:
     keep_failed: bool = False
     parity_tokens: int | None = None
     grid: Sequence[Case] | None = None
-    tracer: Callable[[Encoder, EncoderConfig], TracedGraph] | None = None
+    tracer: Callable[[Encoder | ModuleEncoder, EncoderConfig], TracedGraph] | None = None
     max_embedded_bytes: int = MAX_EMBEDDED_BYTES
     precisions: Sequence[Precision] = ()
     faithfulness: bool = True

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from torch import nn
+
 from attnlens.bundle import read_manifest, verify_files
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.claims import check_claims
@@ -31,7 +33,7 @@ from attnlens_export.runtimes import (
     find_runtimes,
     measure_runtime,
 )
-from attnlens_model import Encoder, EncoderConfig, load_checkpoint, read_config
+from attnlens_model import Encoder, EncoderConfig, ModuleEncoder, load_checkpoint, read_config
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class CheckSummary:
 
 def check_bundle(
     directory: Path,
-    source: str | Path | None = None,
+    source: str | Path | nn.Module | None = None,
     *,
     revision: str | None = None,
     parity_tokens: int | None = None,
@@ -108,9 +110,19 @@ def check_bundle(
 
 
 def _load_reference(
-    directory: Path, config: EncoderConfig, source: str | Path | None, revision: str | None
-) -> tuple[Encoder, str]:
+    directory: Path, config: EncoderConfig, source: str | Path | nn.Module | None, revision: str | None
+) -> tuple[Encoder | ModuleEncoder, str]:
     """Return the reference encoder and the description of its weights."""
+    if config.has_own_module:
+        if not isinstance(source, nn.Module):
+            raise SourceError(
+                "the bundle was exported from a PyTorch module of your own: pass it in Python, "
+                "attnlens_export.check_bundle(directory, module)"
+            )
+        # Only the export needs the name of the embeddings.
+        return ModuleEncoder(source, config, embeddings=""), f"the module {type(source).__name__}"
+    if isinstance(source, nn.Module):
+        raise SourceError("the bundle was exported from a checkpoint: pass its directory instead of a module")
     if source is None:
         return rebuild_encoder(directory / EMBEDDINGS_PATH, config), "the weights inside the bundle"
     chosen = partial(with_choices_of, config)

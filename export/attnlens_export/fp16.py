@@ -61,7 +61,7 @@ from attnlens_export.parity.reference import (
 from attnlens_export.precision import Fp32Graph, Precision, Stated
 from attnlens_export.progress import Progress, StageProgress, report_each
 from attnlens_export.results import Figure, FigureSet, GraphResult, Table, max_or_nan
-from attnlens_model import Encoder, EncoderConfig
+from attnlens_model import Encoder, EncoderConfig, ModuleEncoder
 
 FP16_PATH = "onnx/model_fp16.onnx"
 MIN_COSINE = 0.9999
@@ -246,7 +246,11 @@ def measure_fp16(subject: Subject, progress: StageProgress) -> Fp16Result:
 
 
 def _measure(
-    encoder: Encoder, name: str, inputs: Inputs, graph: sessions.Graph, rounded: "RoundedGraph"
+    encoder: Encoder | ModuleEncoder,
+    name: str,
+    inputs: Inputs,
+    graph: sessions.Graph,
+    rounded: "RoundedGraph",
 ) -> Fp16Measurement:
     live = inputs.attention_mask == 1
     expected = run_fp32(encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]

@@ -99,24 +99,24 @@ def wrap_module(
         max_tokens: Maximum input length in tokens.
         pad_token_id: Token id for padding.
         is_causal: Whether tokens only attend to themselves and preceding tokens.
-        embeddings: Name of the submodule that returns token embeddings. By default, the `nn.Embedding` that is
-            called with the token ids.
+        embeddings: Name of the submodule that returns token embeddings. By default, the `nn.Embedding` that
+            is called with the token ids.
 
     Raises:
         ConfigError: The module fails, its results do not have these shapes, or there are no embeddings.
     """
     length = min(3, max_tokens)
     input_ids = torch.arange(2 * length).reshape(2, length) % vocab_size
-    tables = {each: name for name, each in module.named_modules() if isinstance(each, nn.Embedding)}
-    with _calls_of(list(tables)) as calls:
+    names = {each: name for name, each in module.named_modules()}
+    with _calls_of([each for each in names if isinstance(each, nn.Embedding)]) as calls:
         hidden_states, weights = _results(module, input_ids)
-    if embeddings is None:
-        found = (table for table, arguments, _ in calls if arguments and arguments[0] is input_ids)
-        embeddings = next((tables[table] for table in found if isinstance(table, nn.Embedding)), None)
-    if embeddings is None:
+    found = (names[each] for each, arguments, _ in calls if torch.equal(arguments[0], input_ids))
+    embeddings = next(found, None) if embeddings is None else embeddings
+    if embeddings is None or embeddings not in names.values():
+        problem = "calls no nn.Embedding with input_ids" if embeddings is None else f"has no {embeddings!r}"
         raise ConfigError(
-            f"{type(module).__name__} calls no nn.Embedding with input_ids: pass embeddings=NAME, the submodule "
-            "that returns token embeddings (see named_modules())"
+            f"{type(module).__name__} {problem}: pass embeddings=NAME, the name in named_modules() of the "
+            "submodule that returns token embeddings"
         )
     hidden_size = hidden_states.shape[-1]
     config = EncoderConfig.from_dict(
@@ -156,14 +156,14 @@ def _results(module: nn.Module, input_ids: Tensor) -> tuple[Tensor, tuple[Tensor
         )
     if not (isinstance(weights, (list, tuple)) and weights):
         raise ConfigError(
-            f"{expected} two results, the second of which is a list with the attention weights of each layer, "
-            f"not {_shape(weights)}"
+            f"{expected} two results, the second a list with the attention weights of each layer, not "
+            f"{_shape(weights)}"
         )
     for layer, each in enumerate(weights):
         if not (isinstance(each, Tensor) and each.ndim == _WEIGHT_AXES and each.shape[2:] == shape[1:] * 2):
             raise ConfigError(
-                f"{expected} attention weights (batch, heads, tokens, tokens), but those of layer {layer} are "
-                f"{_shape(each)}. For nn.MultiheadAttention, use need_weights=True and average_attn_weights=False"
+                f"{expected} attention weights (batch, heads, tokens, tokens), but those of layer {layer} "
+                f"are {_shape(each)}. Call nn.MultiheadAttention with average_attn_weights=False"
             )
     return hidden_states, tuple(weights)
 

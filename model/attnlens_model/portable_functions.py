@@ -1,8 +1,8 @@
 """Functions of PyTorch that users call in attention, rewritten for portable ONNX graphs.
 
-PyTorch merges the batch and the heads into one axis in `nn.MultiheadAttention` and `einsum`, and computes shapes
-in the graph of `scaled_dot_product_attention`. Most runtimes need constant targets of Reshape, and contributions
-need an axis of heads.
+PyTorch merges the batch and the heads into one axis in `nn.MultiheadAttention` and `einsum`, and computes
+shapes in the graph of `scaled_dot_product_attention`. Most runtimes need constant targets of Reshape, and
+contributions need an axis of heads.
 
 B batch, T tokens, D hidden size, H heads, K head size.
 """
@@ -87,13 +87,14 @@ def _multi_head_attention(
 ) -> tuple[Tensor, Tensor | None] | None:
     """Compute `F.multi_head_attention_forward` for self-attention, whose inputs are (T, B, D)."""
     del embed_dim_to_check, is_causal
-    is_self_attention = query is key and key is value and in_proj_weight is not None
-    if not is_self_attention or bias_k is not None or bias_v is not None or add_zero_attn or training:
+    if in_proj_weight is None or not query is key is value:
+        return None
+    if bias_k is not None or bias_v is not None or add_zero_attn or training:
         return None
     del dropout_p, options
     hidden_states = query.transpose(0, 1)  # (B, T, D)
     query, key, value = (
-        part.unflatten(-1, (num_heads, -1)).transpose(1, 2)  # (B, H, T, K)
+        part.view(*part.shape[:-1], num_heads, -1).transpose(1, 2)  # (B, H, T, K)
         for part in functional.linear(hidden_states, in_proj_weight, in_proj_bias).chunk(3, dim=-1)
     )
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])

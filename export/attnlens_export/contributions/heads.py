@@ -18,7 +18,6 @@ from attnlens_export.graph.names import (
     BATCH_AXIS,
     HEAD_CONTRIBUTIONS,
     HEAD_GATES,
-    LENGTH_AXIS,
     inner_name,
     output_name,
 )
@@ -27,11 +26,12 @@ from attnlens_model import ATTENTION_WEIGHTS, AttentionConfig, EncoderConfig, So
 # The output projection, which has this name in every mechanism of attnlens.
 _PROJECTION = ".attention.output.weight.T"
 _VALUES = "layers.{layer}.attention.value.weight.T"
-# Operators that only change the shape of attention weights or merge the batch and the heads.
+# Operators that only change the shape of attention weights.
 _RESHAPING = ("Identity", "Reshape", "Squeeze", "Unsqueeze")
 # Operators that concatenate the heads.
 _CONCATENATION = ("Transpose", "Reshape")
 _GATED = "gated_"
+_CONCATENATED_AXES = 3
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,16 @@ class GatedHeads:
     """Names of values of the gated heads of one layer.
 
     Attributes:
-        before: Head outputs: (B, T, H * O). Those of a user's module are (B, H, T, O) or (B * H, T, O).
+        before: Head outputs: (B, T, H * O). Those of a user's module are (B, H, T, O).
         after: Head outputs multiplied by the gates.
         members: Constant, (max H, H * O) or (max H, H): 1 if a component belongs to a head, else 0.
         axes: Axes over which contributions are summed.
-        num_heads: H.
     """
 
     before: str
     after: str
     members: str
     axes: tuple[int, ...]
-    num_heads: int
 
 
 def add_gates(writer: GraphWriter, config: EncoderConfig) -> tuple[GatedHeads, ...]:
@@ -147,22 +145,22 @@ def _products_with_weights(graph: onnx.GraphProto, layer: int) -> str:
 
 def _gate(writer: GraphWriter, value: str, layer: int, num_heads: int, max_heads: int) -> GatedHeads:
     shape = writer.shape(value)
-    is_concatenated = shape[:2] == (BATCH_AXIS, LENGTH_AXIS)
-    has_heads = shape[:2] == (BATCH_AXIS, num_heads)
+    is_concatenated = len(shape) == _CONCATENATED_AXES
+    if not is_concatenated and shape[:2] != (BATCH_AXIS, num_heads):
+        raise GraphError(
+            f"no contributions: the product of attention weights and values of layer {layer} has the shape "
+            f"{shape} instead of (batch, heads, tokens, size)"
+        )
     width = int(shape[-1]) if is_concatenated else num_heads
     head_indices = np.arange(width) // (width // num_heads)
     members = writer.constant(
         (np.arange(max_heads)[:, None] == head_indices).astype(np.float32)
     )  # (max_heads, H * O) or (max_heads, H)
-    axes = tuple(axis for axis in range(1, len(shape)) if axis != (2 if is_concatenated else 1 if has_heads else 0))
+    axes = (1,) if is_concatenated else (2, 3)
     of_layer = writer.add("Gather", HEAD_GATES, writer.constant(np.array(layer, dtype=np.int64)), axis=1)
-    gates = writer.add("MatMul", of_layer, members)
-    if is_concatenated or has_heads:
-        gates = writer.add("Unsqueeze", gates, writer.constant(axes))
-    else:
-        gates = writer.add("Reshape", gates, writer.constant([-1, 1, 1]))
+    gates = writer.add("Unsqueeze", writer.add("MatMul", of_layer, members), writer.constant(axes))
     after = writer.add("Mul", value, gates, name=f"{_GATED}{layer}", shape=shape)
-    return GatedHeads(value, after, members, axes, num_heads)
+    return GatedHeads(value, after, members, axes)
 
 
 def limit_to_sweep(model: onnx.ModelProto) -> None:
@@ -182,9 +180,7 @@ def add_contributions(writer: GraphWriter, gated: Sequence[GatedHeads], gradient
     rows = []
     for heads, gradient in zip(gated, gradients, strict=True):
         product = writer.add("Mul", gradient, heads.before, shape=writer.shape(heads.before))
-        summed = writer.sum(product, heads.axes)  # (B, H * O), (B, H) or (B * H,)
-        if len(writer.shape(summed)) == 1:
-            summed = writer.reshape(summed, [-1, heads.num_heads], (BATCH_AXIS, heads.num_heads))
+        summed = writer.sum(product, heads.axes)  # (B, H * O) or (B, H)
         row = writer.add("MatMul", summed, writer.add("Transpose", heads.members, perm=[1, 0]))
         rows.append(writer.add("Unsqueeze", row, writer.constant([1])))
     if len(rows) == 1:

@@ -10,16 +10,21 @@ import torch
 from attnlens_export.errors import GraphError
 from attnlens_export.graph.read import read_structure, read_weight
 from attnlens_export.graph.simplify import TRANSPOSED_SUFFIX
-from attnlens_model import Encoder, EncoderConfig
+from attnlens_model import Encoder, EncoderConfig, ModuleEncoder
 
 
-def compare_weights(path: Path, encoder: Encoder, name: str) -> None:
+def compare_weights(path: Path, encoder: Encoder | ModuleEncoder, name: str) -> None:
     """Compare the weights of a graph with the parameters of the reference, bit for bit.
 
     Raises:
         GraphError: A parameter differs, is missing, or has a different shape.
     """
     parameters = encoder.state_dict()
+    if isinstance(encoder, ModuleEncoder):
+        # It may have parameters that only its training uses.
+        tensors = read_structure(path).graph.initializer
+        stored = {tensor.name.removesuffix(TRANSPOSED_SUFFIX) for tensor in tensors}
+        parameters = {each: value for each, value in parameters.items() if each in stored}
     for parameter, array in _parameter_arrays(path, parameters):
         found, expected = torch.from_numpy(array), parameters[parameter]
         if not torch.equal(found, expected):
@@ -30,7 +35,7 @@ def compare_weights(path: Path, encoder: Encoder, name: str) -> None:
             )
 
 
-def compare_tables(path: Path, encoder: Encoder) -> int:
+def compare_tables(path: Path, encoder: Encoder | ModuleEncoder) -> int:
     """Compare the buffers of a graph, such as rotary cosines, with those of the encoder, bit for bit.
 
     Returns:

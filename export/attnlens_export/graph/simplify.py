@@ -4,13 +4,14 @@ The steps, in order (docs/bundle.md shows the result):
 
 1. Replace each `Transpose` of a weight by the transposed weight, named `<parameter>.T`.
 2. Fold constants and shape arithmetic.
-3. Replace each `Split` by slices. Give each `Reshape` a constant target such as `[0, 0, heads, width]`, where 0 keeps the length of an axis.
+3. Give each `Reshape` a constant target such as `[0, 0, heads, width]`, where 0 keeps the length of an axis.
    This removes all shape arithmetic from the layers. Remove the attribute `allowzero`, which changes the
    meaning of 0 and which some runtimes do not support.
-4. Split each `Transpose` before a matrix product that both moves rows and swaps the last two axes. Runtimes
+4. Replace each `Split` by slices, which the backward sweep supports.
+5. Split each `Transpose` before a matrix product that both moves rows and swaps the last two axes. Runtimes
    fuse the swap into the product and copy whole rows for the rest, which is faster.
-5. Merge equal constants. Equal parameters are kept, because `attnlens check` finds them by name.
-6. Remove metadata, doc strings and shapes of inner values, which contain paths of the exporting machine.
+6. Merge equal constants. Equal parameters are kept, because `attnlens check` finds them by name.
+7. Remove metadata, doc strings and shapes of inner values, which contain paths of the exporting machine.
 """
 
 from collections.abc import Collection, Sequence
@@ -150,13 +151,13 @@ def constant_target(source: Sequence[object], result: Sequence[object]) -> list[
 
 
 def replace_split(graph: ir.Graph, node: ir.Node) -> None:
-    """Replace a Split by one Slice per part, which the backward sweep supports.
+    """Replace a Split by one Slice per part.
 
     Raises:
         GraphError: The length of a part is not constant.
     """
-    (source, *_sizes), axis = node.inputs, node.attributes["axis"].as_int() if "axis" in node.attributes else 0
-    start = 0
+    source, start = node.inputs[0], 0
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
     for part in node.outputs:
         size = None if part.shape is None else part.shape[axis]
         if not isinstance(size, int):

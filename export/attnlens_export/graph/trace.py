@@ -38,7 +38,7 @@ from attnlens_export.graph.names import (
     output_names,
 )
 from attnlens_export.graph.simplify import CONSTANT_PREFIX, MAX_FP16, Shape, simplify
-from attnlens_model import Encoder, EncoderConfig
+from attnlens_model import Encoder, EncoderConfig, ModuleEncoder
 
 OPSET = 17
 # Any batch and length above 1 that fits the position embeddings. torch.export treats a length of 1 as
@@ -76,7 +76,7 @@ class TracedGraph:
 class _AllOutputs(nn.Module):
     """Wrapper that returns all outputs of the encoder as a flat tuple of tensors."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder | ModuleEncoder) -> None:
         super().__init__()
         self.encoder = encoder
 
@@ -93,7 +93,7 @@ class _AllOutputs(nn.Module):
         return (output.last_hidden_state, *of_layers, output.embedded)
 
 
-def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
+def trace(encoder: Encoder | ModuleEncoder, config: EncoderConfig) -> TracedGraph:
     """Trace the encoder with dynamic batch size and length.
 
     Args:
@@ -251,7 +251,8 @@ def _restore_parameter_names(graph: ir.Graph) -> set[str]:
 def _limit_constants(weights: dict[str, npt.NDArray[np.generic]]) -> None:
     """Limit constants to the fp16 range.
 
-    Users mask scores with -inf or the smallest fp32 number. The softmax is 0 at the smallest fp16 number, too.
+    Users mask scores with -inf or the smallest fp32 number. The softmax is also 0 at the smallest fp16
+    number.
     """
     for name, array in weights.items():
         if name.startswith(CONSTANT_PREFIX) and array.dtype == np.float32:

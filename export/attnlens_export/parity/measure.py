@@ -41,7 +41,7 @@ from attnlens_export.parity.reference import (
 from attnlens_export.parity.sessions import Graph, RunnableGraph
 from attnlens_export.progress import StageProgress, report_each
 from attnlens_export.results import CheckResult, Figure, FigureSet, max_or_nan
-from attnlens_model import AttentionOutput, Encoder, EncoderConfig
+from attnlens_model import AttentionOutput, Encoder, EncoderConfig, ModuleEncoder
 from attnlens_runtimes import RuntimeFailureError
 
 LayerOutputs = Mapping[str, tuple[int, AttentionOutput]]
@@ -63,7 +63,7 @@ class Subject:
     """
 
     directory: Path
-    encoder: Encoder
+    encoder: Encoder | ModuleEncoder
     config: EncoderConfig
     reference_name: str
     cases: Sequence[Case]

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from attnlens_export.graph.names import HIDDEN_OUTPUT, output_name
 from attnlens_export.parity.grid import SEED, Case, Inputs, make_inputs
-from attnlens_model import Encoder, EncoderConfig, EncoderOutput, OutputRole
+from attnlens_model import Encoder, EncoderConfig, EncoderOutput, ModuleEncoder, OutputRole
 from attnlens_model.attention.mechanism import ChoosingModule
 
 TOLERANCE = 1e-5
@@ -55,7 +55,7 @@ def allowed_error(torch_max_abs_error_float64: float) -> float:
 
 
 @torch.inference_mode()
-def run_fp32(encoder: Encoder, inputs: Inputs, with_attentions: bool) -> Tensors:
+def run_fp32(encoder: Encoder | ModuleEncoder, inputs: Inputs, with_attentions: bool) -> Tensors:
     """Return the hidden states (B, T, D) and, if requested, the attention outputs of all layers."""
     with _limit_threads(inputs):
         output: EncoderOutput = encoder(**_to_tensors(inputs), output_attentions=with_attentions)
@@ -67,7 +67,9 @@ def run_fp32(encoder: Encoder, inputs: Inputs, with_attentions: bool) -> Tensors
     return {HIDDEN_OUTPUT: output.last_hidden_state.numpy()} | layers
 
 
-def run_float64(encoder: Encoder, inputs: Inputs, each_output: LayerOutputCallback) -> FloatArray:
+def run_float64(
+    encoder: Encoder | ModuleEncoder, inputs: Inputs, each_output: LayerOutputCallback
+) -> FloatArray:
     """Return the hidden states in float64, and pass each attention output to `each_output`."""
     layers = itertools.count()
 
@@ -117,7 +119,7 @@ def _to_float64(value: Any) -> Any:  # noqa: ANN401 - any argument of an operati
 
 
 @contextmanager
-def _exact_tables(encoder: Encoder) -> Iterator[None]:
+def _exact_tables(encoder: Encoder | ModuleEncoder) -> Iterator[None]:
     """Recompute tables such as rotary angles in float64 while the context is active.
 
     Modules with tables and without parameters compute them when they are cast. Casting only the values would
@@ -158,7 +160,9 @@ def _limit_threads(inputs: Inputs) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def make_clear_inputs(case: Case, config: EncoderConfig, encoder: Encoder, seed: int = SEED) -> Inputs:
+def make_clear_inputs(
+    case: Case, config: EncoderConfig, encoder: Encoder | ModuleEncoder, seed: int = SEED
+) -> Inputs:
     """Draw the inputs of a case like `make_inputs`, but redraw texts in which a choice is nearly a tie.
 
     An encoder may choose, such as the heads that a token uses. If two scores are nearly equal, another
@@ -180,7 +184,7 @@ def make_clear_inputs(case: Case, config: EncoderConfig, encoder: Encoder, seed:
     return inputs
 
 
-def smallest_margins(encoder: Encoder, inputs: Inputs) -> npt.NDArray[np.float64]:
+def smallest_margins(encoder: Encoder | ModuleEncoder, inputs: Inputs) -> npt.NDArray[np.float64]:
     """Return the smallest margin of a choice for any token of each text, (B,). Infinite without tokens."""
     live = inputs.attention_mask == 1
     smallest = np.full(len(live), np.inf)

@@ -10,12 +10,12 @@ from attnlens_model.errors import ConfigError
 # Operators of torch.onnx for common modules. Most of them run in every runtime of docs/runtimes.md.
 _OPERATORS = frozenset(
     {
-        "Abs", "And", "BatchNormalization", "Ceil", "Clip", "Concat", "ConstantOfShape", "Conv", "Cos", "CumSum",
-        "Einsum", "Elu", "Equal", "Exp", "Expand", "Floor", "GatherElements", "Greater", "GreaterOrEqual",
-        "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax", "Max", "Min", "Mod", "Neg",
-        "Not", "Or", "Pad", "Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMean", "ReduceMin",
-        "ReduceSum", "Relu", "Shape", "Sigmoid", "Sign", "Sin", "Softplus", "Split", "Sqrt", "Squeeze",
-        "Sum", "Tile", "Trilu", "Where",
+        "Abs", "And", "BatchNormalization", "Ceil", "Clip", "Concat", "ConstantOfShape", "Conv", "Cos",
+        "CumSum", "Einsum", "Elu", "Equal", "Exp", "Expand", "Floor", "GatherElements", "Greater",
+        "GreaterOrEqual", "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax", "Max", "Min",
+        "Mod", "Neg", "Not", "Or", "Pad", "Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMean",
+        "ReduceMin", "ReduceSum", "Relu", "Shape", "Sigmoid", "Sign", "Sin", "Softplus", "Split", "Sqrt",
+        "Squeeze", "Sum", "Tile", "Trilu", "Where",
     }
 )  # fmt: skip
 

@@ -130,7 +130,7 @@ def test_export_with_a_mistake_in_the_traced_encoder_is_rejected(
     (source / "config.json").write_text(json.dumps(config.to_hugging_face()), encoding="utf-8")
     save_file(encoder.state_dict(), source / "model.safetensors")
 
-    def tracer(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
+    def tracer(encoder: Encoder | ModuleEncoder, config: EncoderConfig) -> TracedGraph:
         with mistake.made() as calls:
             graph = trace(encoder, config)
         assert calls
