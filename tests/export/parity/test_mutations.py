@@ -22,7 +22,7 @@ from attnlens_export.parity import measure as parity
 from attnlens_export.parity.grid import Case, Inputs, default_grid, small_grid
 from attnlens_export.parity.measure import ParityResult, Subject, measure_parity, worst
 from attnlens_export.parity.reference import Tensors, run_fp32
-from attnlens_model import Encoder, EncoderConfig, new_encoder
+from attnlens_model import Encoder, EncoderConfig, ModuleEncoder, new_encoder
 from configs import changed, small_config
 
 MADE = [pytest.param(kind, each, id=f"{kind}: {each}") for kind in MISTAKES for each in MISTAKES[kind]]
