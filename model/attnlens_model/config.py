@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 
 from attnlens_model.attention.kinds import ATTENTION_KINDS
 from attnlens_model.attention.mechanism import AttentionConfig, AttentionOutput, EncoderSizes
+from attnlens_model.attention.own_module import OWN_MODULE, OwnModuleAttentionConfig
 from attnlens_model.config_part import ConfigPart, flat, nested
 from attnlens_model.convolution import ConvolutionConfig
 from attnlens_model.embeddings import EmbeddingsConfig, PositionsConfig
@@ -187,7 +188,7 @@ class EncoderConfig(ConfigPart):
                 f'add, for example, "model_type": "bert" (one of {known}), or use the keys of '
                 "docs/configuration.md"
             )
-        return cls.read(values, {AttentionConfig: ATTENTION_KINDS})
+        return cls.read(values, {AttentionConfig: {**ATTENTION_KINDS, OWN_MODULE: OwnModuleAttentionConfig}})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -208,7 +209,7 @@ class EncoderConfig(ConfigPart):
     @property
     def has_own_module(self) -> bool:
         """Whether this describes a module that the user has written, see `ModuleEncoder`."""
-        return any(attention.kind == "own_module" for attention in self.layer_attentions)
+        return any(attention.kind == OWN_MODULE for attention in self.layer_attentions)
 
     def to_json(self) -> str:
         """Return the configuration as JSON text with our own keys."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlens_model.attention.mechanism import ATTENTION_WEIGHTS, Outputs
+from attnlens_model.attention.own_module import OWN_MODULE
 from attnlens_model.config import EncoderConfig
 from attnlens_model.encoder import EncoderOutput
 from attnlens_model.errors import ConfigError
@@ -127,7 +128,7 @@ def wrap_module(
             "is_causal": is_causal,
             "embeddings": {"vocab_size": vocab_size, "pad_token_id": pad_token_id, "type_vocab_size": 0},
             "positions": {"max_position_embeddings": max_tokens},
-            "attention": [{"kind": "own_module", "num_heads": each.shape[1]} for each in weights],
+            "attention": [{"kind": OWN_MODULE, "num_heads": each.shape[1]} for each in weights],
             "feed_forward": {"intermediate_size": 4 * hidden_size},
         }
     )

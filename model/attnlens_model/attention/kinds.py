@@ -7,7 +7,6 @@ from attnlens_model.attention.longformer import LongformerAttentionConfig
 from attnlens_model.attention.mechanism import AttentionConfig
 from attnlens_model.attention.mixture import MixtureAttentionConfig
 from attnlens_model.attention.overlapping import OverlappingAttentionConfig
-from attnlens_model.attention.own_module import OwnModuleAttentionConfig
 from attnlens_model.attention.softmax import SoftmaxAttentionConfig
 
 ATTENTION_KINDS: dict[str, type[AttentionConfig]] = {
@@ -18,5 +17,4 @@ ATTENTION_KINDS: dict[str, type[AttentionConfig]] = {
     "overlapping": OverlappingAttentionConfig,
     "mixture": MixtureAttentionConfig,
     "composed": ComposedAttentionConfig,
-    "own_module": OwnModuleAttentionConfig,
 }

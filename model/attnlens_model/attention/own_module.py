@@ -20,6 +20,10 @@ _OPERATORS = frozenset(
 )  # fmt: skip
 
 
+OWN_MODULE = "own_module"
+"""Attention kind in the configuration of a user's module. It is not a mechanism that a user can select."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OwnModuleAttentionConfig(AttentionConfig):
     """Describes the attention of a module that the user has written, see `attnlens_export.export_module`."""

@@ -1,0 +1,92 @@
+"""Portable forms of PyTorch functions, compared with the functions."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attnlens_model.portable_functions import PortableFunctions
+
+BATCH_SIZE, NUM_TOKENS, HIDDEN_SIZE, NUM_HEADS = 2, 5, 12, 3
+PADDING = torch.arange(NUM_TOKENS)[None] >= torch.tensor([[5], [3]])  # (B, T), True for padding
+LATER = torch.ones(NUM_TOKENS, NUM_TOKENS, dtype=torch.bool).triu(1)  # (T, T), True for later tokens
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"average_attn_weights": False},
+        {"need_weights": False},
+        {"key_padding_mask": PADDING},
+        {"key_padding_mask": PADDING.float() * -9},
+        {"attn_mask": LATER},
+        {"attn_mask": random(NUM_TOKENS, NUM_TOKENS)},
+        {"attn_mask": LATER, "key_padding_mask": PADDING},
+    ],
+    ids=["plain", "each head", "no weights", "padding", "added", "causal", "added to pairs", "both"],
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_multihead_attention(options: dict[str, Any], bias: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(HIDDEN_SIZE, NUM_HEADS, bias=bias, batch_first=True).eval()
+    states = random(BATCH_SIZE, NUM_TOKENS, HIDDEN_SIZE)
+    expected = layer(states, states, states, **options)
+    with PortableFunctions():
+        result = layer(states, states, states, **options)
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True},
+        {"attn_mask": ~LATER},
+        {"attn_mask": random(NUM_TOKENS, NUM_TOKENS)},
+        {"scale": 3.0},
+    ],
+    ids=["plain", "causal", "mask", "added", "scale"],
+)
+def test_scaled_dot_product_attention(options: dict[str, Any]) -> None:
+    query, key, value = random(3, BATCH_SIZE, NUM_HEADS, NUM_TOKENS, 4)
+    expected = functional.scaled_dot_product_attention(query, key, value, **options)
+    with PortableFunctions():
+        result = functional.scaled_dot_product_attention(query, key, value, **options)
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("bqhd,bkhd->bhqk", [(2, 5, 3, 4), (2, 6, 3, 4)]),
+        ("bhqk,bkhd->bqhd", [(2, 3, 5, 6), (2, 6, 3, 4)]),
+        ("qhd, khd -> hqk", [(5, 3, 4), (6, 3, 4)]),
+        ("td,de->te", [(5, 3), (3, 4)]),
+        ("btd,dhk->bthk", [(2, 5, 3), (3, 2, 4)]),
+        ("bqd,bkd", [(2, 5, 3), (2, 6, 3)]),
+        ("bii->bi", [(2, 3, 3)]),
+    ],
+)
+def test_einsum(equation: str, shapes: list[tuple[int, ...]]) -> None:
+    factors = [random(*shape) for shape in shapes]
+    expected = torch.einsum(equation, *factors)
+    with PortableFunctions():
+        result = torch.einsum(equation, *factors)
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=0)
+
+
+def test_other_arguments_use_the_function_itself() -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(HIDDEN_SIZE, NUM_HEADS, add_bias_kv=True).eval()
+    states, others = random(NUM_TOKENS, BATCH_SIZE, HIDDEN_SIZE), random(NUM_TOKENS, BATCH_SIZE, HIDDEN_SIZE)
+    expected = layer(states, others, others)
+    with PortableFunctions():
+        result = layer(states, others, others)
+    torch.testing.assert_close(result, expected)

@@ -1,0 +1,139 @@
+"""Encoders written in different styles, for `export_module`.
+
+B batch, T tokens, D hidden size, H heads, K head size.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+VOCAB_SIZE, HIDDEN_SIZE, NUM_HEADS, NUM_LAYERS, MAX_TOKENS = 50, 16, 4, 2, 20
+Result = tuple[Tensor, list[Tensor]]
+
+
+class Base(nn.Module):
+    """Token and position embeddings, and a head that only training uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCAB_SIZE, HIDDEN_SIZE)
+        self.positions = nn.Embedding(MAX_TOKENS, HIDDEN_SIZE)
+        self.norms = nn.ModuleList(nn.LayerNorm(HIDDEN_SIZE) for _ in range(NUM_LAYERS))
+        self.head = nn.Linear(HIDDEN_SIZE, VOCAB_SIZE)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        result: Tensor = self.tokens(input_ids) + self.positions(torch.arange(input_ids.shape[1]))
+        return result
+
+
+class WithMultiheadAttention(Base):
+    """`nn.MultiheadAttention` with a feed-forward network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attentions = nn.ModuleList(
+            nn.MultiheadAttention(HIDDEN_SIZE, NUM_HEADS, dropout=0.1, batch_first=True)
+            for _ in range(NUM_LAYERS)
+        )
+        self.networks = nn.ModuleList(
+            nn.Sequential(nn.Linear(HIDDEN_SIZE, 32), nn.GELU(), nn.Linear(32, HIDDEN_SIZE))
+            for _ in range(NUM_LAYERS)
+        )
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Result:
+        states, all_weights = self.embed(input_ids), []
+        for attention, network, norm in zip(self.attentions, self.networks, self.norms, strict=True):
+            normed = norm(states)
+            output, weights = attention(
+                normed, normed, normed, key_padding_mask=attention_mask == 0, average_attn_weights=False
+            )
+            states = states + output
+            states = states + network(norm(states))
+            all_weights.append(weights)
+        return states, all_weights
+
+
+class Projected(Base):
+    """One projection for queries, keys and values."""
+
+    mask: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projections = nn.ModuleList(nn.Linear(HIDDEN_SIZE, 3 * HIDDEN_SIZE) for _ in range(NUM_LAYERS))
+        self.outputs = nn.ModuleList(nn.Linear(HIDDEN_SIZE, HIDDEN_SIZE) for _ in range(NUM_LAYERS))
+        mask = torch.ones(MAX_TOKENS, MAX_TOKENS).tril()
+        self.register_buffer("mask", mask.view(1, 1, MAX_TOKENS, MAX_TOKENS))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Result:
+        states, all_weights = self.embed(input_ids), []
+        for projection, output, norm in zip(self.projections, self.outputs, self.norms, strict=True):
+            heads, weights = self.attend(projection(norm(states)), attention_mask)
+            states = states + output(heads)
+            all_weights.append(weights)
+        return states, all_weights
+
+    def attend(self, projected: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Map projections (B, T, 3D) to concatenated heads (B, T, D) and weights (B, H, T, T)."""
+        raise NotImplementedError
+
+
+class WithEinsum(Projected):
+    """Products by `einsum`, and the smallest number as the mask."""
+
+    def attend(self, projected: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        batch_size, num_tokens, _ = projected.shape
+        query, key, value = projected.view(batch_size, num_tokens, 3, NUM_HEADS, -1).unbind(2)
+        scores = torch.einsum("bqhd,bkhd->bhqk", query, key) / math.sqrt(query.shape[-1])
+        mask = attention_mask[:, None, None, :] == 0
+        weights = scores.masked_fill(mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
+        heads = torch.einsum("bhqk,bkhd->bqhd", weights, value)
+        return heads.reshape(batch_size, num_tokens, HIDDEN_SIZE), weights
+
+
+class WithCausalBuffer(Projected):
+    """A causal mask in a buffer, as in decoders for generation. Padding is not masked."""
+
+    def attend(self, projected: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        del attention_mask
+        batch_size, num_tokens, _ = projected.shape
+        query, key, value = (
+            part.view(batch_size, num_tokens, NUM_HEADS, -1).transpose(1, 2)
+            for part in projected.split(HIDDEN_SIZE, dim=2)  # type: ignore[no-untyped-call]
+        )
+        scores = (query @ key.transpose(-2, -1)) * (1.0 / math.sqrt(key.size(-1)))
+        scores = scores.masked_fill(self.mask[:, :, :num_tokens, :num_tokens] == 0, float("-inf"))
+        weights = scores.softmax(dim=-1)
+        return (weights @ value).transpose(1, 2).contiguous().view_as(projected[..., :HIDDEN_SIZE]), weights
+
+
+class WithFusedAttention(Projected):
+    """`scaled_dot_product_attention`, and the weights computed a second time."""
+
+    def attend(self, projected: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        query, key, value = (
+            part.view(*part.shape[:2], NUM_HEADS, -1).transpose(1, 2) for part in projected.chunk(3, dim=-1)
+        )
+        mask = attention_mask[:, None, None, :].bool()
+        heads = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        scores = query @ key.mT / math.sqrt(query.shape[-1])
+        weights = (scores + (1 - mask.float()) * -1e9).softmax(dim=-1)
+        return heads.transpose(1, 2).flatten(2), weights
+
+
+class WithPaddingLeak(WithEinsum):
+    """The mask is not used."""
+
+    def attend(self, projected: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        return super().attend(projected, torch.ones_like(attention_mask))
+
+
+def create(kind: type[nn.Module]) -> nn.Module:
+    """Return a module in eval mode with weights that are large enough to show mistakes."""
+    torch.manual_seed(0)
+    module = kind().eval()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return module
