@@ -89,13 +89,13 @@ def _read_list(directory: Path | None) -> list[Module]:
 
 def _refusal(kind: str, *, has_pooling: bool) -> str:
     if kind in _AFTER_POOLING or kind == "Pooling":
-        what = f"this checkpoint has a {kind} module " + (
+        what = f"this checkpoint has the module {kind} " + (
             "where bundles do not support it (they support one Pooling, then Dense and Normalize)"
             if has_pooling
             else "for token vectors, without pooling, but bundles apply it only to pooled vectors"
         )
     else:
-        what = f"this checkpoint has a {kind} module, which bundles do not support"
+        what = f"this checkpoint has the module {kind}, which bundles do not support"
     return f"{what}. --skip-module {kind} omits it, which changes the embeddings"
 
 

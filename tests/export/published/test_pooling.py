@@ -111,10 +111,10 @@ def test_number_of_components_that_is_none_is_rejected(stated: object, source: P
 def test_module_that_a_bundle_cannot_apply_is_named_and_can_be_skipped(kind: str, source: Path) -> None:
     write_modules(source, {"pooling_mode": "cls"}, kind, "Normalize")
     with pytest.raises(
-        SourceError, match=f"has a {kind} module, which bundles do not support. --skip-module {kind} omits"
+        SourceError, match=f"has the module {kind}, which bundles do not support. --skip-module {kind} omits"
     ):
         read_pooling(source, 48)
-    with pytest.raises(SourceError, match=f"has a {kind} module"):
+    with pytest.raises(SourceError, match=f"has the module {kind}"):
         read_pooling(source, 48, "cls")
     assert read_pooling(source, 48, skipped=[kind]) == PoolingDefaults(pooling=CLS, normalize=True)
 
@@ -122,7 +122,7 @@ def test_module_that_a_bundle_cannot_apply_is_named_and_can_be_skipped(kind: str
 def test_class_of_the_checkpoints_own_is_not_taken_for_that_of_the_library(source: Path) -> None:
     entries = [("", "sentence_transformers.models.Transformer"), ("1_Pooling", "custom.Pooling")]
     write(source / "modules.json", [{"path": path, "type": name} for path, name in entries])
-    with pytest.raises(SourceError, match=r"has a custom\.Pooling module, which bundles"):
+    with pytest.raises(SourceError, match=r"has the module custom\.Pooling, which bundles"):
         read_pooling(source, 48)
     assert read_pooling(source, 48, "max", skipped=["custom.Pooling"]).pooling == MAX
 
@@ -139,10 +139,10 @@ def test_only_existing_modules_except_pooling_can_be_skipped(kind: str, source: 
     [
         (
             ["Dense", "Pooling"],
-            "has a Dense module where bundles do not support it .they support one Pooling",
+            "has the module Dense where bundles do not support it .they support one Pooling",
         ),
-        (["Pooling", "Pooling"], "has a Pooling module where bundles do not support it"),
-        (["Dense"], "has a Dense module for token vectors, without pooling"),
+        (["Pooling", "Pooling"], "has the module Pooling where bundles do not support it"),
+        (["Dense"], "has the module Dense for token vectors, without pooling"),
     ],
 )
 def test_modules_in_another_order_are_rejected(kinds: list[str], message: str, source: Path) -> None:
