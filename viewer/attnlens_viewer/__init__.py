@@ -1,7 +1,8 @@
 """Builds a self-contained HTML page with the attention maps and token scores of one or two texts.
 
 `page` defines the content of a page, `encoding` compresses the attention maps, `document` renders the HTML
-file and `notebook` embeds it in a notebook cell. `make viewer` bundles the scripts and styles in `assets`
+file and `notebook` embeds it in a notebook cell. `walkthrough` builds a page that computes attention step by
+step. `make viewer` bundles the scripts and styles in `assets`
 from `viewer/src`.
 """
 

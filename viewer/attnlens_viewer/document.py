@@ -1,4 +1,4 @@
-"""Renders a page as one HTML document that contains its data, attention maps, styles and script.
+"""Renders a page as one HTML document that contains its data, arrays, styles and script.
 
 A content security policy allows only the embedded script and styles, by hash, and no network access.
 Untrusted text is embedded only as JSON, which the script inserts as text content.
@@ -8,6 +8,7 @@ import base64
 import hashlib
 import html
 import json
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 
@@ -30,9 +31,9 @@ _DOCUMENT = """<!doctype html>
 </head>
 <body>
 <main id="attnlens"></main>
-<noscript>This page draws attention maps with its own script: allow scripts to see it.</noscript>
+<noscript>This page draws attention with its own script: allow scripts to see it.</noscript>
 <script type="application/json" id="attnlens-data">{data}</script>
-{maps}
+{arrays}
 <script>{script}</script>
 </body>
 </html>
@@ -62,19 +63,32 @@ def html_of(page: Page, *, small: bool = False, max_bytes: int = MAX_PAGE_BYTES)
             f"the page exceeds {max_bytes:,} bytes even with only the {SMALL_ROW} largest weights of each "
             "row. Shorten the text or show fewer layers."
         )
-    style, script = asset("page.css"), asset("page.js")
+    names = {f"maps-{text}-{layer}": content for (text, layer), content in maps.items()}
+    return document(page.title, page_json(page, kept=kept, reason=reason), names, assets="page")
+
+
+def document(title: str, data: dict[str, object], arrays: Mapping[str, bytes], *, assets: str) -> str:
+    """Render an HTML document with JSON data and binary arrays by name.
+
+    Args:
+        title: Document title.
+        data: Data of the page, with JSON types.
+        arrays: Content of each element `attnlens-NAME`, which is stored in base64.
+        assets: File name of the style and the script, without suffix.
+    """
+    style, script = asset(f"{assets}.css"), asset(f"{assets}.js")
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
         "base-uri 'none'; form-action 'none'"
     )
     return _DOCUMENT.format(
         policy=policy,
-        title=html.escape(page.title),
+        title=html.escape(title),
         style=style,
-        data=_escape_json(page_json(page, kept=kept, reason=reason)),
-        maps="\n".join(
-            f'<script type="text/plain" id="attnlens-maps-{text}-{layer}">{to_base64(content)}</script>'
-            for (text, layer), content in maps.items()
+        data=_escape_json(data),
+        arrays="\n".join(
+            f'<script type="text/plain" id="attnlens-{name}">{to_base64(content)}</script>'
+            for name, content in arrays.items()
         ),
         script=script,
     )

@@ -42,7 +42,7 @@ def _text(text: ViewedText) -> dict[str, object]:
     heads = text.head_contributions
     return {
         "label": text.label,
-        "tokens": [_token(token) for token in text.tokens],
+        "tokens": [token_json(token) for token in text.tokens],
         "layers": text.num_layers,
         "heads": text.num_heads,
         "scores": [_scores(scores) for scores in text.scores],
@@ -52,7 +52,7 @@ def _text(text: ViewedText) -> dict[str, object]:
     }
 
 
-def _token(token: ViewedToken) -> dict[str, object]:
+def token_json(token: ViewedToken) -> dict[str, object]:
     """Return the fields of a token, omitting default values."""
     fields: dict[str, object] = {"text": token.text, "word": token.word}
     if token.shown != token.text:

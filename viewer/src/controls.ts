@@ -5,7 +5,7 @@ import type { Actions, Frame } from "./state";
 import type { Level } from "./units";
 
 /** A select element with buttons for the previous and next option. */
-class Stepper {
+export class Stepper {
   readonly element: HTMLElement;
   private readonly select = element("select");
 

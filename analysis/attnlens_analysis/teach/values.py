@@ -198,9 +198,9 @@ def trace_head(
     bundle = open_bundle(directory)
     sentence = read_sentence(bundle, text)
     row = sentence.find(token)
-    requested_layer = _resolve_index("layer", layer, bundle.model.num_layers)
+    requested_layer = resolve_index("layer", layer, bundle.model.num_layers)
     hidden = bundle.model.outputs.hidden_state("attention").name
-    graph, names = bundle.graph_path("attention"), _names(bundle, requested_layer)
+    graph, names = bundle.graph_path("attention"), locate_layers(bundle, requested_layer)
     layers, final = compute(graph, names, hidden, sentence.input_ids)
     others, distant = _other_tokens(sentence, row)
     requested_target = None if target is None else sentence.find(target)
@@ -278,7 +278,7 @@ def measure_cost(bundle: Bundle, lengths: Sequence[int]) -> list[tuple[int, floa
     return costs
 
 
-def _names(bundle: Bundle, required: int | None) -> dict[int, LayerNames]:
+def locate_layers(bundle: Bundle, required: int | None) -> dict[int, LayerNames]:
     """Locate the values of each layer that can be decomposed.
 
     Raises:
@@ -349,7 +349,7 @@ def _layer_values(names: LayerNames, arrays: Mapping[str, Array]) -> LayerValues
     )
 
 
-def _resolve_index(kind: str, number: int | None, count: int) -> int | None:
+def resolve_index(kind: str, number: int | None, count: int) -> int | None:
     if number is None:
         return None
     if not -count <= number < count:
@@ -368,7 +368,7 @@ def _select_head(
     best, selected = -1.0, (0, 0)
     for number in layers if layer is None else [layer]:
         weights = layers[number].weights
-        requested = _resolve_index("head", head, len(weights))
+        requested = resolve_index("head", head, len(weights))
         for each in range(len(weights)) if requested is None else [requested]:
             if (highest := float(weights[each, row, list(targets)].max())) > best:
                 best, selected = highest, (number, each)
