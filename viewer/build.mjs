@@ -18,4 +18,4 @@ const options = {
 // HTML pages load plain scripts, notebooks import an ES module.
 await build({ ...options, entryPoints: { page: "src/page.ts", live: "src/live.ts", walkthrough: "src/walkthrough.ts" }, format: "iife" });
 await build({ ...options, entryPoints: { widget: "src/widget.ts" }, format: "esm" });
-await build({ ...options, entryPoints: { page: "src/style/page.css" } });
+await build({ ...options, entryPoints: { page: "src/style/page.css", walkthrough: "src/style/walkthrough.css" } });

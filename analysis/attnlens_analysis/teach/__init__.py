@@ -2,10 +2,11 @@
 
 `graph` locates queries, keys, values and intermediate results in the attention graph, `values` computes them,
 `numbers` contains the arithmetic, and `tokens` handles the text. `lesson` assembles the steps, and `render`
-formats them.
+formats them. `walkthrough` builds an interactive page for all tokens, layers and heads.
 """
 
 from attnlens_analysis.teach.lesson import make_lesson
 from attnlens_analysis.teach.values import HeadTrace, trace_head
+from attnlens_analysis.teach.walkthrough import walkthrough_page
 
-__all__ = ["HeadTrace", "make_lesson", "trace_head"]
+__all__ = ["HeadTrace", "make_lesson", "trace_head", "walkthrough_page"]

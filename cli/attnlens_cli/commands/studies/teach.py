@@ -19,7 +19,8 @@ EPILOG = """\b
 Example:
   attnlens teach bundles/minilm "The animal didn't cross the street because it was too tired." \\
     --token it --layer 3 --head 1
-  attnlens teach bundles/minilm "It rained, so it was wet." --token wet --html wet.html"""
+  attnlens teach bundles/minilm "It rained, so it was wet." --token wet --html wet.html
+  attnlens teach bundles/minilm "It rained, so it was wet." --interactive page.html"""
 
 _COST_LENGTHS = (16, 128, 256, 512)
 _MAX_WIDTH = 100
@@ -30,7 +31,11 @@ _select, _output = in_section("Selection"), in_section("Output")
 @click.command(cls=Command, epilog=EPILOG)
 @bundle_argument
 @click.argument("text", type=TEXT)
-@_select("--token", required=True, metavar="TOKEN|INDEX", help="Token or word to follow, or a token index.")
+@_select(
+    "--token",
+    metavar="TOKEN|INDEX",
+    help="Token or word to follow, or a token index. Optional with --interactive.",
+)
 @_select("--layer", metavar="INDEX", type=int, help="Layer index. Negative indices count from the end.")
 @_select(
     "--head",
@@ -46,11 +51,16 @@ _select, _output = in_section("Selection"), in_section("Output")
 @_output("--cost/--no-cost", default=True, show_default=True, help="Measure the cost of attention by length.")
 @_output("--markdown", metavar="FILE", help="Write the lesson as Markdown (.md).")
 @_output("--html", metavar="FILE", help="Write the lesson as one HTML file with pictures (.html).")
+@_output(
+    "--interactive",
+    metavar="FILE",
+    help="Write one HTML file on which the reader selects token, layer and head (.html).",
+)
 @_output("--npz", metavar="FILE", help="Write q, k, v, scores and weights of the head for NumPy (.npz).")
 def teach(
     directory: Path,
     text: str,
-    token: str,
+    token: str | None,
     layer: int | None,
     head: int | None,
     to: str | None,
@@ -58,6 +68,7 @@ def teach(
     cost: bool,
     markdown: str | None,
     html: str | None,
+    interactive: str | None,
     npz: str | None,
 ) -> None:
     """Follow a token of TEXT through one attention head of the bundle DIR, with the model's numbers.
@@ -77,17 +88,29 @@ def teach(
         )
         if name
     }
+    page = checked_path(interactive, "--interactive", (".html",)) if interactive else None
+    lesson_is_requested = page is None or bool(paths)
+    if token is None and lesson_is_requested:
+        raise click.UsageError("missing option '--token'. It is optional only with --interactive alone.")
+    if not lesson_is_requested and (to or rather_than):
+        raise click.UsageError("--to and --rather-than need --markdown, --html or --npz.")
     from attnlens_analysis.errors import TextError, UnknownHeadError, UnknownTokenError
-    from attnlens_analysis.teach import trace_head
+    from attnlens_analysis.teach import trace_head, walkthrough_page
 
-    lengths = _COST_LENGTHS if cost else ()
     try:
-        trace = trace_head(
-            directory, text, token, layer=layer, head=head, target=to, rival=rather_than, lengths=lengths
-        )
+        if page is not None:
+            content = walkthrough_page(directory, text, token=token, layer=layer, head=head)
+            with replacing(page) as file:
+                file.write(content.encode())
+            click.echo(f"{page}: {len(content) / 1e6:.2f} MB, open it in a browser", err=True)
+        if lesson_is_requested and token is not None:
+            lengths = _COST_LENGTHS if cost else ()
+            trace = trace_head(
+                directory, text, token, layer=layer, head=head, target=to, rival=rather_than, lengths=lengths
+            )
+            _write(trace, _command(directory, text, token), paths)
     except (TextError, UnknownHeadError, UnknownTokenError) as error:
         raise click.UsageError(str(error)) from error
-    _write(trace, _command(directory, text, token), paths)
 
 
 def _command(directory: Path, text: str, token: str) -> str:
