@@ -23,7 +23,7 @@ export class WalkthroughApp {
   private readonly headStepper: Stepper;
   private readonly options: OptionControls;
   private readonly status = element("p", { class: "visually-hidden", role: "status" });
-  private readonly heading = element("h2", { id: newId("step") });
+  private readonly heading = element("h2", { id: newId("step"), tabindex: -1 });
   private readonly content = element("div", { class: "content" });
   private readonly buttons: HTMLButtonElement[];
   private readonly back = element("button", { type: "button", class: "toggle" }, "‹ Back");
@@ -43,7 +43,7 @@ export class WalkthroughApp {
     const heads = Math.max(...data.layers.map((layer) => layer.heads));
     this.layerStepper = new Stepper("Layer", numbers(data.layers.map((layer) => layer.index)), (layer) => this.change({ layer }));
     this.headStepper = new Stepper("Head", numbers(Array.from({ length: heads }, (_, head) => head)), (head) => this.change({ head }));
-    this.options = new OptionControls(data, (part) => this.change(part), () => this.state);
+    this.options = new OptionControls(data, (part) => this.change(part), () => this.state, () => this.heading.focus());
     this.buttons = STEPS.map(({ name }, index) => {
       const button = element("button", { type: "button", class: "toggle" }, `${index + 1} ${name}`);
       button.addEventListener("click", () => this.change({ step: index }));

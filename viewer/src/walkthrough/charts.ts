@@ -62,17 +62,17 @@ export function vectorChart(label: string, values: ArrayLike<number>, marked?: [
 
 /** Create the mask of all queries (rows) and keys (columns). */
 export function maskChart(label: string, size: number, masked: (row: number, column: number) => boolean, chosen: number): SVGElement {
-  let path = "";
+  const paths = ["", ""]; // open and masked cells, with a gap between them
   for (let row = 0; row < size; row++) {
-    for (let column = 0; column < size; column++) if (masked(row, column)) path += `M${column} ${row}h1v1h-1z`;
+    for (let column = 0; column < size; column++) paths[masked(row, column) ? 1 : 0] += `M${column + 0.06} ${row + 0.06}h.88v.88h-.88z`;
   }
   return image(
     "mask-chart",
     label,
     size,
     size,
-    svg("rect", { class: "open", width: size, height: size }),
-    svg("path", { class: "closed", d: path }),
+    svg("path", { class: "open", d: paths[0] }),
+    svg("path", { class: "closed", d: paths[1] }),
     svg("rect", { class: "chosen", x: 0, y: chosen, width: size, height: 1 }),
   );
 }

@@ -20,6 +20,7 @@ export class OptionControls {
     private readonly data: WalkthroughData,
     change: (part: Partial<State>) => void,
     state: () => State,
+    onReset: () => void, // called when the button is about to disappear, to move the focus
   ) {
     this.scaling = toggle("", true, () => change({ scaled: !state().scaled }));
     const masks: [Mask, string][] = [["none", "None"], ["causal", "Causal"], ["padding", "Padding"]];
@@ -38,7 +39,10 @@ export class OptionControls {
       Softmax: element("div", { class: "bar" }, element("label", { for: this.slider.id }, "Temperature τ"), this.slider, this.temperature),
     };
     const reset = element("button", { type: "button", class: "toggle" }, "Reset");
-    reset.addEventListener("click", () => change({ ...MODEL_OPTIONS }));
+    reset.addEventListener("click", () => {
+      change({ ...MODEL_OPTIONS });
+      onReset();
+    });
     this.element = element("div", { class: "options" }, ...Object.values(this.groups), element("div", { class: "bar reset" }, this.changed, reset));
   }
 

@@ -73,7 +73,9 @@ function range(values: number[]): number {
   return Math.max(...values) - Math.min(...values);
 }
 
-const weight = (value: number): string => plainText(value, 3);
+function weight(value: number): string {
+  return value > 0 && value < 0.0005 ? "< 0.001" : value === 0 ? "0" : value.toFixed(3);
+}
 
 const TOKENS: Step = {
   name: "Tokens",
@@ -152,7 +154,7 @@ const SCALING: Step = {
     const [model, other] = [layer.scale, otherScale(layer)];
     const names = described.scale === 1 ? ["as trained, without scaling", "with 1/√d_k"] : ["with scaling", "without"];
     const width = (scale: number): string => plainText(Math.abs(scale) * range(row.products), 1);
-    return `The scores span ${width(model)} ${names[0]} and ${width(other)} ${names[1]}. The largest weight of the row is ${top(model)} and ${top(other)}.`;
+    return `The products span ${width(model)} ${names[0]} and ${width(other)} ${names[1]}. The largest weight of the row is ${top(model)} and ${top(other)}.`;
   },
   picture: (context) => {
     const { row, described } = context;
@@ -186,7 +188,7 @@ const MASK: Step = {
     let count = 0;
     for (let query = 0; query < size; query++) for (let key = 0; key < size; key++) count += masked(query, key) ? 1 : 0;
     const description = `Mask: ${count} of ${size * size} pairs are masked`;
-    const grid = figure("Rows are queries, columns are keys. Dark cells are masked.", maskChart(description, size, masked, state.token));
+    const grid = figure("Rows are queries, columns are keys. Gray cells are masked.", maskChart(description, size, masked, state.token));
     return [element("div", { class: "pair" }, grid, list(context, "Scores after the mask", row.scores))];
   },
 };
@@ -250,7 +252,7 @@ const VALUES: Step = {
 const HEADS: Step = {
   name: "Heads",
   title: "All heads of the layer",
-  formula: ({ described }) => `[o₀, …, o${described.heads - 1}] · W_O → added to x`,
+  formula: ({ described }) => `[o(0), …, o(${described.heads - 1})] · W_O  → added to x`,
   text: ({ described }) => [
     `All ${described.heads} heads do the same with their own matrices, and see the same tokens. Their outputs are concatenated. The output projection W_O then mixes them, and the result is added to x.`,
     "Select a head to follow it through the steps.",
@@ -273,7 +275,7 @@ const HEADS: Step = {
       const pressed = String(head === state.head);
       const button = element("button", { type: "button", class: "toggle", "aria-pressed": pressed, "data-key": `head-${head}` }, `Head ${head}`);
       button.addEventListener("click", () => context.choose(head));
-      const top = `${label(data, best)} ${weight(weights[best])}`;
+      const top = `${weight(weights[best])} ${label(data, best)}`;
       return element("li", {}, button, weightStrip(`Weights of head ${head}`, weights, table), element("span", { class: "number", dir: "auto" }, top));
     });
     const all = Float64Array.from(headOutputs(context).flatMap((output) => Array.from(output)));
