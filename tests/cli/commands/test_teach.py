@@ -54,9 +54,26 @@ def test_output_files_replace_the_printed_lesson_and_contain_the_head(
     assert "it.npz" in files[0].read_text("utf-8")
 
 
+def test_interactive_page_needs_no_token(run: Run, minilm_bundle: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = run("teach", minilm_bundle, SENTENCE, "--interactive", page)
+    assert (result.returncode, result.stdout) == (0, "")
+    assert result.stderr == f"{page}: 0.74 MB, open it in a browser\n"
+    assert "<title>Attention step by step: The animal" in page.read_text("utf-8")
+    lesson = tmp_path / "it.md"
+    both = ("--interactive", page, "--markdown", lesson, "--token", "it", "--no-cost")
+    result = run("teach", minilm_bundle, SENTENCE, *both)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (0, "", 2)
+    assert lesson.read_text("utf-8").startswith("# How “it” attends")
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        ((SENTENCE, "--interactive", "page.txt"), "page.txt must end in .html"),
+        ((SENTENCE, "--interactive", "a.html", "--npz", "a.npz"), "missing option '--token'"),
+        ((SENTENCE, "--interactive", "a.html", "--to", "it"), "--to and --rather-than need --markdown"),
+        (("word " * 80, "--interactive", "a.html"), "82 tokens, but an interactive page can have up to 64"),
         ((SENTENCE,), "missing option '--token'"),
         ((SENTENCE, "--token", "dog"), "no token or word 'dog' in: [CLS] the animal"),
         ((SENTENCE, "--token", "the"), "'the' is ambiguous. Use one of the token indices 1, 7"),

@@ -69,6 +69,8 @@ function vectorFigure(title: string, values: ArrayLike<number>): HTMLElement {
   return figure(`${title}, from ${low} to ${high}`, vectorChart(description, values), details);
 }
 
+const TOLERANCE = 1e-4; // rounding of float32
+
 function range(values: number[]): number {
   return Math.max(...values) - Math.min(...values);
 }
@@ -208,7 +210,7 @@ const SOFTMAX: Step = {
     if (!open) return "No key is left, so there are no weights.";
     const bits = entropy(row.weights);
     const sum = row.weights.reduce((total, value) => total + value, 0);
-    const match = isUnchanged(state) ? `This page and the model agree: the weights of layer ${state.layer} differ by at most ${agreement.toExponential(1)}.` : "";
+    const match = isUnchanged(state) ? `This page and the model ${agreement <= TOLERANCE ? "agree" : "disagree"}: the weights of layer ${state.layer} differ by at most ${agreement.toExponential(1)}.` : "";
     return `Largest weight: ${weight(row.weights[best])} on ${quoted(context, best)}. Sum: ${sum.toFixed(6)}. Entropy: ${plainText(bits, 2)} of at most ln ${open} = ${plainText(Math.log(open), 2)}, as for ${plainText(Math.exp(bits), 1)} equal weights. ${match}`.trim();
   },
   picture: (context) => {
