@@ -29,8 +29,8 @@ process.stdout.write(JSON.stringify({
   disagreement: math.disagreement(layer, tokens),
 }));
 """
-MODEL = {"scaled": True, "mask": "none", "padding": 1, "temperature": 1.0}
-OPTIONS = {
+MODEL: dict[str, Any] = {"scaled": True, "mask": "none", "padding": 1, "temperature": 1.0}
+OPTIONS: dict[str, dict[str, Any]] = {
     "model": {},
     "unscaled": {"scaled": False},
     "causal": {"mask": "causal"},
@@ -45,14 +45,9 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the bundled module."""
     path = tmp_path_factory.mktemp("walkthrough") / "attention.mjs"
     source = VIEWER / "src" / "walkthrough" / "attention.ts"
-    command = [
-        VIEWER / "node_modules" / ".bin" / "esbuild",
-        source,
-        "--bundle",
-        "--format=esm",
-        f"--outfile={path}",
-    ]
-    subprocess.run([*command, "--log-level=warning"], check=True)
+    esbuild = str(VIEWER / "node_modules" / ".bin" / "esbuild")
+    options = ["--bundle", "--format=esm", "--log-level=warning", f"--outfile={path}"]
+    subprocess.run([esbuild, str(source), *options], check=True)
     return path
 
 
@@ -91,7 +86,7 @@ def expected_scores(values: HeadValues, head: int, row: int, options: dict[str, 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize(("layer", "head", "row"), [(0, 1, 5), (2, 2, 3)])
 def test_row_matches_numpy(module: Path, name: str, layer: int, head: int, row: int) -> None:
-    options = MODEL | OPTIONS[name]
+    options: dict[str, Any] = MODEL | OPTIONS[name]
     values = sample().layers[layer]
     actual = computed(module, values, head, row, options)
     scores = expected_scores(values, head, row, options)

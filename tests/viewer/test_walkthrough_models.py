@@ -70,7 +70,9 @@ def test_rotary_embeddings_biases_and_windows_agree_with_the_graph(open_file: Op
     assert max(agreement(page, layer) for layer in range(3)) <= TOLERANCE
     assert page.text(".about").endswith("layer 3 (longformer).")
     page.press("5 Mask")
-    assert page.text(".fact") == "6 of 13 scores of “w6” are −∞."  # a window of 3 tokens on both sides
+    assert (
+        page.text(".fact") == "6 of 13 scores of “w6” are \N{MINUS SIGN}∞."
+    )  # a window of 3 tokens on both sides
     page.tab.get_by_label("Layer", exact=True).select_option("0")
     page.press("2 q, k, v")
     assert "rotary position embeddings" in page.text(".content")

@@ -350,6 +350,11 @@ def _layer_values(names: LayerNames, arrays: Mapping[str, Array]) -> LayerValues
 
 
 def resolve_index(kind: str, number: int | None, count: int) -> int | None:
+    """Convert a layer or head index, possibly negative, to a non-negative one.
+
+    Raises:
+        UnknownHeadError: The index is out of range.
+    """
     if number is None:
         return None
     if not -count <= number < count:

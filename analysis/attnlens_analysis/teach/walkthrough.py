@@ -78,8 +78,8 @@ def walkthrough_of(
         difference = float(np.abs(values.weights_with() - values.weights).max())
         if not difference <= TOLERANCE:
             raise NotTeachableError(
-                f"attention weights of layer {layer} differ from softmax(q·k) by up to {difference:.1e}, more "
-                f"than {TOLERANCE:.0e}: an interactive page needs a bundle in fp32"
+                f"attention weights of layer {layer} differ from softmax(q·k) by up to {difference:.1e}, "
+                f"more than {TOLERANCE:.0e}: an interactive page needs a bundle in fp32"
             )
     tokens = _viewed_tokens(sentence)
     num_heads = len(next(iter(layers.values())).weights)

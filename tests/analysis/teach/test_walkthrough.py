@@ -17,7 +17,7 @@ SENTENCE = "The animal didn't cross the street because it was too tired."
 
 
 def data_of(document: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(document.split('id="attnlens-data">')[1].split("</script>")[0])
+    content: dict[str, Any] = json.loads(document.split('id="attnlens-data">')[1].partition("</script>")[0])
     return content
 
 
@@ -29,7 +29,7 @@ def test_page_contains_all_layers_and_opens_at_the_requested_token(minilm_bundle
     layer = data["layers"][5]
     assert (layer["heads"], layer["keySize"], layer["valueSize"]) == (12, 32, 32)
     assert layer["scale"] == pytest.approx(32**-0.5)
-    assert not (layer["hasTerms"] or layer["hasBias"] or layer["isRotated"])
+    assert {layer[name] for name in ("hasTerms", "hasBias", "isRotated")} == {False}
     assert data["tokens"][10] == {"text": "it", "word": 9} | data["tokens"][10]
     assert (data["ids"][0], data["tokens"][0]["special"], data["tokens"][1]["shown"]) == (101, True, "The")
 
@@ -63,7 +63,7 @@ def test_longest_text_is_accepted(minilm_bundle: Path) -> None:
 
 def test_page_over_the_size_limit_is_rejected(minilm_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walkthrough, "MAX_PAGE_BYTES", 300_000)
-    with pytest.raises(TextError, match="the page would have 1 MB, .* Shorten TEXT to 6 tokens"):
+    with pytest.raises(TextError, match=r"the page would have 1 MB, .* Shorten TEXT to 6 tokens"):
         walkthrough_page(minilm_bundle, SENTENCE)
 
 

@@ -16,7 +16,7 @@ const DELAY_MS = 300; // for announcements, and because browsers limit how often
 
 export class WalkthroughApp {
   private state: State;
-  private readonly layers = new Map<number, { layer: Layer; agreement: number }>();
+  private readonly layers = new Map<number, Layer>();
   private readonly units: Unit[];
   private readonly chips: Chips;
   private readonly layerStepper: Stepper;
@@ -118,15 +118,12 @@ export class WalkthroughApp {
     const { data, state } = this;
     const described = layerData(data, state.layer);
     const tokens = data.tokens.length;
-    let decoded = this.layers.get(state.layer);
-    if (!decoded) {
-      const layer = decodeLayer(described, tokens, this.base64(state.layer));
-      decoded = { layer, agreement: disagreement(layer, tokens) };
-      this.layers.set(state.layer, decoded);
-    }
+    const layer = this.layers.get(state.layer) ?? decodeLayer(described, tokens, this.base64(state.layer));
+    this.layers.set(state.layer, layer);
     const table = tableOf("viridis", window.matchMedia("(prefers-color-scheme: dark)").matches);
-    const row = rowOf(decoded.layer, tokens, state.head, state.token, state);
-    return { data, state, described, ...decoded, row, table, choose: (head) => this.change({ head }) };
+    const row = rowOf(layer, tokens, state.head, state.token, state);
+    const agreement = (): number => disagreement(layer, tokens);
+    return { data, state, described, layer, row, agreement, table, choose: (head) => this.change({ head }) };
   }
 
   draw(): void {

@@ -16,7 +16,7 @@ export interface Context {
   described: LayerData;
   layer: Layer;
   row: Row;
-  agreement: number; // largest difference from the weights of the model
+  agreement: () => number; // largest difference from the weights of the model
   table: Table;
   choose(head: number): void;
 }
@@ -195,6 +195,14 @@ const MASK: Step = {
   },
 };
 
+/** Compare the weights with those of the model, unless the reader changed the options. */
+function agreementText({ state, agreement }: Context): string {
+  if (!isUnchanged(state)) return "";
+  const difference = agreement();
+  const verb = difference <= TOLERANCE ? "agree" : "disagree";
+  return ` This page and the model ${verb}: the weights of layer ${state.layer} differ by at most ${difference.toExponential(1)}.`;
+}
+
 const SOFTMAX: Step = {
   name: "Softmax",
   title: "Softmax: scores become weights",
@@ -204,14 +212,13 @@ const SOFTMAX: Step = {
     "Models use the temperature τ = 1. A lower temperature moves weight to the largest score, a higher one spreads it evenly.",
   ],
   fact: (context) => {
-    const { row, agreement, state } = context;
+    const { row } = context;
     const [best] = largest(row.weights, 1);
     const open = row.scores.filter((score) => score > -Infinity).length;
     if (!open) return "No key is left, so there are no weights.";
-    const bits = entropy(row.weights);
+    const nats = entropy(row.weights);
     const sum = row.weights.reduce((total, value) => total + value, 0);
-    const match = isUnchanged(state) ? `This page and the model ${agreement <= TOLERANCE ? "agree" : "disagree"}: the weights of layer ${state.layer} differ by at most ${agreement.toExponential(1)}.` : "";
-    return `Largest weight: ${weight(row.weights[best])} on ${quoted(context, best)}. Sum: ${sum.toFixed(6)}. Entropy: ${plainText(bits, 2)} of at most ln ${open} = ${plainText(Math.log(open), 2)}, as for ${plainText(Math.exp(bits), 1)} equal weights. ${match}`.trim();
+    return `Largest weight: ${weight(row.weights[best])} on ${quoted(context, best)}. Sum: ${sum.toFixed(6)}. Entropy: ${plainText(nats, 2)} of at most ln ${open} = ${plainText(Math.log(open), 2)}, as for ${plainText(Math.exp(nats), 1)} equal weights.${agreementText(context)}`;
   },
   picture: (context) => {
     const { row, state } = context;
