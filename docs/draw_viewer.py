@@ -14,6 +14,8 @@ from urllib.parse import urlencode
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from attnlens_analysis.teach import walkthrough_page
+
 PICTURES = Path(__file__).parent / "pictures"
 CHROMIUM = "/usr/bin/chromium"
 SENTENCE = "The animal didn't cross the street because it was too tired."
@@ -57,6 +59,15 @@ def draw(address: str, browser: Browser) -> None:
     _save(dark, "viewer_long")
 
 
+def draw_walkthrough(bundle: str, browser: Browser, directory: str) -> None:
+    """Take the screenshot of a page that shows attention step by step."""
+    path = Path(directory) / "steps.html"
+    path.write_text(walkthrough_page(Path(bundle), SENTENCE), encoding="utf-8")
+    fragment = {"step": "6", "token": "10", "layer": "3", "head": "1"}
+    viewport = {"width": 1000, "height": 760}
+    _save(_open(browser, path.as_uri(), fragment, viewport=viewport, color_scheme="light"), "viewer_steps")
+
+
 def _open(browser: Browser, address: str, fragment: Mapping[str, str], **settings: Any) -> Page:
     page = browser.new_page(**settings)
     page.set_default_timeout(10_000)
@@ -95,7 +106,9 @@ def main(bundle: str) -> None:
             assert server.stdout is not None
             address = next(line.split()[-1] for line in server.stdout if "viewer is at" in line)
             with sync_playwright() as playwright:
-                draw(address, playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]))
+                browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+                draw(address, browser)
+                draw_walkthrough(bundle, browser, directory)
         finally:
             server.terminate()
 
