@@ -64,7 +64,7 @@ def draw_walkthrough(bundle: str, browser: Browser, directory: str) -> None:
     path = Path(directory) / "steps.html"
     path.write_text(walkthrough_page(Path(bundle), SENTENCE), encoding="utf-8")
     fragment = {"step": "6", "token": "10", "layer": "3", "head": "1"}
-    viewport = {"width": 1000, "height": 760}
+    viewport = {"width": 1180, "height": 960}
     _save(_open(browser, path.as_uri(), fragment, viewport=viewport, color_scheme="light"), "viewer_steps")
 
 

@@ -209,7 +209,7 @@ const SOFTMAX: Step = {
   formula: () => "weight(j) = e^(score(j)/τ) / Σ e^(score/τ)",
   text: () => [
     "The exponential makes all scores positive, and dividing by their sum makes the weights add up to 1. Only differences between scores matter.",
-    "Models use the temperature τ = 1. A lower temperature moves weight to the largest score, a higher one spreads it evenly.",
+    "Models use the temperature τ = 1. A lower temperature moves weight to the largest score, a higher one spreads it more evenly.",
   ],
   fact: (context) => {
     const { row } = context;
