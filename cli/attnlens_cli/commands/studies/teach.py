@@ -99,9 +99,9 @@ def teach(
 
     try:
         if page is not None:
-            content = walkthrough_page(directory, text, token=token, layer=layer, head=head)
+            content = walkthrough_page(directory, text, token=token, layer=layer, head=head).encode()
             with replacing(page) as file:
-                file.write(content.encode())
+                file.write(content)
             click.echo(f"{page}: {len(content) / 1e6:.2f} MB, open it in a browser", err=True)
         if lesson_is_requested and token is not None:
             lengths = _COST_LENGTHS if cost else ()
