@@ -93,6 +93,22 @@ class WithEinsum(Projected):
         return heads.reshape(batch_size, num_tokens, HIDDEN_SIZE), weights
 
 
+class WithOwnNorms(WithEinsum):
+    """Norms written by hand, and `nn.RMSNorm`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([OwnNorm(), nn.RMSNorm(HIDDEN_SIZE)])
+
+
+class OwnNorm(nn.Module):
+    """Layer norm with the mean and the standard deviation."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        mean, deviation = states.mean(-1, keepdim=True), states.std(-1, keepdim=True)
+        return (states - mean) / (deviation + 1e-6)
+
+
 class WithCausalBuffer(Projected):
     """A causal mask in a buffer, as in decoders for generation. Padding is not masked."""
 

@@ -21,6 +21,7 @@ MODULE_PREFIX = "module."
 """Prefix of the names of the parameters of the user's module."""
 
 _NUM_RESULTS, _HIDDEN_AXES, _WEIGHT_AXES = 2, 3, 4
+_MAX_TRIAL_TOKENS = 1024
 
 
 class ModuleEncoder(nn.Module):
@@ -106,6 +107,15 @@ def wrap_module(
     Raises:
         ConfigError: The module fails, its results do not have these shapes, or there are no embeddings.
     """
+    for name, value in (("vocab_size", vocab_size), ("max_tokens", max_tokens)):
+        if value < 1:
+            raise ConfigError(f"{name}={value}: must be at least 1")
+    for name, parameter in module.named_parameters():
+        if (parameter.dtype, parameter.device.type) != (torch.float32, "cpu"):
+            raise ConfigError(
+                f"{type(module).__name__}: {name} is {parameter.dtype} on {parameter.device}: move the "
+                "module with float() and cpu()"
+            )
     length = min(3, max_tokens)
     input_ids = torch.arange(2 * length).reshape(2, length) % vocab_size
     names = {each: name for name, each in module.named_modules()}
@@ -119,6 +129,8 @@ def wrap_module(
             f"{type(module).__name__} {problem}: pass embeddings=NAME, the name in named_modules() of the "
             "submodule that returns token embeddings"
         )
+    # The largest token id, at the maximum length unless the weights would take too much memory.
+    _results(module, torch.full((1, min(max_tokens, _MAX_TRIAL_TOKENS)), vocab_size - 1))
     hidden_size = hidden_states.shape[-1]
     config = EncoderConfig.from_dict(
         {
@@ -151,9 +163,13 @@ def _results(module: nn.Module, input_ids: Tensor) -> tuple[Tensor, tuple[Tensor
     is_pair = isinstance(result, tuple) and len(result) == _NUM_RESULTS
     hidden_states, weights = result if is_pair else (result, None)
     expected = f"{name}(input_ids, attention_mask) must return"
-    if not (isinstance(hidden_states, Tensor) and hidden_states.ndim == _HIDDEN_AXES):
+    if not (
+        isinstance(hidden_states, Tensor)
+        and hidden_states.ndim == _HIDDEN_AXES
+        and hidden_states.shape[:2] == shape
+    ):
         raise ConfigError(
-            f"{expected} hidden states (batch, tokens, hidden size), not {_shape(hidden_states)}"
+            f"{expected} hidden states (batch, tokens, hidden size), not {_shape(hidden_states)} for {shape}"
         )
     if not (isinstance(weights, (list, tuple)) and weights):
         raise ConfigError(
@@ -161,7 +177,12 @@ def _results(module: nn.Module, input_ids: Tensor) -> tuple[Tensor, tuple[Tensor
             f"{_shape(weights)}"
         )
     for layer, each in enumerate(weights):
-        if not (isinstance(each, Tensor) and each.ndim == _WEIGHT_AXES and each.shape[2:] == shape[1:] * 2):
+        if not (
+            isinstance(each, Tensor)
+            and each.ndim == _WEIGHT_AXES
+            and each.shape[::2] == shape
+            and each.shape[3] == shape[1]
+        ):
             raise ConfigError(
                 f"{expected} attention weights (batch, heads, tokens, tokens), but those of layer {layer} "
                 f"are {_shape(each)}. Call nn.MultiheadAttention with average_attn_weights=False"

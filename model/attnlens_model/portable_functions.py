@@ -2,7 +2,8 @@
 
 PyTorch merges the batch and the heads into one axis in `nn.MultiheadAttention` and `einsum`, and computes
 shapes in the graph of `scaled_dot_product_attention`. Most runtimes need constant targets of Reshape, and
-contributions need an axis of heads.
+contributions need an axis of heads. Means are sums, because ReduceMean of opset 18, in which PyTorch exports,
+has no form in opset 17.
 
 B batch, T tokens, D hidden size, H heads, K head size.
 """
@@ -129,8 +130,55 @@ def _einsum(equation: str, *factors: Tensor) -> Tensor | None:
     return (first @ second).permute([axes.index(axis) for axis in result])
 
 
+def _mean(
+    tensor: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, **options: object
+) -> Tensor | None:
+    if dim is None or options:
+        return None
+    axes = (dim,) if isinstance(dim, int) else tuple(dim)
+    return tensor.sum(axes, keepdim) / math.prod(tensor.shape[axis] for axis in axes)
+
+
+def _variance(
+    tensor: Tensor,
+    dim: int | None = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: int | None = None,
+) -> Tensor | None:
+    if not isinstance(dim, int):
+        return None
+    count = tensor.shape[dim]
+    deviation = tensor - tensor.sum(dim, keepdim=True) / count
+    number = count - (int(unbiased) if correction is None else correction)
+    return (deviation * deviation).sum(dim, keepdim) / number
+
+
+def _standard_deviation(*args: Any, **options: Any) -> Tensor | None:  # noqa: ANN401 - as `_variance`
+    variance = _variance(*args, **options)
+    return None if variance is None else variance.sqrt()
+
+
+def _rms_norm(
+    tensor: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor | None:
+    if len(normalized_shape) != 1:
+        return None
+    eps = torch.finfo(tensor.dtype).eps if eps is None else eps
+    normed = tensor / ((tensor * tensor).sum(-1, keepdim=True) / tensor.shape[-1] + eps).sqrt()
+    return normed if weight is None else normed * weight
+
+
 _PORTABLE: dict[Callable[..., Any], Callable[..., Any]] = {
     functional.scaled_dot_product_attention: _scaled_dot_product_attention,
     functional.multi_head_attention_forward: _multi_head_attention,
+    functional.rms_norm: _rms_norm,
     torch.einsum: _einsum,
+    torch.mean: _mean,
+    Tensor.mean: _mean,
+    torch.var: _variance,
+    Tensor.var: _variance,
+    torch.std: _standard_deviation,
+    Tensor.std: _standard_deviation,
 }

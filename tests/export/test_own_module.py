@@ -26,12 +26,13 @@ from own_modules import (
     WithEinsum,
     WithFusedAttention,
     WithMultiheadAttention,
+    WithOwnNorms,
     WithPaddingLeak,
     create,
 )
 
 ROOT = Path(__file__).parents[2]
-LINKED = [WithMultiheadAttention, WithEinsum, WithCausalBuffer]
+LINKED = [WithMultiheadAttention, WithEinsum, WithOwnNorms, WithCausalBuffer]
 
 
 def export(module: nn.Module, bundle: Path, embeddings: str | None = None) -> BundleSummary:
@@ -162,12 +163,36 @@ WEIGHTS = torch.zeros(2, NUM_HEADS, 3, 3)
         ),
         pytest.param(nn.Linear(3, 3).eval(), "Linear(input_ids, attention_mask) failed for", id="fails"),
         pytest.param(WithEinsum(), "WithEinsum is in training mode: call eval() first", id="training"),
+        pytest.param(
+            create(WithEinsum).half(),
+            "tokens.weight is torch.float16 on cpu: move the module with float() and cpu()",
+            id="fp16",
+        ),
         pytest.param(create(WithoutEmbedding), "calls no nn.Embedding with input_ids", id="no embedding"),
     ],
 )
 def test_results_of_other_shapes_are_rejected(module: nn.Module, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape(message).replace(r"\.\*", ".*")):
         export(module, tmp_path / "bundle")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"max_tokens": MAX_TOKENS + 1}, r"shape \(1, 21\): IndexError"),
+        ({"vocab_size": VOCAB_SIZE + 1}, r"shape \(1, 20\): IndexError"),
+        ({"max_tokens": 0}, "max_tokens=0: must be at least 1"),
+    ],
+)
+def test_sizes_must_be_those_of_the_module(sizes: dict[str, int], message: str, tmp_path: Path) -> None:
+    sizes = {"vocab_size": VOCAB_SIZE, "max_tokens": MAX_TOKENS} | sizes
+    with pytest.raises(ConfigError, match=message):
+        export_module(
+            create(WithEinsum),
+            tmp_path / "bundle",
+            vocab_size=sizes["vocab_size"],
+            max_tokens=sizes["max_tokens"],
+        )
 
 
 def test_embeddings_can_be_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Portable forms of PyTorch functions, compared with the functions."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -79,6 +80,29 @@ def test_einsum(equation: str, shapes: list[tuple[int, ...]]) -> None:
     expected = torch.einsum(equation, *factors)
     with PortableFunctions():
         result = torch.einsum(equation, *factors)
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda states: states.mean(-1, keepdim=True),
+        lambda states: torch.mean(states, dim=(1, 2)),
+        lambda states: states.mean(),
+        lambda states: states.var(-1, unbiased=False),
+        lambda states: states.var(dim=-1, correction=0, keepdim=True),
+        lambda states: torch.var(states, 1),
+        lambda states: states.std(-1, keepdim=True),
+        lambda states: states.std(),
+        nn.RMSNorm(HIDDEN_SIZE),
+        nn.RMSNorm(HIDDEN_SIZE, eps=0.1, elementwise_affine=False),
+    ],
+)
+def test_moments(function: Callable[[Tensor], Tensor]) -> None:
+    states = random(BATCH_SIZE, NUM_TOKENS, HIDDEN_SIZE)
+    expected = function(states)
+    with PortableFunctions():
+        result = function(states)
     torch.testing.assert_close(result, expected, atol=1e-6, rtol=0)
 
 

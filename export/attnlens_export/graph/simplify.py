@@ -122,13 +122,17 @@ def make_target_constant(graph: ir.Graph, node: ir.Node) -> None:
 def reshape_target(node: ir.Node) -> list[int]:
     """Derive the constant target of a Reshape from the shapes of its input and output.
 
-    A dynamic axis becomes 0 if the input has the same axis at the same index. One other axis may be -1.
+    A dynamic axis becomes 0 if the input has the same axis at the same index. One other axis may be -1. If a
+    shape is unknown, a constant target without zeros is kept.
 
     Raises:
         GraphError: A shape is unknown, or several axes would be -1.
     """
     source, result = node.inputs[0], node.outputs[0]
     if source is None or source.shape is None or result.shape is None:
+        given = None if node.inputs[1] is None else node.inputs[1].const_value
+        if given is not None and given.numpy().all():
+            return [int(length) for length in given.numpy()]
         raise GraphError(f"the Reshape that computes {result.name!r} has no inferred shape")
     target = constant_target(tuple(source.shape), tuple(result.shape))
     if target is None:

@@ -109,6 +109,7 @@ def trace(encoder: Encoder | ModuleEncoder, config: EncoderConfig) -> TracedGrap
         GraphError: torch cannot trace the encoder, or the graph has no portable form.
     """
     names = input_names(config)
+    subject = "module" if config.has_own_module else f"{config.family} encoder"
     shortest, longest = EXAMPLE_LENGTHS
     shape = (EXAMPLE_BATCH_SIZE, max(shortest, min(longest, config.positions.max_position_embeddings)))
     example = tuple(torch.ones(shape, dtype=torch.int64) for _ in names)
@@ -129,11 +130,9 @@ def trace(encoder: Encoder | ModuleEncoder, config: EncoderConfig) -> TracedGrap
                 custom_translation_table={torch.ops.aten.index.Tensor: _index_one_axis},
             )
         except torch.onnx.errors.OnnxExporterError as error:
-            raise GraphError(
-                f"torch.onnx cannot trace the {config.family} encoder: {_root_cause(error)}"
-            ) from error
+            raise GraphError(f"torch.onnx cannot trace the {subject}: {_root_cause(error)}") from error
     if program is None:
-        raise GraphError(f"torch.onnx returned no graph for the {config.family} encoder")
+        raise GraphError(f"torch.onnx returned no graph for the {subject}")
     model = program.model
     _name_axes(model.graph, config)
     parameters = _restore_parameter_names(model.graph)
