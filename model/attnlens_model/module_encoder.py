@@ -107,15 +107,7 @@ def wrap_module(
     Raises:
         ConfigError: The module fails, its results do not have these shapes, or there are no embeddings.
     """
-    for name, value in (("vocab_size", vocab_size), ("max_tokens", max_tokens)):
-        if value < 1:
-            raise ConfigError(f"{name}={value}: must be at least 1")
-    for name, parameter in module.named_parameters():
-        if (parameter.dtype, parameter.device.type) != (torch.float32, "cpu"):
-            raise ConfigError(
-                f"{type(module).__name__}: {name} is {parameter.dtype} on {parameter.device}: move the "
-                "module with float() and cpu()"
-            )
+    _check_module(module, vocab_size, max_tokens)
     length = min(3, max_tokens)
     input_ids = torch.arange(2 * length).reshape(2, length) % vocab_size
     names = {each: name for name, each in module.named_modules()}
@@ -145,6 +137,18 @@ def wrap_module(
         }
     )
     return ModuleEncoder(module, config, embeddings)
+
+
+def _check_module(module: nn.Module, vocab_size: int, max_tokens: int) -> None:
+    for name, value in (("vocab_size", vocab_size), ("max_tokens", max_tokens)):
+        if value < 1:
+            raise ConfigError(f"{name}={value}: must be at least 1")
+    for name, parameter in module.named_parameters():
+        if (parameter.dtype, parameter.device.type) != (torch.float32, "cpu"):
+            raise ConfigError(
+                f"{type(module).__name__}: {name} is {parameter.dtype} on {parameter.device}: move the "
+                "module with float() and cpu()"
+            )
 
 
 def _results(module: nn.Module, input_ids: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
