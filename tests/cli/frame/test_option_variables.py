@@ -21,8 +21,7 @@ def _commands() -> Iterator[tuple[str, click.Command, click.Context]]:
     for name in COMMANDS:
         command = attnlens.get_command(ROOT, name)
         assert command is not None
-        prefix = f"ATTNLENS_{name.upper()}"
-        yield name, command, click.Context(command, info_name=name, parent=ROOT, auto_envvar_prefix=prefix)
+        yield name, command, click.Context(command, info_name=name, parent=ROOT)
 
 
 OPTIONS = [
@@ -34,7 +33,7 @@ OPTIONS = [
 
 
 def _derived(command: str, option: str) -> str:
-    words = [] if command == "attnlens" else [command]
+    words = [] if command == "attnlens" else command.split("-")
     return "_".join(["attnlens", *words, *option.removeprefix("--").split("-")]).upper()
 
 
