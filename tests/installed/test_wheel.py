@@ -54,9 +54,8 @@ def test_wheel_contains_the_data_files(wheel: Path) -> None:
         f"{heads}/data/LICENSE.md",
     } <= names
     assets = {name for name in names if name.startswith("attnlens_viewer/assets/")}
-    assert assets == {
-        f"attnlens_viewer/assets/{name}" for name in ("live.js", "page.css", "page.js", "widget.js")
-    }
+    files = ("live.js", "page.css", "page.js", "walkthrough.css", "walkthrough.js", "widget.js")
+    assert assets == {f"attnlens_viewer/assets/{name}" for name in files}
 
 
 def embed(environment: Environment, bundle: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
