@@ -1,4 +1,4 @@
-"""Generates the table and the pictures of docs/pitfalls.md: what each mistake in attention does to training.
+"""Generates the table and the pictures of docs/pitfalls.md: the effect of each attention mistake on training.
 
     python -m bench.studies.pitfalls [--steps 300] [--seeds 3] [--pictures docs/pictures]
 
@@ -207,7 +207,7 @@ def draw_losses(path: Path, results: dict[str, list[Result]]) -> None:
 
 def main() -> None:
     """Train all models and print the table."""
-    parser = argparse.ArgumentParser(description="Measure what mistakes in attention do to training.")
+    parser = argparse.ArgumentParser(description="Measure the effect of attention mistakes on training.")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--pictures", type=Path, help="Directory for the pictures of docs/pitfalls.md.")

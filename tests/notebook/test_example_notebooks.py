@@ -13,6 +13,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples" / "notebooks").glob("
 # Expected text in a result of each notebook.
 RESULTS = {
     "attention_and_explanations": "('guitar', 'instrument'",
+    "attention_pitfalls": "no causal mask: 0.",
     "first_steps": "num_tokens=256, num_tokens_total=1002, truncated=True",
     "search_with_reasons": "0.5868 Choose a new password",
 }

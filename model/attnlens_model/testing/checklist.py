@@ -497,6 +497,8 @@ def _check_padding(case: _Case) -> Item:
         changed[0, -2:] += 1.0
         difference = float(case.change(changed, keep, before)[0, :-2].max())
         gradient = float(case.influence(keep)[0, :-2, 0, -2:].max())
+        if case.is_causal and case.is_zero(difference):
+            difference = _change_of_leading_padding(case)
     except LayerCallError as error:
         return _failed(
             name,
@@ -515,6 +517,17 @@ def _check_padding(case: _Case) -> Item:
         "Set scores of padded keys (the last axis) to -inf before the softmax, and check the meaning of the "
         "mask: True for tokens or for padding (`mask_style`).",
     )
+
+
+def _change_of_leading_padding(case: _Case) -> float:
+    """Return the effect of padding before the text, which a causal mask does not hide."""
+    keep = torch.ones(2, case.num_tokens, dtype=torch.bool)
+    keep[0, :2] = False
+    with torch.no_grad():
+        before = case.layer.run(case.states, keep)[0]
+    changed = case.states.clone()
+    changed[0, :2] += 1.0
+    return float(case.change(changed, keep, before)[0, 2:].max())
 
 
 def _check_permutation(case: _Case) -> Item:

@@ -1,7 +1,9 @@
 """The checklist finds planted mistakes, and correct layers pass."""
 
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +69,20 @@ def test_mistake_fails_the_check_that_names_it(layer: type[pitfalls.SelfAttentio
     assert name in failures
     assert failures[name].meaning
     assert failures[name].remedy
+
+
+def test_causal_layer_must_not_attend_to_padding_before_the_text() -> None:
+    class CausalPaddingIgnored(pitfalls.PaddingIgnored):
+        is_causal = True
+
+    [failure] = pitfalls.check(CausalPaddingIgnored).failures
+    assert failure.name == "padding mask"
+
+
+def test_page_about_pitfalls_lists_every_mistake_with_its_check() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "pitfalls.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([a-z ]+) \| [^|]+ \|$", page, re.MULTILINE)
+    assert rows == [(layer.__name__, name) for layer, name in pitfalls.PITFALLS.items()]
 
 
 @pytest.mark.parametrize("layer", pitfalls.CORRECT)
