@@ -12,6 +12,7 @@ ELSEWHERE = {
     ("docs/how_attention_works.md", ""): "analysis/teach/test_page.py",
     ("docs/integrations.md", '"""'): "integrations/test_pages.py",
     ("docs/integrations.md", "python with_"): "integrations/test_recipes.py",
+    ("docs/pitfalls.md", "attnlens check-layer"): "cli/commands/test_check_layer.py",
     ("docs/layouts.md", "# -1 is a dynamic axis"): "export/layouts/test_layouts.py",
     ("docs/layouts.md", "{"): "export/layouts/test_layouts.py",
     ("docs/mechanisms.md", "{"): "model/test_mechanisms_page.py",

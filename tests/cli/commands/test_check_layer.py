@@ -75,6 +75,14 @@ def test_correct_layer_exits_0_and_lists_all_checks(run: Run) -> None:
     assert "passed   causal mask            no effect of later tokens, in gradients" in result.stdout
 
 
+def test_docs_pitfalls_md_shows_the_output(run: Run) -> None:
+    page = (EXAMPLES.parents[1] / "docs" / "pitfalls.md").read_text(encoding="utf-8")
+    block = page.partition("attention_pitfalls.py:NoScaling\n")[2].partition("\n\n")[0]
+    shown = [line.removeprefix("    ") for line in block.splitlines() if not line.endswith("...")]
+    assert len(shown) == 4
+    assert set(shown) <= set(run("check-layer", f"{EXAMPLES}:NoScaling").stdout.splitlines())
+
+
 def test_mistakes_exit_1_with_meaning_and_fix(run: Run, file: Path) -> None:
     result = run("check-layer", f"{file}:Head", "--causal", "--arg", "head_size=16")
     assert result.returncode == 1

@@ -183,8 +183,10 @@ def _make_layer(
     target: tuple[Path, str], hidden_size: int, num_heads: int | None, arguments: dict[str, Any]
 ) -> tuple["nn.Module", int | None]:
     """Return the layer and its number of heads, or None if it is unknown."""
+    import torch
     from torch import nn
 
+    torch.manual_seed(0)  # the same initial weights in each run
     found, where = _load(*target), f"{target[0]}:{target[1]}"
     if isinstance(found, nn.Module):
         if arguments:
