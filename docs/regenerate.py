@@ -53,7 +53,8 @@ def lesson_page(bundle: Path) -> None:
     command = "attnlens teach bundles/minilm TEXT --token it"
     lesson = make_lesson(lesson_trace(bundle), command)
     for place, step in enumerate(lesson.steps, 1):
-        block = "\n".join(step_lines(place, step, LESSON_WIDTH, with_picture=False)) + "\n"
+        lines = step_lines(place, step, LESSON_WIDTH, with_picture=False, with_explanation=False)
+        block = "\n".join(lines) + "\n"
         replace_block(DOCS / "how_attention_works.md", "", block)
         if place in PICTURES:
             file = DOCS / "pictures" / f"attention_{PICTURES[place]}.svg"

@@ -66,16 +66,20 @@ class Step:
     """One step of a lesson.
 
     Attributes:
+        key: Stable identifier, such as "softmax".
         title: Short title.
+        explanation: Paragraph on the general idea, shown before the numbers.
         formula: One-line formula.
-        text: Paragraphs that explain the step for the token.
+        text: Paragraphs with the numbers of the token.
         picture: Chart of the values.
         to_try: Suggested experiment. The first item is text, the others are lines of code.
         caveat: Common misinterpretation, if any.
         table: Additional numbers, if any.
     """
 
+    key: str
     title: str
+    explanation: str
     formula: str
     text: Sequence[str]
     picture: Bars | Grid

@@ -21,7 +21,12 @@ def tokenize(trace: HeadTrace) -> Step:
     split = f"Words with several tokens: {', '.join(pieces)}." if pieces else "Each word is one token."
     listed = ", ".join(f"{row} {label}" for row, label in enumerate(sentence.labels))
     return Step(
+        key="tokens",
         title="The text is split into tokens",
+        explanation=(
+            "A model does not read words. Its tokenizer splits the text into tokens from a fixed "
+            "vocabulary and usually adds special tokens at both ends. All further steps work on tokens."
+        ),
         formula="text -> T tokens, each an index into the vocabulary",
         text=[
             f"{len(sentence)} tokens: {listed}",
@@ -49,7 +54,13 @@ def enter_layer(trace: HeadTrace) -> Step:
     values, row = trace.values, trace.row
     vector = values.entering[row]
     return Step(
+        key="input",
         title=f"Each token has a vector at layer {trace.layer}",
+        explanation=(
+            "Each token is represented by a vector. In layer 0, the vector encodes the token and, in "
+            "most models, its position: attention itself ignores order, so without positions a permuted"
+            " text would give permuted outputs. Each layer adds information from other tokens."
+        ),
         formula="x: T vectors of size D",
         text=[
             (
@@ -77,7 +88,14 @@ def project(trace: HeadTrace, loading: list[str]) -> Step:
     order = np.argsort(-np.abs(products))[:8]
     rotated = " q and k are shown after rotary embeddings." if values.is_rotated else ""
     return Step(
+        key="projections",
         title="Query, key and value",
+        explanation=(
+            "A head multiplies each token's vector with three trained matrices. The query describes "
+            "what the token seeks, the key what it offers to the queries of others, and the value what "
+            "it passes on when it is attended to. All tokens share the three matrices, so their number "
+            "of parameters does not depend on the length."
+        ),
         formula="q = W_q x + b_q,  k = W_k x + b_k,  v = W_v x + b_v   (K components per head)",
         text=[
             (
@@ -110,7 +128,12 @@ def multiply(trace: HeadTrace) -> Step:
     values, row, head = trace.values, trace.row, trace.head
     products = values.query[head, row] @ values.key[head].T
     return Step(
+        key="scores",
         title="The query is multiplied with each key",
+        explanation=(
+            "The dot product of a query and a key is a score: it is large if the key points in the "
+            "direction of the query. A head relates two tokens by this number alone."
+        ),
         formula="q·k_j = sum over i of q_i k_ji   for each token j",
         text=[f"Largest and smallest: {_extremes(trace, products)}."],
         picture=_bars(trace, "q·k", products),
@@ -156,7 +179,13 @@ def scale(trace: HeadTrace) -> Step:
     if values.has_biases:
         text.insert(1, f"A position bias is added: {_extremes(trace, values.biases[head, row])}.")
     return Step(
+        key="scale",
         title="The products are scaled",
+        explanation=(
+            "A dot product of K independent terms of variance 1 has variance K, so products grow with "
+            "the head size. Without a scale, the softmax saturates: one weight approaches 1, all "
+            "derivatives approach 0, and training cannot correct the head."
+        ),
         formula=f"s_j = scale · q·k_j{bias},  usually scale = 1 / sqrt(K)",
         text=text,
         picture=Grid(
@@ -179,7 +208,13 @@ def take_softmax(trace: HeadTrace, command: str) -> Step:
     """Show the attention weights."""
     weights = trace.values.weights[trace.head, trace.row]
     return Step(
+        key="softmax",
         title="The softmax turns scores into weights",
+        explanation=(
+            "The softmax is applied to each row, over the keys. It makes every score positive and "
+            "divides by the sum, so the weights of a query sum to 1. These are the attention weights "
+            "that a server returns."
+        ),
         formula="a_j = exp(s_j) / sum over m of exp(s_m)",
         text=[
             (
@@ -221,7 +256,12 @@ def weigh_values(trace: HeadTrace) -> Step:
         for j in negligible
     )
     return Step(
+        key="values",
         title="The values are averaged by weight",
+        explanation=(
+            "The output of the head is the sum of all values, each multiplied by its weight. Weights "
+            "alone can be misleading: a large weight on a small value changes little."
+        ),
         formula="context = sum over j of a_j v_j   (K components)",
         text=[
             (
@@ -259,7 +299,13 @@ def add_to_stream(trace: HeadTrace) -> Step:
             f"The cosine similarity of the vectors before and after the layer, with feed-forward, is {after}."
         )
     return Step(
+        key="output",
         title="The heads are concatenated and added to the vector",
+        explanation=(
+            "The contexts of all heads are concatenated. The output projection W_o mixes the heads and "
+            "returns to the size of x, so that the result can be added to x. Attention modifies the "
+            "vector instead of replacing it."
+        ),
         formula="x + W_o [context_1; …; context_H] + b_o",
         text=text,
         picture=Bars(

@@ -29,7 +29,12 @@ def count_heads(trace: HeadTrace) -> Step:
         )
     width = max(len(weights) for weights in by_layer.values())
     return Step(
+        key="agreement",
         title="One head attends to it; does the model use it?",
+        explanation=(
+            "With many heads, some head attends to any given token. A single head therefore shows "
+            "little; the comparison with another token over all heads shows more."
+        ),
         formula="a[layer, head, token, target] over all layers and heads",
         text=text,
         picture=Grid(
@@ -58,7 +63,12 @@ def tie_projections(trace: HeadTrace) -> Step:
     tied = float(joined(is_own_largest(each.weights_with(query=each.key)) for each in layers).mean())
     labels = trace.sentence.labels
     return Step(
+        key="diagonal",
         title="Tokens do not generally attend to themselves",
+        explanation=(
+            "A vector is most similar to itself, so one might expect each token to attend most to "
+            "itself. But q·k is no similarity of x: queries and keys come from different matrices."
+        ),
         formula="q_i·k_i is not |x_i|²: W_q and W_k differ, so the diagonal is not special",
         text=[
             (
@@ -93,7 +103,12 @@ def measure_quadratic_cost(trace: HeadTrace) -> Step:
     )
     (first, fast, small), (last, slow, large) = trace.costs[0], trace.costs[-1]
     return Step(
+        key="cost",
         title="The cost grows quadratically with the length",
+        explanation=(
+            "Each token attends to each other token, so the number of weights grows with the square of "
+            "the length."
+        ),
         formula="T x T weights per head; T² K multiplications each for the scores and the context",
         text=[
             (

@@ -172,6 +172,8 @@ def test_markdown_and_text_contain_every_step(lesson: Lesson) -> None:
         assert f"## {number}. " in markdown
         assert f"\n{number}. {step.title}\n" in text
         assert step.picture.title in text
+        assert step.explanation[:60] in text
+    assert len({step.key for step in lesson.steps}) == len(lesson.steps)
     assert markdown.count("**Try:**") == text.count("\nTry: ") == len(lesson.steps)
     assert "| animal | 0.6768 |" in markdown
     assert max(len(line) for line in text.split("\n") if "," not in line) <= 120

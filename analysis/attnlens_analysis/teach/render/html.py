@@ -12,7 +12,11 @@ def as_html(lesson: Lesson) -> str:
     """Render a lesson as an HTML page."""
     body = [f"<p>{escape(paragraph)}</p>" for paragraph in lesson.introduction]
     for number, step in enumerate(lesson.steps, 1):
-        body += [f"<section><h2>{number}. {escape(step.title)}</h2>", *_step(step), "</section>"]
+        body += [
+            f"<section id='{step.key}'><h2>{number}. {escape(step.title)}</h2>",
+            *_step(step),
+            "</section>",
+        ]
     return as_page(lesson.title, "\n".join(body))
 
 
@@ -30,6 +34,7 @@ def _table(content: Table) -> str:
 
 
 def _step(step: Step) -> Iterator[str]:
+    yield f"<p>{escape(step.explanation)}</p>"
     yield f"<pre>{escape(step.formula)}</pre>"
     yield from (f"<p>{escape(paragraph)}</p>" for paragraph in step.text)
     if step.table is not None:

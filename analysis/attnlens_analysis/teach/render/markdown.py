@@ -23,6 +23,7 @@ def as_markdown(lesson: Lesson) -> str:
 
 def _step(step: Step) -> Iterator[str]:
     """Yield the lines of a step without its title. Each block is followed by an empty line."""
+    yield from (_escape(step.explanation), "")
     yield from _code([step.formula])
     for paragraph in step.text:
         yield from (_escape(paragraph), "")

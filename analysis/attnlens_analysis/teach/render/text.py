@@ -42,11 +42,15 @@ def table_lines(table: Table) -> list[str]:
     ]
 
 
-def step_lines(number: int, step: Step, width: int, *, with_picture: bool = True) -> Iterator[str]:
+def step_lines(
+    number: int, step: Step, width: int, *, with_picture: bool = True, with_explanation: bool = True
+) -> Iterator[str]:
     """Yield the lines of a step, starting with its number and title."""
     yield f"{number}. {step.title}"
     yield f"   {step.formula}"
     yield ""
+    if with_explanation:
+        yield from (*_wrap(step.explanation, width), "")
     for paragraph in step.text:
         yield from _wrap(paragraph, width)
     if step.table is not None:
