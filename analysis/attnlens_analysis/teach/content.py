@@ -49,6 +49,21 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
+class Diagram:
+    """A drawing of a computation.
+
+    Attributes:
+        title: Title.
+        lines: The drawing as text.
+        svg: The drawing as SVG.
+    """
+
+    title: str
+    lines: Sequence[str]
+    svg: str
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """A table.
 
@@ -71,7 +86,7 @@ class Step:
         explanation: Paragraph on the general idea, shown before the numbers.
         formula: One-line formula.
         text: Paragraphs with the numbers of the token.
-        picture: Chart of the values.
+        picture: Chart of the values, or diagram.
         to_try: Suggested experiment. The first item is text, the others are lines of code.
         caveat: Common misinterpretation, if any.
         table: Additional numbers, if any.
@@ -82,7 +97,7 @@ class Step:
     explanation: str
     formula: str
     text: Sequence[str]
-    picture: Bars | Grid
+    picture: Bars | Grid | Diagram
     to_try: Sequence[str]
     caveat: str = ""
     table: Table | None = None

@@ -7,10 +7,25 @@ structure, since the names of intermediate values have no meaning.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
+
+from attnlens.patterns import Band, BlockTable
 from attnlens_analysis.errors import NotTeachableError
 from attnlens_analysis.structure import Node, Structure
+from attnlens_server.bundle import Output
+
+DIFFERENCES = {
+    "big_bird": "each token attends to some blocks of keys only, and the other weights are 0",
+    "composed": "scores are mixed across heads before the softmax, or weights after it",
+    "disentangled": "products of content and relative positions are added to q·k",
+    "longformer": "each token attends to a window only, and global tokens have projections of their own",
+    "mixture": "the context of each head is multiplied by a gate that depends on the token",
+    "overlapping": "q, k and v of a head include features of the adjacent heads",
+}
+"""How mechanisms differ from a softmax of q.k."""
 
 # Why a mechanism cannot be decomposed into softmax(q.k) with known terms, and alternatives.
 _REASONS = {
@@ -41,6 +56,7 @@ class LayerNames:
         output: (B, T, D) result of the output projection.
         residual: (B, T, D) residual that the output is added to.
         is_rotated: Whether rotary embeddings are applied to q and k.
+        feed_forward: (B, T, D) result of the feed-forward layer, or empty if it was not found.
     """
 
     entering: str
@@ -55,6 +71,7 @@ class LayerNames:
     output: str
     residual: str
     is_rotated: bool
+    feed_forward: str = ""
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -70,7 +87,51 @@ class LayerNames:
             self.context,
             self.output,
             self.residual,
+            *filter(None, [self.feed_forward]),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionNames:
+    """Value names of a layer whose attention is not a softmax of q.k alone. See `LayerNames`.
+
+    Attributes:
+        query: (B, T, H K) queries.
+        key: (B, T, G K) keys of G key heads.
+        value: (B, T, G K) values.
+        weights: Attention weights, in the layout of `pattern`.
+        pattern: Layout of the weights. None if dense.
+    """
+
+    entering: str
+    query: str
+    key: str
+    value: str
+    scale: float
+    weights: str
+    pattern: Band | BlockTable | None
+    num_heads: int
+    num_key_value_heads: int
+    output: str
+    residual: str
+    feed_forward: str
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the values to compute."""
+        names = (self.entering, self.query, self.key, self.value, self.weights, self.output, self.residual)
+        return (*names, *filter(None, [self.feed_forward]))
+
+    def dense(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return the weights as (H, T, T)."""
+        rows = weights.astype(np.float32)
+        match self.pattern:
+            case None:
+                return weights
+            case Band() as band:
+                return band.dense(rows).astype(np.float64)
+            case table:
+                return table.at(rows.shape[1]).dense(rows).astype(np.float64)
 
 
 def check_mechanism(layer: int, mechanism: str) -> None:
@@ -91,11 +152,90 @@ def find_layer(graph: Structure, layer: int, weights: str) -> LayerNames:
         NotTeachableError: The graph around the softmax does not match the formula of this module.
     """
     try:
-        return _find(graph, weights)
+        return replace(_find(graph, weights), feed_forward=_feed_forward(graph, layer))
     except _MismatchError as error:
         raise NotTeachableError(
             f"attention of layer {layer} cannot be decomposed into softmax(q.k): {error}; {_INSTEAD}"
         ) from error
+
+
+def find_projections(
+    graph: Structure, layer: int, weights: Output, num_heads: tuple[int, int]
+) -> ProjectionNames:
+    """Locate the projections of a layer by the names of their parameters.
+
+    Args:
+        graph: The attention graph.
+        layer: Layer index.
+        weights: Attention weights of the layer.
+        num_heads: Number of query heads, and of key and value heads.
+
+    Raises:
+        NotTeachableError: The graph has no such projections.
+    """
+    try:
+        nodes = {
+            role: _projection_node(graph, f"layers.{layer}.attention.{role}.weight")
+            for role in ("query", "key", "value", "output")
+        }
+        output = _with_bias(graph, nodes["output"])
+        query = _with_bias(graph, nodes["query"])
+        return ProjectionNames(
+            entering=nodes["query"].inputs[0],
+            query=query,
+            key=_with_bias(graph, nodes["key"]),
+            value=_with_bias(graph, nodes["value"]),
+            scale=_first_scale(graph, query),
+            weights=weights.name,
+            pattern=weights.pattern,
+            num_heads=num_heads[0],
+            num_key_value_heads=num_heads[1],
+            output=output,
+            residual=_residual(graph, output),
+            feed_forward=_feed_forward(graph, layer),
+        )
+    except _MismatchError as error:
+        raise NotTeachableError(f"layer {layer} has no projections to q, k and v: {error}") from error
+
+
+def _projection_node(graph: Structure, parameter: str) -> Node:
+    """Return the product with a parameter."""
+    return _single(
+        (
+            node
+            for node in graph.nodes
+            if node.operator == "MatMul" and any(name.startswith(parameter) for name in node.inputs)
+        ),
+        f"product with {parameter}",
+    )
+
+
+def _first_scale(graph: Structure, query: str) -> float:
+    """Return the first scalar that queries are multiplied with, or 1."""
+    for node in graph.below(query):
+        factors = [graph.scalars[name] for name in node.inputs if name in graph.scalars]
+        if node.operator == "Mul" and factors:
+            return factors[0]
+    return 1.0
+
+
+def _feed_forward(graph: Structure, layer: int) -> str:
+    """Return the result of the last feed-forward product of a layer, or an empty name."""
+    prefix = f"layers.{layer}.feed_forward."
+    nodes = [
+        node
+        for node in graph.nodes
+        if node.operator == "MatMul" and any(name.startswith(prefix) for name in node.inputs)
+    ]
+    return _with_bias(graph, nodes[-1]) if nodes else ""
+
+
+def _with_bias(graph: Structure, node: Node) -> str:
+    """Return the result of a product, including its bias if any."""
+    following = graph.consumers(node.outputs[0])
+    if len(following) == 1 and following[0].operator == "Add" and graph.parameters_of(following[0]):
+        return following[0].outputs[0]
+    return node.outputs[0]
 
 
 class _MismatchError(Exception):
@@ -190,10 +330,7 @@ def _output(graph: Structure, context: str) -> str:
     """Return the result of the output projection, including its bias."""
     for node in graph.below(context):
         if node.operator == "MatMul" and graph.parameters_of(node):
-            following = graph.consumers(node.outputs[0])
-            if len(following) == 1 and following[0].operator == "Add" and graph.parameters_of(following[0]):
-                return following[0].outputs[0]
-            return node.outputs[0]
+            return _with_bias(graph, node)
     raise _MismatchError("the heads have no output projection")
 
 

@@ -176,6 +176,12 @@ def scale(trace: HeadTrace) -> Step:
             f"reaches q and k. Here it is {number(row_scaled.trace)}, {other} {number(row_unscaled.trace)}."
         ),
     ]
+    absorbed = values.weights_with(scale=1.0, query=values.scale * values.query)
+    text.append(
+        "The scale does not change the order of the scores or what the model can express: with W_q "
+        f"multiplied by {factor} instead, weights differ by at most "
+        f"{number(float(np.abs(absorbed - values.weights_with()).max()))}."
+    )
     if values.has_biases:
         text.insert(1, f"A position bias is added: {_extremes(trace, values.biases[head, row])}.")
     return Step(
@@ -195,7 +201,7 @@ def scale(trace: HeadTrace) -> Step:
             (scaled.tolist(), unscaled.tolist()),
         ),
         to_try=[
-            "Use another scale, or 1 for none, with d from step 3:",
+            "Use another scale, or 1 for none, with d from the step “Query, key and value”:",
             f's = 1 * d["q"][{row}] @ d["k"].T{_bias_code(trace)}',
             "a = np.exp(s - s.max()); a / a.sum()",
         ],

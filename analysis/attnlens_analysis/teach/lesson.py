@@ -1,6 +1,8 @@
 """Assembles the steps of a lesson on one attention head."""
 
-from attnlens_analysis.teach.content import Lesson
+from attnlens_analysis.teach.content import Lesson, number
+from attnlens_analysis.teach.graph import DIFFERENCES
+from attnlens_analysis.teach.idea import assign_roles, list_shapes, motivate
 from attnlens_analysis.teach.inside import (
     add_to_stream,
     enter_layer,
@@ -12,7 +14,15 @@ from attnlens_analysis.teach.inside import (
     weigh_values,
 )
 from attnlens_analysis.teach.meaning import count_heads, measure_quadratic_cost, tie_projections
+from attnlens_analysis.teach.numbers import softmax
+from attnlens_analysis.teach.rows import apply_masks, vary_temperature
 from attnlens_analysis.teach.values import HeadTrace
+from attnlens_analysis.teach.whole import (
+    compare_contexts,
+    compare_subspaces,
+    follow_layers,
+    project_all_features,
+)
 
 
 def make_lesson(trace: HeadTrace, command: str, npz: str = "head.npz") -> Lesson:
@@ -25,16 +35,25 @@ def make_lesson(trace: HeadTrace, command: str, npz: str = "head.npz") -> Lesson
     """
     full_command = f"{command} --layer {trace.layer} --head {trace.head}"
     steps = [
+        motivate(trace),
+        assign_roles(trace),
         tokenize(trace),
         enter_layer(trace),
         project(trace, [f"# {full_command} --npz {npz}", f'd = np.load("{npz}")']),
         multiply(trace),
         scale(trace),
         take_softmax(trace, command),
+        vary_temperature(trace),
+        apply_masks(trace),
         weigh_values(trace),
+        list_shapes(trace),
+        project_all_features(trace),
         add_to_stream(trace),
+        follow_layers(trace),
+        compare_contexts(trace),
         count_heads(trace),
         tie_projections(trace),
+        compare_subspaces(trace),
     ]
     if trace.costs:
         steps.append(measure_quadratic_cost(trace))
@@ -48,6 +67,22 @@ def make_lesson(trace: HeadTrace, command: str, npz: str = "head.npz") -> Lesson
                 "counted from 0. T is the number of tokens, D the hidden size, H the number of heads, "
                 "and K the head size."
             ),
+            *_difference(trace),
         ],
         steps=steps,
     )
+
+
+def _difference(trace: HeadTrace) -> list[str]:
+    """Return a paragraph on the mechanism of the layer, unless it is a softmax of q.k."""
+    if trace.mechanism == "softmax":
+        return []
+    values = trace.values
+    plain = softmax(values.products, values.allowed)
+    difference = DIFFERENCES.get(trace.mechanism, "weights are not computed by a softmax of q·k alone")
+    return [
+        f"Layer {trace.layer} has {trace.mechanism} attention: {difference}. The weights are those of the graph. "
+        f"The softmax of the scaled q·k alone differs from them by up to "
+        f"{number(float(abs(plain - values.weights).max()))}; the difference is shown as a bias of the scores, "
+        "and contexts are calculated from these weights and v."
+    ]

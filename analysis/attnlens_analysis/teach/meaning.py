@@ -76,6 +76,7 @@ def tie_projections(trace: HeadTrace) -> Step:
                 f"it would be {percent(chance)}."
             ),
             f"With W_q = W_k, and therefore q = k, it would be {percent(tied)}.",
+            _compare_with_itself(trace),
         ],
         picture=Grid(
             f"All weights of layer {trace.layer}, head {trace.head}: one row per token",
@@ -84,12 +85,24 @@ def tie_projections(trace: HeadTrace) -> Step:
             trace.values.weights[trace.head].tolist(),
         ),
         to_try=[
-            "Tie the projections, with d from step 3:",
+            "Tie the projections, with d from the step “Query, key and value”:",
             's = d["scale"] * d["k"] @ d["k"].T + d["bias"]',
             "(s.argmax(-1) == np.arange(len(s))).mean()  # for this head",
         ],
         caveat="A dot product measures similarity only if both vectors come from the same projection. The "
         "model was not trained with tied projections.",
+    )
+
+
+def _compare_with_itself(trace: HeadTrace) -> str:
+    """Compare the scores of the token for itself and for the target."""
+    values, head, row, target = trace.values, trace.head, trace.row, trace.target
+    products = values.query[head, row] @ values.key[head].T
+    inner = values.entering[row] @ values.entering.T
+    token, other = trace.label(row), trace.label(target)
+    return (
+        f"In this head, q·k of “{token}” is {number(products[row])} with itself and {number(products[target])} "
+        f"with “{other}”. The dot products of x are {number(inner[row])} and {number(inner[target])}."
     )
 
 

@@ -68,3 +68,13 @@ def norms(vectors: Array) -> Array:
 def cosine(first: Array, second: Array) -> float:
     """Return the cosine similarity of two vectors."""
     return float(first @ second / (np.linalg.norm(first) * np.linalg.norm(second)))
+
+
+def principal_cosines(first: Array, second: Array) -> Array:
+    """Return the cosines of the principal angles between the column spaces of two matrices (D, K).
+
+    See Björck and Golub 1973, "Numerical Methods for Computing Angles Between Linear Subspaces".
+    """
+    bases = [np.linalg.qr(each)[0] for each in (first, second)]
+    cosines: Array = np.linalg.svd(bases[0].T @ bases[1], compute_uv=False)
+    return cosines

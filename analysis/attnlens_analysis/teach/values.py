@@ -6,7 +6,7 @@ needed.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
@@ -15,15 +15,32 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from attnlens_analysis.errors import NotTeachableError, UnknownHeadError, UnknownTokenError
+from attnlens_analysis.errors import NotTeachableError, TextError, UnknownHeadError, UnknownTokenError
 from attnlens_analysis.structure import read_proto, structure_of
-from attnlens_analysis.teach.graph import LayerNames, check_mechanism, find_layer
-from attnlens_analysis.teach.numbers import Array, softmax
+from attnlens_analysis.teach.diagrams import Sizes
+from attnlens_analysis.teach.graph import (
+    LayerNames,
+    ProjectionNames,
+    check_mechanism,
+    find_layer,
+    find_projections,
+)
+from attnlens_analysis.teach.numbers import Array, cosine, softmax
+from attnlens_analysis.teach.parameters import LayerParameters, read_parameters
+from attnlens_analysis.teach.recurrence import measure_recurrence
 from attnlens_analysis.teach.tokens import Sentence, largest, read_sentence
 from attnlens_server.bundle import Bundle, OutputRole, open_bundle
 
 # Threshold for masked scores: half of the mask value of exported encoders.
 _MASKED = -(2.0**14)
+NUM_PADDING = 4
+# The word is the same token at the same position in all texts. The last two have a similar context.
+CONTEXT_WORD = "bank"
+CONTEXTS = (
+    "She took the money to the bank.",
+    "She sat on the low grassy bank.",
+    "He got a loan from the bank.",
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +60,7 @@ class LayerValues:
         residual: (T, D).
         scale: Scale of q.k.
         is_rotated: Whether rotary embeddings are applied to q and k.
+        feed_forward: (T, D) output of the feed-forward layer, before it is added. None if it was not located.
     """
 
     entering: Array
@@ -57,6 +75,7 @@ class LayerValues:
     residual: Array
     scale: float
     is_rotated: bool
+    feed_forward: Array | None = None
 
     @cached_property
     def allowed(self) -> npt.NDArray[np.bool_]:
@@ -109,6 +128,12 @@ class HeadTrace:
         rival: Index of the token to compare the target with. None if the text has no other tokens.
         costs: (length, milliseconds, bytes of all maps) for texts of several lengths.
         max_positions: Maximum length that the encoder supports.
+        mechanism: Name of the attention mechanism of the selected layer.
+        parameters: Parameters of the selected layer.
+        padded: (T + P,) weights of the token with padding appended. None if the model has no room for padding.
+        contexts: Cosine similarities of a word in two contexts, and in two similar contexts, for the input
+            of each layer and the final output. Empty if the word is not a token of the vocabulary.
+        races: (length, milliseconds of attention, milliseconds of a recurrent loop).
     """
 
     model_name: str
@@ -123,6 +148,11 @@ class HeadTrace:
     rival: int | None
     costs: Sequence[tuple[int, float, int]]
     max_positions: int
+    mechanism: str
+    parameters: LayerParameters
+    padded: Array | None
+    contexts: Sequence[tuple[float, float]]
+    races: Sequence[tuple[int, float, float]]
 
     @property
     def values(self) -> LayerValues:
@@ -134,6 +164,39 @@ class HeadTrace:
         """(T, D) residual stream after the layer, or the final output if unknown."""
         following = self.layers.get(self.layer + 1)
         return self.final if following is None else following.residual
+
+    @property
+    def sizes(self) -> Sizes:
+        """Sizes of the selected layer."""
+        heads, tokens, width = self.values.query.shape
+        return Sizes(tokens, self.values.entering.shape[-1], heads, width, self.num_layers)
+
+    @property
+    def is_pre_norm(self) -> bool:
+        """Whether the layer normalizes its input, so that the residual differs from it."""
+        return not np.array_equal(self.values.entering, self.values.residual)
+
+    @property
+    def head_matrices(self) -> tuple[tuple[Array, Array], tuple[Array, Array]] | None:
+        """W (D, K) and bias (K,) of the query and key projections of the head, or None if unknown."""
+        parameters, num_heads = self.parameters, len(self.values.query)
+        if parameters.query is None or parameters.key is None:
+            return None
+        width = parameters.query.shape[1] // num_heads
+        shared = num_heads * width // parameters.key.shape[1]
+        pairs = []
+        for weight, bias, head in (
+            (parameters.query, parameters.query_bias, self.head),
+            (parameters.key, parameters.key_bias, self.head // shared),
+        ):
+            columns = slice(head * width, (head + 1) * width)
+            pairs.append((weight[:, columns], np.zeros(width) if bias is None else bias[columns]))
+        return pairs[0], pairs[1]
+
+    @property
+    def stream(self) -> list[Array]:
+        """(T, D) input of each layer and the final output, if all layers are known."""
+        return stream(self.layers, self.final) if len(self.layers) == self.num_layers else []
 
     @property
     def leaving_is_next(self) -> bool:
@@ -200,8 +263,9 @@ def trace_head(
     row = sentence.find(token)
     requested_layer = resolve_index("layer", layer, bundle.model.num_layers)
     hidden = bundle.model.outputs.hidden_state("attention").name
-    graph, names = bundle.graph_path("attention"), locate_layers(bundle, requested_layer)
-    layers, final = compute(graph, names, hidden, sentence.input_ids)
+    graph, names = bundle.graph_path("attention"), all_layers(bundle)
+    run = LayerRun(graph, names, hidden)
+    layers, final = run.values(sentence.input_ids)
     others, distant = _other_tokens(sentence, row)
     requested_target = None if target is None else sentence.find(target)
     candidates = distant if requested_target is None else [requested_target]
@@ -224,6 +288,13 @@ def trace_head(
         rival=rival_row,
         costs=measure_cost(bundle, usable) if usable else (),
         max_positions=bundle.model.max_positions,
+        mechanism=bundle.manifest.architecture.layers[selected_layer].attention,
+        parameters=read_parameters(graph, selected_layer),
+        padded=_padded_row(bundle, run, sentence, (selected_layer, selected_head, row)),
+        contexts=_compare_contexts(bundle, run),
+        races=measure_recurrence(
+            layers[selected_layer].entering.shape[-1], len(layers[selected_layer].query), usable
+        ),
     )
 
 
@@ -237,22 +308,77 @@ def _other_tokens(sentence: Sentence, row: int) -> tuple[npt.NDArray[np.bool_], 
     return others, largest(np.zeros(len(sentence)), distant if distant.any() else others)
 
 
+class LayerRun:
+    """Computes the values of layers, with one session for several texts."""
+
+    def __init__(self, path: Path, names: Mapping[int, LayerNames | ProjectionNames], hidden: str) -> None:
+        """Open the graph.
+
+        Args:
+            path: Path of the attention graph.
+            names: Value names by layer index.
+            hidden: Name of the token vectors.
+        """
+        outputs = [hidden, *(name for each in names.values() for name in each.outputs)]
+        self.names, self.hidden, self.outputs = names, hidden, list(dict.fromkeys(outputs))
+        self.session = _open_with(path, self.outputs)
+
+    def values(
+        self, input_ids: npt.NDArray[np.int64], num_padding: int = 0
+    ) -> tuple[dict[int, LayerValues], Array]:
+        """Return the values of each layer and the final token vectors (T, D).
+
+        Args:
+            input_ids: (1, T) token ids.
+            num_padding: Number of tokens at the end that are padding.
+        """
+        feed = _feed(self.session, input_ids)
+        feed["attention_mask"][:, input_ids.shape[1] - num_padding :] = 0
+        arrays = dict(zip(self.outputs, self.session.run(self.outputs, feed), strict=True))
+        exact = {name: array[0].astype(np.float64) for name, array in arrays.items()}
+        return {layer: _layer_values(each, exact) for layer, each in self.names.items()}, exact[self.hidden]
+
+
 def compute(
     path: Path, names: Mapping[int, LayerNames], hidden: str, input_ids: npt.NDArray[np.int64]
 ) -> tuple[dict[int, LayerValues], Array]:
-    """Compute the values of each layer and the final token vectors (T, D).
+    """Compute the values of each layer and the final token vectors (T, D) for one text. See `LayerRun`."""
+    return LayerRun(path, names, hidden).values(input_ids)
 
-    Args:
-        path: Path of the attention graph.
-        names: Value names by layer index.
-        hidden: Name of the token vectors.
-        input_ids: (1, T) token ids.
-    """
-    outputs = list(dict.fromkeys([hidden, *(name for each in names.values() for name in each.outputs)]))
-    session = _open_with(path, outputs)
-    arrays = dict(zip(outputs, session.run(outputs, _feed(session, input_ids)), strict=True))
-    exact = {name: array[0].astype(np.float64) for name, array in arrays.items()}
-    return {layer: _layer_values(each, exact) for layer, each in names.items()}, exact[hidden]
+
+def stream(layers: Mapping[int, LayerValues], final: Array) -> list[Array]:
+    """Return the (T, D) input of each layer and the final output."""
+    return [*(layers[layer].residual for layer in sorted(layers)), final]
+
+
+def _padded_row(
+    bundle: Bundle, run: LayerRun, sentence: Sentence, selected: tuple[int, int, int]
+) -> Array | None:
+    """Return the weights (T + P,) of a row when P padding tokens are appended to the text."""
+    if len(sentence) + NUM_PADDING > bundle.model.max_positions:
+        return None
+    padding = np.full((1, NUM_PADDING), bundle.manifest.architecture.pad_token_id, np.int64)
+    layers, _ = run.values(np.concatenate([sentence.input_ids, padding], axis=1), NUM_PADDING)
+    layer, head, row = selected
+    weights: Array = layers[layer].weights[head, row]
+    return weights
+
+
+def _compare_contexts(bundle: Bundle, run: LayerRun) -> list[tuple[float, float]]:
+    """Compare a word in two contexts, and in two similar contexts, in each layer."""
+    if len(run.names) != bundle.model.num_layers:
+        return []
+    vectors = []
+    for text in CONTEXTS:
+        try:
+            sentence = read_sentence(bundle, text)
+            row = sentence.find(CONTEXT_WORD)
+        except (TextError, UnknownTokenError):
+            return []
+        vectors.append([each[row] for each in stream(*run.values(sentence.input_ids))])
+    return [
+        (cosine(first, other), cosine(first, similar)) for first, other, similar in zip(*vectors, strict=True)
+    ]
 
 
 def measure_cost(bundle: Bundle, lengths: Sequence[int]) -> list[tuple[int, float, int]]:
@@ -301,6 +427,27 @@ def locate_layers(bundle: Bundle, required: int | None) -> dict[int, LayerNames]
     return names
 
 
+def all_layers(bundle: Bundle) -> dict[int, LayerNames | ProjectionNames]:
+    """Locate the values of all layers. Attention that cannot be decomposed has only projections and weights.
+
+    Raises:
+        NotTeachableError: A layer has no query, key and value projections.
+    """
+    graph = structure_of(read_proto(bundle.graph_path("attention")))
+    outputs = bundle.model.outputs.layers(OutputRole.ATTENTION_WEIGHTS)
+    names: dict[int, LayerNames | ProjectionNames] = {}
+    for layer, described in enumerate(bundle.manifest.architecture.layers):
+        output = outputs[layer]
+        try:
+            located = find_layer(graph, layer, output.name)
+            is_plain = described.attention == "softmax"
+            names[layer] = located if is_plain else replace(located, is_rotated=False)
+        except NotTeachableError:
+            sizes = (described.num_heads, described.num_key_value_heads or described.num_heads)
+            names[layer] = find_projections(graph, layer, output, sizes)
+    return names
+
+
 def _open_with(path: Path, outputs: Sequence[str]) -> ort.InferenceSession:
     """Open a copy of a graph with additional outputs, using the original weights file."""
     from onnx import TensorProto, helper  # noqa: PLC0415 - of the extra `export`
@@ -332,7 +479,10 @@ def _feed(
     return {value.name: all_inputs[value.name] for value in session.get_inputs()}
 
 
-def _layer_values(names: LayerNames, arrays: Mapping[str, Array]) -> LayerValues:
+def _layer_values(names: LayerNames | ProjectionNames, arrays: Mapping[str, Array]) -> LayerValues:
+    feed_forward = arrays.get(names.feed_forward)
+    if isinstance(names, ProjectionNames):
+        return _projected_values(names, arrays, feed_forward)
     return LayerValues(
         entering=arrays[names.entering],
         query=arrays[names.query],
@@ -346,7 +496,45 @@ def _layer_values(names: LayerNames, arrays: Mapping[str, Array]) -> LayerValues
         residual=arrays[names.residual],
         scale=names.scale,
         is_rotated=names.is_rotated,
+        feed_forward=feed_forward,
     )
+
+
+def _projected_values(
+    names: ProjectionNames, arrays: Mapping[str, Array], feed_forward: Array | None
+) -> LayerValues:
+    """Return values whose scores are scale * q.k plus the terms that explain the weights of the graph."""
+    heads, shared = names.num_heads, names.num_key_value_heads
+    query = _split(arrays[names.query], heads)
+    key, value = (
+        _split(arrays[name], shared).repeat(heads // shared, 0) for name in (names.key, names.value)
+    )
+    weights = names.dense(arrays[names.weights])
+    allowed = weights > 0
+    products = names.scale * query @ key.swapaxes(-1, -2)
+    expected = softmax(products, allowed)
+    with np.errstate(divide="ignore"):
+        terms = np.where(allowed, np.log(weights) - np.log(expected), 2 * _MASKED)
+    return LayerValues(
+        entering=arrays[names.entering],
+        query=query,
+        key=key,
+        value=value,
+        scores=products + terms,
+        products=products,
+        weights=weights,
+        context=weights @ value,
+        output=arrays[names.output],
+        residual=arrays[names.residual],
+        scale=names.scale,
+        is_rotated=False,
+        feed_forward=feed_forward,
+    )
+
+
+def _split(projected: Array, num_heads: int) -> Array:
+    """(T, H K) -> (H, T, K)."""
+    return projected.reshape(len(projected), num_heads, -1).swapaxes(0, 1)
 
 
 def resolve_index(kind: str, number: int | None, count: int) -> int | None:

@@ -5,7 +5,7 @@ from html import escape
 
 from attnlens_analysis import svg
 from attnlens_analysis.page import as_page
-from attnlens_analysis.teach.content import Bars, Grid, Lesson, Step, Table
+from attnlens_analysis.teach.content import Bars, Diagram, Grid, Lesson, Step, Table
 
 
 def as_html(lesson: Lesson) -> str:
@@ -20,8 +20,10 @@ def as_html(lesson: Lesson) -> str:
     return as_page(lesson.title, "\n".join(body))
 
 
-def picture(chart: Bars | Grid) -> str:
-    """Render a chart as SVG."""
+def picture(chart: Bars | Grid | Diagram) -> str:
+    """Render a chart or diagram as SVG."""
+    if isinstance(chart, Diagram):
+        return chart.svg
     if isinstance(chart, Bars):
         return svg.bars(chart.title, chart.labels, chart.values, chart.marked, chart.figures)
     return svg.grid(chart.title, chart.rows, chart.columns, chart.values)
@@ -39,7 +41,7 @@ def _step(step: Step) -> Iterator[str]:
     yield from (f"<p>{escape(paragraph)}</p>" for paragraph in step.text)
     if step.table is not None:
         yield _table(step.table)
-    kind = "bars" if isinstance(step.picture, Bars) else "grid"
+    kind = "grid" if isinstance(step.picture, Grid) else "bars"
     yield f"<figure class='{kind}'>{picture(step.picture)}</figure>"
     if step.caveat:
         yield f"<p class='note'><b>Note:</b> {escape(step.caveat)}</p>"

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from attnlens_analysis.teach.content import Bars, Grid, Lesson, Step, Table
+from attnlens_analysis.teach.content import Bars, Diagram, Grid, Lesson, Step, Table
 
 # Shades for values below each limit.
 _SHADES = {0.02: " ", 0.1: "·", 0.25: "░", 0.5: "▒", 0.75: "▓"}
@@ -22,11 +22,11 @@ def as_text(lesson: Lesson, width: int) -> str:
     return "\n".join(lines)
 
 
-def picture_lines(picture: Bars | Grid, width: int) -> list[str]:
-    """Render a chart and its title in lines of up to `width` characters, if the labels permit."""
+def picture_lines(picture: Bars | Grid | Diagram, width: int) -> list[str]:
+    """Render a chart or diagram and its title in lines of up to `width` characters, if the labels permit."""
     if isinstance(picture, Bars):
         return [picture.title, *_bars(picture, width)]
-    return [picture.title, *_grid(picture)]
+    return [picture.title, *(picture.lines if isinstance(picture, Diagram) else _grid(picture))]
 
 
 def table_lines(table: Table) -> list[str]:

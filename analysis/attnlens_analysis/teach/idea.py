@@ -1,0 +1,136 @@
+"""Lesson steps on the idea of attention: its purpose, its three roles, and the shapes of its tensors."""
+
+from attnlens_analysis.teach.content import Bars, Step, Table, number
+from attnlens_analysis.teach.diagrams import head_diagram
+from attnlens_analysis.teach.values import HeadTrace
+
+
+def motivate(trace: HeadTrace) -> Step:
+    """Compare attention with a recurrent layer of the same width."""
+    length, hidden = len(trace.sentence), trace.values.entering.shape[-1]
+    distance = abs(trace.target - trace.row)
+    products = 4 * length * hidden**2 + 2 * length**2 * hidden
+    text = [
+        (
+            f"From “{trace.label(trace.target)}” to “{trace.label(trace.row)}”, a recurrent layer takes "
+            f"{distance} {'step' if distance == 1 else 'steps'}, attention 1. For all {length} tokens, a "
+            f"recurrent layer takes {length} dependent steps, attention 1."
+        ),
+        (
+            f"Attention does not compute less: {products:,} multiplications (4 T D² + 2 T² D), compared with "
+            f"{2 * length * hidden**2:,} (2 T D²) of a simple recurrent layer."
+        ),
+    ]
+    table = None
+    if trace.races:
+        faster = [f"{length:,}" for length, attention, loop in trace.races if attention < loop]
+        text.append(
+            f"Measured in NumPy on this CPU, with D = {hidden}: attention is faster than the loop at "
+            f"{', '.join(faster) or 'no'} tokens. Independent positions form large matrix products, which "
+            "use the CPU better; T² D grows faster than T D². A GPU, which computes thousands of positions at "
+            "once, benefits more."
+        )
+        table = Table(
+            ("tokens", "attention, ms", "recurrent loop, ms", "ratio"),
+            [(f"{n:,}", f"{a:.2f}", f"{loop:.2f}", f"{loop / a:.2f}") for n, a, loop in trace.races],
+        )
+    return Step(
+        key="why",
+        title="Why attention",
+        explanation=(
+            "A recurrent network reads one token after another and passes on a single state. Information from "
+            "a distant token must survive every step in between, and no step can start before the previous "
+            "one ends. Attention reads any token in one step, and computes all positions in parallel."
+        ),
+        formula="recurrent: h_t = tanh(W h_(t-1) + U x_t)   attention: y_t = sum over j of a_tj v_j",
+        text=text,
+        picture=Bars(
+            "Steps between the token and each other token, in a recurrent layer",
+            trace.sentence.labels,
+            [float(abs(index - trace.row)) for index in range(length)],
+            [trace.target],
+            decimals=0,
+        ),
+        to_try=["Put a longer clause between the two words: the number of recurrent steps grows."],
+        caveat="This layer is not trained, and its times say nothing about its quality. Recurrent layers "
+        "need no T² weights, so they remain an option for very long texts.",
+        table=table,
+    )
+
+
+def assign_roles(trace: HeadTrace) -> Step:
+    """Explain query, key and value by the library analogy, with their directions in this head."""
+    values, head, row, target = trace.values, trace.head, trace.row, trace.target
+    token, other = trace.label(row), trace.label(target)
+    scores = values.query[head] @ values.key[head].T
+    same = row == target
+    text = [
+        f"“{token}” seeks “{other}”: q·k = {number(scores[row, target])}."
+        if same
+        else f"“{token}” seeks “{other}”: q·k = {number(scores[row, target])}. In the other direction, "
+        f"“{other}” seeks “{token}” with {number(scores[target, row])}. With one matrix for both roles, the "
+        "two numbers would be equal."
+    ]
+    return Step(
+        key="roles",
+        title="Query, key and value: a search in a library",
+        explanation=(
+            "In a library, the query is your question, the key is the label on the spine of a book, and the "
+            "value is its content: you compare the question with the labels, and read the content. Here every "
+            "token has all three roles: what it seeks, what it offers, and what it passes on. Unlike in a "
+            "library, the result is a weighted mixture of all books. In self-attention, queries, keys and "
+            "values come from the same sequence. In cross-attention, as in a translation model, queries come "
+            "from one sequence, and keys and values from another."
+        ),
+        formula="attention(Q, K, V) = softmax(Q K^T / sqrt(K)) V",
+        text=text,
+        picture=head_diagram(trace.sizes),
+        to_try=["Use --token with the other word: does it attend back?"],
+        caveat="The analogy ends at the label: keys are trained vectors and have no names.",
+    )
+
+
+def list_shapes(trace: HeadTrace) -> Step:
+    """List the shape of each tensor, and count the parameters of the layer."""
+    values, sizes = trace.values, trace.sizes
+    length, hidden, heads, width = sizes.tokens, sizes.hidden, sizes.heads, sizes.head
+    shapes: list[tuple[str, str, tuple[int, ...]]] = [
+        ("x", "[T, D]", (length, hidden)),
+        ("Q, K and V of one head, each", "[T, K]", (length, width)),
+        ("scores of one head", "[T, T]", (length, length)),
+        ("weights of one head", "[T, T]", (length, length)),
+        ("context of one head", "[T, K]", values.context.shape[1:]),
+        ("concatenated contexts", "[T, H K]", (length, heads * values.context.shape[-1])),
+        ("W_o", "[H K, D]", (heads * values.context.shape[-1], hidden)),
+        ("output", "[T, D]", values.output.shape),
+    ]
+    elements = [rows * columns for _, _, (rows, columns) in shapes]
+    counts = {kind: count for kind, count in trace.parameters.counts.items() if count}
+    listed = ", ".join(f"{kind} {count:,}" for kind, count in counts.items())
+    text = [
+        (
+            f"All {heads} heads together have scores of shape [H, T, T] = [{heads}, {length}, {length}]; a "
+            f"batch of B texts adds a first axis: [B, H, T, T]. Here, K = {width} and D / H = {hidden / heads:g}."
+        )
+    ]
+    if listed:
+        text.append(f"Parameters of this layer: {listed}; {sum(counts.values()):,} in total.")
+    return Step(
+        key="shapes",
+        title="The shapes of all tensors",
+        explanation=(
+            "D is fixed by the model, T by the text. Usually K = D / H, so that the concatenated heads have "
+            "the size of x again. No parameter has an axis of size T, so the same weights process any length "
+            "up to the number of positions."
+        ),
+        formula="[T, D] -> [T, K] -> [T, T] -> [T, K] -> [T, H K] -> [T, D]",
+        text=text,
+        picture=Bars("Number of elements", [name for name, _, _ in shapes], elements, decimals=0),
+        to_try=["Use a text twice as long: which tensors have twice the elements, and which four times?"],
+        caveat="The softmax is taken over the last axis of the scores, the keys. Over the queries, rows would "
+        "not sum to 1, without an error message.",
+        table=Table(
+            ("tensor", "shape", "in this model"),
+            [(name, shape, f"[{', '.join(map(str, actual))}]") for name, shape, actual in shapes],
+        ),
+    )

@@ -1,0 +1,208 @@
+"""Lesson steps beyond one row: inputs of heads, all layers, contexts of a word, and subspaces."""
+
+import numpy as np
+
+from attnlens_analysis.teach.content import Bars, Step, Table, number, percent
+from attnlens_analysis.teach.diagrams import heads_diagram, stack_diagram
+from attnlens_analysis.teach.numbers import Array, cosine, norms, principal_cosines
+from attnlens_analysis.teach.values import CONTEXT_WORD, CONTEXTS, HeadTrace
+
+_NUM_SCORES = 5
+_NUM_RANDOM = 16
+_NO_PROJECTIONS = "The graph does not store W_q and W_k in floating point, so this cannot be computed."
+
+
+def project_all_features(trace: HeadTrace) -> Step:
+    """Show that a head reads all features of x, not a slice."""
+    values, sizes = trace.values, trace.sizes
+    matrices = trace.head_matrices
+    if matrices is None:
+        text, table = [_NO_PROJECTIONS], None
+    else:
+        (query, query_bias), (key, key_bias) = matrices
+        size = max(1, sizes.hidden // sizes.heads)
+        inside = np.arange(sizes.hidden) // size == trace.head
+        full, sliced = (
+            values.scale * (x[trace.row] @ query + query_bias) @ (x @ key + key_bias).T
+            for x in (values.entering, values.entering * inside)
+        )
+        outside = float((query[~inside] ** 2).sum() / (query**2).sum())
+        order = np.argsort(-full)[:_NUM_SCORES]
+        first = trace.head * size
+        rotated = " before rotary embeddings" if values.is_rotated else ""
+        text = [
+            (
+                f"W_q of this head has the shape {list(query.shape)}: one row for each of the {sizes.hidden} "
+                f"features. {percent(outside)} of its squared entries belong to features outside of “its” "
+                f"slice, {first} to {first + size - 1}."
+            ),
+            (
+                "With all features outside of the slice set to 0, the scores in the table result"
+                f"{rotated}. Scores change by up to {number(float(np.abs(full - sliced).max()))}."
+            ),
+        ]
+        table = Table(
+            ("token", "score", "only its slice of x"),
+            [(trace.label(j), number(full[j]), number(sliced[j])) for j in order],
+        )
+    return Step(
+        key="heads",
+        title="Heads do not slice the input",
+        explanation=(
+            "All tokens share the projections, and all heads of a layer read the whole x. Each head has its "
+            "own W_q, W_k and W_v with D input features. Implementations compute all heads with one large "
+            "matrix and reshape the result, which splits Q, K and V, not x. The heads are then concatenated "
+            "and mixed by W_o; without W_o, each feature of the output would come from one head only."
+        ),
+        formula="Q_h = x W_q[:, h],  context = [context_1; …; context_H] W_o",
+        text=text,
+        picture=heads_diagram(sizes),
+        to_try=["Use another --head: the rows outside of its slice are not 0 either."],
+        caveat="Dividing D by H is a convention that keeps the cost constant. K can be any number, since W_o "
+        "maps H K features to D.",
+        table=table,
+    )
+
+
+def follow_layers(trace: HeadTrace) -> Step:
+    """Follow the token through all layers."""
+    stream, row = trace.stream, trace.row
+    text, table = ["Not all layers of this model could be located."], None
+    if stream:
+        vectors = [each[row] for each in stream]
+        rows = []
+        for layer, (before, after) in enumerate(zip(vectors[:-1], vectors[1:], strict=True)):
+            values = trace.layers[layer]
+            forward = values.feed_forward
+            rows.append(
+                (
+                    f"layer {layer}",
+                    number(norms(before).item()),
+                    number(norms(values.output[row]).item()),
+                    "-" if forward is None else number(norms(forward[row]).item()),
+                    number(cosine(before, after)),
+                    number(cosine(vectors[0], after)),
+                )
+            )
+        table = Table(("", "|x|", "|attention|", "|feed-forward|", "cosine to x", "cosine to layer 0"), rows)
+        text = [
+            (
+                f"The output for “{trace.label(row)}” has the cosine similarity "
+                f"{number(cosine(vectors[0], vectors[-1]))} with the embedding that entered layer 0."
+            )
+        ]
+    return Step(
+        key="layers",
+        title="Through the whole model",
+        explanation=(
+            "A layer adds the output of attention to x (the residual connection), and then the output of a "
+            "feed-forward network, which processes each token on its own. Norms keep the size of the vectors "
+            "stable, and residual connections let gradients pass all layers unchanged. The output of a layer "
+            "is the input of the next one, so that words combine to phrases and phrases to sentences."
+        ),
+        formula="x' = norm(x + attention(x)),  x'' = norm(x' + feed_forward(x'))"
+        if not trace.is_pre_norm
+        else "x' = x + attention(norm(x)),  x'' = x' + feed_forward(norm(x'))",
+        text=text,
+        picture=stack_diagram(trace.sizes, is_pre_norm=trace.is_pre_norm),
+        to_try=["Follow a special token instead: does its vector change as much?"],
+        caveat="Dropout is omitted: it is active only in training. In evaluation it would make results "
+        "random, and rows of weights would not sum to 1.",
+        table=table,
+    )
+
+
+def compare_contexts(trace: HeadTrace) -> Step:
+    """Compare the vectors of a word in different and in similar contexts."""
+    first, other, similar = CONTEXTS
+    pairs = trace.contexts
+    text = [f"“{CONTEXT_WORD}” in (1) “{first}” is compared with (2) “{other}” and (3) “{similar}”"]
+    if pairs:
+        text.append(
+            f"At the output, the two meanings have the cosine similarity {number(pairs[-1][0])}, the same "
+            f"meaning in two sentences {number(pairs[-1][1])}."
+        )
+    else:
+        text.append("The tokenizer of this model does not provide the word in all three sentences.")
+    labels = [f"layer {layer}" for layer in range(len(pairs) - 1)] + ["output"] * bool(pairs)
+    return Step(
+        key="contexts",
+        title="The same word in two contexts",
+        explanation=(
+            "In the embedding table, a word has one vector for all its meanings. Attention adds information "
+            "from the sentence, so that the vectors of one word in two contexts diverge from layer to layer."
+        ),
+        formula="cos(x_1, x_2) of the same token at the same position in two texts",
+        text=text,
+        picture=Bars(
+            "Cosine of the same meaning minus cosine of the other meaning, input of each layer",
+            labels or ["-"],
+            [same - different for different, same in pairs] or [0.0],
+        ),
+        to_try=["Run `attnlens embed` or this lesson with your own sentences and another ambiguous word."],
+        caveat="Three sentences show the effect, but do not measure how well the model separates meanings.",
+        table=Table(
+            ("input of", "other meaning (1, 2)", "same meaning (1, 3)"),
+            [
+                (label, number(different), number(same))
+                for label, (different, same) in zip(labels, pairs, strict=True)
+            ],
+        )
+        if pairs
+        else None,
+    )
+
+
+def compare_subspaces(trace: HeadTrace) -> Step:
+    """Compare the subspaces that W_q and W_k read with random subspaces."""
+    matrices, sizes = trace.head_matrices, trace.sizes
+    rows: dict[str, Array] = {}
+    if matrices is not None:
+        (query, _), (key, _) = matrices
+        width = query.shape[-1]
+        generator = np.random.default_rng(0)
+        rows["this head"] = principal_cosines(query, key)
+        rows["random subspaces"] = np.mean(
+            [principal_cosines(*generator.normal(size=(2, sizes.hidden, width))) for _ in range(_NUM_RANDOM)],
+            axis=0,
+        )
+    text = [_NO_PROJECTIONS]
+    if rows:
+        own, chance = (float((each**2).mean()) for each in rows.values())
+        text = [
+            (
+                f"The mean squared cosine of the {width} principal angles is {number(own)}, for random "
+                f"subspaces {number(chance)}. It is 1 if both matrices read the same features, and 0 if the "
+                "subspaces are orthogonal."
+            )
+        ]
+    shown = rows.get("this head", np.zeros(1))[:8]
+    return Step(
+        key="subspaces",
+        title="The subspaces of queries and keys",
+        explanation=(
+            "W_q reads K directions of the D-dimensional space, and W_k another K directions. If they read "
+            "the same ones, tokens would attend to similar tokens. Principal angles measure how far the two "
+            "subspaces are apart. It is sometimes claimed that they must be orthogonal; the numbers show "
+            "whether they are."
+        ),
+        formula="cosines = singular values of U_q^T U_k, with orthonormal bases U of W_q and W_k",
+        text=text,
+        picture=Bars(
+            "Largest cosines of principal angles of this head",
+            [f"angle {index}" for index in range(len(shown))],
+            shown.tolist(),
+        ),
+        to_try=["Compare with a head in layer 0, where x still represents single tokens."],
+        caveat="Features of x have different sizes and are correlated, so orthogonal subspaces can still "
+        "give large scores.",
+        table=Table(
+            ("cosine of principal angles", "largest", "median", "smallest"),
+            [
+                (name, number(each.max()), number(float(np.median(each))), number(each.min()))
+                for name, each in rows.items()
+            ],
+        )
+        if rows
+        else None,
+    )
