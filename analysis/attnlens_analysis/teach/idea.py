@@ -12,9 +12,9 @@ def motivate(trace: HeadTrace) -> Step:
     products = 4 * length * hidden**2 + 2 * length**2 * hidden
     text = [
         (
-            f"From “{trace.label(trace.target)}” to “{trace.label(trace.row)}”, a recurrent layer takes "
-            f"{distance} {'step' if distance == 1 else 'steps'}, attention 1. For all {length} tokens, a "
-            f"recurrent layer takes {length} dependent steps, attention 1."
+            f"From “{trace.label(trace.target)}” to “{trace.label(trace.row)}”, a recurrent layer "
+            f"takes {distance} {'step' if distance == 1 else 'steps'}, attention 1. For all {length} tokens, a "
+            f"recurrent layer takes {length} steps one after another, attention 1."
         ),
         (
             f"Attention does not compute less: {products:,} multiplications (4 T D² + 2 T² D), compared with "
@@ -23,12 +23,10 @@ def motivate(trace: HeadTrace) -> Step:
     ]
     table = None
     if trace.races:
-        faster = [f"{length:,}" for length, attention, loop in trace.races if attention < loop]
         text.append(
-            f"Measured in NumPy on this CPU, with D = {hidden}: attention is faster than the loop at "
-            f"{', '.join(faster) or 'no'} tokens. Independent positions form large matrix products, which "
-            "use the CPU better; T² D grows faster than T D². A GPU, which computes thousands of positions at "
-            "once, benefits more."
+            f"Measured in NumPy on this CPU, with D = {hidden}. The loop cannot use more than one core at a "
+            "time. Attention can, but its T² D products outgrow the T D² products of the loop. Its advantage "
+            "is greatest for short texts, and on GPUs, which compute thousands of positions at once."
         )
         table = Table(
             ("tokens", "attention, ms", "recurrent loop, ms", "ratio"),
@@ -38,8 +36,8 @@ def motivate(trace: HeadTrace) -> Step:
         key="why",
         title="Why attention",
         explanation=(
-            "A recurrent network reads one token after another and passes on a single state. Information from "
-            "a distant token must survive every step in between, and no step can start before the previous "
+            "A recurrent network reads one token after another and passes on a single state. Information "
+            "from a distant token must survive every step in between, and no step can start before the previous "
             "one ends. Attention reads any token in one step, and computes all positions in parallel."
         ),
         formula="recurrent: h_t = tanh(W h_(t-1) + U x_t)   attention: y_t = sum over j of a_tj v_j",
@@ -63,12 +61,9 @@ def assign_roles(trace: HeadTrace) -> Step:
     values, head, row, target = trace.values, trace.head, trace.row, trace.target
     token, other = trace.label(row), trace.label(target)
     scores = values.query[head] @ values.key[head].T
-    same = row == target
     text = [
-        f"“{token}” seeks “{other}”: q·k = {number(scores[row, target])}."
-        if same
-        else f"“{token}” seeks “{other}”: q·k = {number(scores[row, target])}. In the other direction, "
-        f"“{other}” seeks “{token}” with {number(scores[target, row])}. With one matrix for both roles, the "
+        f"q·k is {number(scores[row, target])} if “{token}” seeks “{other}”, and "
+        f"{number(scores[target, row])} in the other direction. With one matrix for queries and keys, the "
         "two numbers would be equal."
     ]
     return Step(
@@ -96,11 +91,11 @@ def list_shapes(trace: HeadTrace) -> Step:
     length, hidden, heads, width = sizes.tokens, sizes.hidden, sizes.heads, sizes.head
     shapes: list[tuple[str, str, tuple[int, ...]]] = [
         ("x", "[T, D]", (length, hidden)),
-        ("Q, K and V of one head, each", "[T, K]", (length, width)),
-        ("scores of one head", "[T, T]", (length, length)),
-        ("weights of one head", "[T, T]", (length, length)),
-        ("context of one head", "[T, K]", values.context.shape[1:]),
-        ("concatenated contexts", "[T, H K]", (length, heads * values.context.shape[-1])),
+        ("Q, K, V per head", "[T, K]", (length, width)),
+        ("scores per head", "[T, T]", (length, length)),
+        ("weights per head", "[T, T]", (length, length)),
+        ("context per head", "[T, K]", values.context.shape[1:]),
+        ("concatenation", "[T, H K]", (length, heads * values.context.shape[-1])),
         ("W_o", "[H K, D]", (heads * values.context.shape[-1], hidden)),
         ("output", "[T, D]", values.output.shape),
     ]
@@ -110,7 +105,8 @@ def list_shapes(trace: HeadTrace) -> Step:
     text = [
         (
             f"All {heads} heads together have scores of shape [H, T, T] = [{heads}, {length}, {length}]; a "
-            f"batch of B texts adds a first axis: [B, H, T, T]. Here, K = {width} and D / H = {hidden / heads:g}."
+            "batch of B texts adds a first axis: [B, H, T, T]. Here, "
+            f"K = {width} and D / H = {hidden / heads:g}."
         )
     ]
     if listed:
@@ -127,8 +123,8 @@ def list_shapes(trace: HeadTrace) -> Step:
         text=text,
         picture=Bars("Number of elements", [name for name, _, _ in shapes], elements, decimals=0),
         to_try=["Use a text twice as long: which tensors have twice the elements, and which four times?"],
-        caveat="The softmax is taken over the last axis of the scores, the keys. Over the queries, rows would "
-        "not sum to 1, without an error message.",
+        caveat="The softmax is taken over the last axis of the scores, the keys. Over the queries, rows "
+        "would not sum to 1, without an error message.",
         table=Table(
             ("tensor", "shape", "in this model"),
             [(name, shape, f"[{', '.join(map(str, actual))}]") for name, shape, actual in shapes],

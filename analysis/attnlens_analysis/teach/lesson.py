@@ -80,9 +80,11 @@ def _difference(trace: HeadTrace) -> list[str]:
     values = trace.values
     plain = softmax(values.products, values.allowed)
     difference = DIFFERENCES.get(trace.mechanism, "weights are not computed by a softmax of q·k alone")
+    largest = float(abs(plain - values.weights).max())
     return [
-        f"Layer {trace.layer} has {trace.mechanism} attention: {difference}. The weights are those of the graph. "
-        f"The softmax of the scaled q·k alone differs from them by up to "
-        f"{number(float(abs(plain - values.weights).max()))}; the difference is shown as a bias of the scores, "
-        "and contexts are calculated from these weights and v."
+        (
+            f"Layer {trace.layer} has {trace.mechanism} attention: {difference}. The weights are those of the "
+            f"graph. The softmax of the scaled q·k alone differs from them by up to {number(largest)}; the "
+            "difference is shown as a bias of the scores, and contexts are calculated from these weights and v."
+        )
     ]

@@ -101,8 +101,8 @@ def _compare_with_itself(trace: HeadTrace) -> str:
     inner = values.entering[row] @ values.entering.T
     token, other = trace.label(row), trace.label(target)
     return (
-        f"In this head, q·k of “{token}” is {number(products[row])} with itself and {number(products[target])} "
-        f"with “{other}”. The dot products of x are {number(inner[row])} and {number(inner[target])}."
+        f"In this head, q·k of “{token}” is {number(products[row])} with itself and "
+        f"{number(products[target])} with “{other}”. The dot products of x are {number(inner[row])} and {number(inner[target])}."
     )
 
 

@@ -37,12 +37,13 @@ def _attend(inputs: _Vectors, weights: _Vectors, num_heads: int) -> _Vectors:
     scores = query @ key.swapaxes(-1, -2) * np.float32(query.shape[-1] ** -0.5)  # (H, T, T)
     powers = np.exp(scores - scores.max(-1, keepdims=True))
     context = (powers / powers.sum(-1, keepdims=True)) @ value
-    return np.matmul(context.swapaxes(0, 1).reshape(inputs.shape), weights[3])
+    output: _Vectors = np.matmul(context.swapaxes(0, 1).reshape(inputs.shape), weights[3])
+    return output
 
 
 def _recur(inputs: _Vectors, weights: _Vectors) -> _Vectors:
     """Return the states (T, D) of h_t = tanh(W h_(t-1) + U x_t), with all U x_t computed at once."""
-    states = inputs @ weights[0]
+    states: _Vectors = inputs @ weights[0]
     state = np.zeros(inputs.shape[1], np.float32)
     for index in range(len(states)):
         state = states[index] = np.tanh(weights[1] @ state + states[index])

@@ -15,7 +15,7 @@ def vary_temperature(trace: HeadTrace) -> Step:
     scores, allowed = values.scores[head, row], values.allowed[head, row]
     rows = {each: softmax(scores / each, allowed) for each in _TEMPERATURES}
     kept = scores[allowed]
-    divided = kept / kept.sum()
+    divided = kept / (kept.sum() or 1.0)
     raised = scores + (np.arange(len(scores)) == trace.target)
     before, after = (softmax(each, allowed)[trace.target] for each in (scores, raised))
     text = [
@@ -25,8 +25,8 @@ def vary_temperature(trace: HeadTrace) -> Step:
             f"{number(divided.max())}."
         ),
         (
-            f"If the score of “{trace.label(trace.target)}” rises by 1, its weight changes from "
-            f"{number(before)} to {number(after)}: the ratio to each other weight is multiplied by e = 2.7183."
+            f"If the score of “{trace.label(trace.target)}” rises by 1, its weight changes "
+            f"from {number(before)} to {number(after)}: the ratio to each other weight is multiplied by e = 2.7183."
         ),
     ]
     table = Table(
@@ -90,7 +90,7 @@ def apply_masks(trace: HeadTrace) -> Step:
         text.append(
             f"With {NUM_PADDING} padding tokens appended, this model gives them the weight "
             f"{number(trace.padded[len(weights) :].sum())}; the row sums to {number(trace.padded.sum())} and "
-            f"differs by up to {_rounding(real, weights)} from the row without padding."
+            f"differs by {_rounding(real, weights)} from the row without padding."
         )
     target = trace.target
     return Step(
@@ -131,4 +131,4 @@ def apply_masks(trace: HeadTrace) -> Step:
 
 def _rounding(first: Array, second: Array) -> str:
     difference = float(np.abs(first - second).max())
-    return "less than 1e-6" if difference < 1e-6 else number(difference)  # noqa: PLR2004 - rounding of fp32
+    return "less than 1e-6" if difference < 1e-6 else f"up to {number(difference)}"  # noqa: PLR2004 - rounding of fp32

@@ -34,13 +34,29 @@ from attnlens_server.bundle import Bundle, OutputRole, open_bundle
 # Threshold for masked scores: half of the mask value of exported encoders.
 _MASKED = -(2.0**14)
 NUM_PADDING = 4
-# The word is the same token at the same position in all texts. The last two have a similar context.
+# The word is the same token at the same position in all texts. The last one has a context like the first.
 CONTEXT_WORD = "bank"
 CONTEXTS = (
     "She took the money to the bank.",
     "She sat on the low grassy bank.",
     "He got a loan from the bank.",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """A word in three texts: two different contexts, and a third that is similar to the first.
+
+    Attributes:
+        word: The word. Its first token is compared.
+        texts: The three texts.
+        cosines: Cosine similarities of texts 1 and 2, and of texts 1 and 3, for the input of each layer and
+            the final output. Empty if they could not be computed.
+    """
+
+    word: str
+    texts: tuple[str, str, str]
+    cosines: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(frozen=True)
@@ -130,9 +146,8 @@ class HeadTrace:
         max_positions: Maximum length that the encoder supports.
         mechanism: Name of the attention mechanism of the selected layer.
         parameters: Parameters of the selected layer.
-        padded: (T + P,) weights of the token with padding appended. None if the model has no room for padding.
-        contexts: Cosine similarities of a word in two contexts, and in two similar contexts, for the input
-            of each layer and the final output. Empty if the word is not a token of the vocabulary.
+        padded: (T + P,) weights of the token with padding appended. None if there is no room for padding.
+        contexts: A word in several contexts.
         races: (length, milliseconds of attention, milliseconds of a recurrent loop).
     """
 
@@ -151,7 +166,7 @@ class HeadTrace:
     mechanism: str
     parameters: LayerParameters
     padded: Array | None
-    contexts: Sequence[tuple[float, float]]
+    contexts: Contexts
     races: Sequence[tuple[int, float, float]]
 
     @property
@@ -239,6 +254,7 @@ def trace_head(
     target: str | None = None,
     rival: str | None = None,
     lengths: Sequence[int] = (),
+    contexts: Contexts | None = None,
 ) -> HeadTrace:
     """Compute the attention of a text and select the head to explain.
 
@@ -251,6 +267,7 @@ def trace_head(
             token that is neither special nor adjacent if there is no target.
         target: Token whose attention is explained. Defaults to the token with the largest weight.
         rival: Token to compare the target with. Defaults to the token with the next largest weight.
+        contexts: Word and texts to compare. Defaults to "bank" in three texts.
         lengths: Lengths at which to measure the cost. Lengths beyond the maximum of the model are ignored.
 
     Raises:
@@ -291,7 +308,7 @@ def trace_head(
         mechanism=bundle.manifest.architecture.layers[selected_layer].attention,
         parameters=read_parameters(graph, selected_layer),
         padded=_padded_row(bundle, run, sentence, (selected_layer, selected_head, row)),
-        contexts=_compare_contexts(bundle, run),
+        contexts=_compare_contexts(bundle, run, contexts),
         races=measure_recurrence(
             layers[selected_layer].entering.shape[-1], len(layers[selected_layer].query), usable
         ),
@@ -364,21 +381,25 @@ def _padded_row(
     return weights
 
 
-def _compare_contexts(bundle: Bundle, run: LayerRun) -> list[tuple[float, float]]:
-    """Compare a word in two contexts, and in two similar contexts, in each layer."""
-    if len(run.names) != bundle.model.num_layers:
-        return []
+def _compare_contexts(bundle: Bundle, run: LayerRun, contexts: Contexts | None) -> Contexts:
+    """Compare a word in several contexts, in each layer.
+
+    Raises:
+        AnalysisError: The contexts are given, and a text is too long or does not contain the word.
+    """
+    selected = contexts or Contexts(CONTEXT_WORD, CONTEXTS)
     vectors = []
-    for text in CONTEXTS:
+    for text in selected.texts:
         try:
             sentence = read_sentence(bundle, text)
-            row = sentence.find(CONTEXT_WORD)
+            row = sentence.find(selected.word)
         except (TextError, UnknownTokenError):
-            return []
+            if contexts is None:
+                return selected
+            raise
         vectors.append([each[row] for each in stream(*run.values(sentence.input_ids))])
-    return [
-        (cosine(first, other), cosine(first, similar)) for first, other, similar in zip(*vectors, strict=True)
-    ]
+    pairs = zip(*vectors, strict=True)
+    return replace(selected, cosines=[(cosine(one, two), cosine(one, three)) for one, two, three in pairs])
 
 
 def measure_cost(bundle: Bundle, lengths: Sequence[int]) -> list[tuple[int, float, int]]:

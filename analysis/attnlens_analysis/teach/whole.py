@@ -1,11 +1,13 @@
 """Lesson steps beyond one row: inputs of heads, all layers, contexts of a word, and subspaces."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from attnlens_analysis.teach.content import Bars, Step, Table, number, percent
 from attnlens_analysis.teach.diagrams import heads_diagram, stack_diagram
 from attnlens_analysis.teach.numbers import Array, cosine, norms, principal_cosines
-from attnlens_analysis.teach.values import CONTEXT_WORD, CONTEXTS, HeadTrace
+from attnlens_analysis.teach.values import HeadTrace
 
 _NUM_SCORES = 5
 _NUM_RANDOM = 16
@@ -71,7 +73,7 @@ def follow_layers(trace: HeadTrace) -> Step:
     if stream:
         vectors = [each[row] for each in stream]
         rows = []
-        for layer, (before, after) in enumerate(zip(vectors[:-1], vectors[1:], strict=True)):
+        for layer, (before, after) in enumerate(pairwise(vectors)):
             values = trace.layers[layer]
             forward = values.feed_forward
             rows.append(
@@ -114,16 +116,16 @@ def follow_layers(trace: HeadTrace) -> Step:
 
 def compare_contexts(trace: HeadTrace) -> Step:
     """Compare the vectors of a word in different and in similar contexts."""
-    first, other, similar = CONTEXTS
-    pairs = trace.contexts
-    text = [f"“{CONTEXT_WORD}” in (1) “{first}” is compared with (2) “{other}” and (3) “{similar}”"]
+    contexts = trace.contexts
+    (first, other, similar), pairs = contexts.texts, contexts.cosines
+    text = [f"“{contexts.word}” in (1) “{first}” is compared with (2) “{other}” and (3) “{similar}”"]
     if pairs:
         text.append(
-            f"At the output, the two meanings have the cosine similarity {number(pairs[-1][0])}, the same "
-            f"meaning in two sentences {number(pairs[-1][1])}."
+            f"At the output, texts 1 and 2 have the cosine similarity {number(pairs[-1][0])}, and texts 1 "
+            f"and 3, with a similar context, {number(pairs[-1][1])}."
         )
     else:
-        text.append("The tokenizer of this model does not provide the word in all three sentences.")
+        text.append("This model has no room for the three texts, or its layers could not be located.")
     labels = [f"layer {layer}" for layer in range(len(pairs) - 1)] + ["output"] * bool(pairs)
     return Step(
         key="contexts",
@@ -135,14 +137,16 @@ def compare_contexts(trace: HeadTrace) -> Step:
         formula="cos(x_1, x_2) of the same token at the same position in two texts",
         text=text,
         picture=Bars(
-            "Cosine of the same meaning minus cosine of the other meaning, input of each layer",
+            "Cosine of texts 1 and 3 minus cosine of texts 1 and 2, input of each layer",
             labels or ["-"],
             [same - different for different, same in pairs] or [0.0],
         ),
-        to_try=["Run `attnlens embed` or this lesson with your own sentences and another ambiguous word."],
+        to_try=[
+            "Use three texts of your own: --contexts TEXT1 TEXT2 TEXT3, which contain the word of --token"
+        ],
         caveat="Three sentences show the effect, but do not measure how well the model separates meanings.",
         table=Table(
-            ("input of", "other meaning (1, 2)", "same meaning (1, 3)"),
+            ("input of", "texts 1 and 2", "texts 1 and 3"),
             [
                 (label, number(different), number(same))
                 for label, (different, same) in zip(labels, pairs, strict=True)

@@ -48,7 +48,13 @@ _select, _output = in_section("Selection"), in_section("Output")
 @_select(
     "--rather-than", metavar="TOKEN|INDEX", help="Key to compare with.  [default: the next largest weight]"
 )
-@_output("--cost/--no-cost", default=True, show_default=True, help="Measure the cost of attention by length.")
+@_select(
+    "--contexts",
+    nargs=3,
+    metavar="TEXT1 TEXT2 TEXT3",
+    help="Texts in which to compare the word of --token.  [default: three texts with “bank”]",
+)
+@_output("--cost/--no-cost", default=True, show_default=True, help="Measure the time by text length.")
 @_output("--markdown", metavar="FILE", help="Write the lesson as Markdown (.md).")
 @_output("--html", metavar="FILE", help="Write the lesson as one HTML file with pictures (.html).")
 @_output(
@@ -65,6 +71,7 @@ def teach(
     head: int | None,
     to: str | None,
     rather_than: str | None,
+    contexts: tuple[str, str, str] | None,
     cost: bool,
     markdown: str | None,
     html: str | None,
@@ -76,8 +83,8 @@ def teach(
     Each step has a formula, numbers, a picture, a common misreading, and an experiment. Needs no server, does
     not change the bundle, and prepends no prompt.
 
-    Supports attention that is a softmax of q·k, with rotation, biases, windows or shared keys. Other
-    mechanisms are rejected.
+    Supports all attention mechanisms. For those that are not a softmax of q·k alone, the lesson shows the
+    difference as a term of the scores.
     """
     paths = {
         suffix: checked_path(name, f"--{option}", (suffix,))
@@ -92,10 +99,10 @@ def teach(
     lesson_is_requested = page is None or bool(paths)
     if token is None and lesson_is_requested:
         raise click.UsageError("missing option '--token'. It is optional only with --interactive alone.")
-    if not lesson_is_requested and (to or rather_than):
-        raise click.UsageError("--to and --rather-than need --markdown, --html or --npz.")
+    if not lesson_is_requested and (to or rather_than or contexts):
+        raise click.UsageError("--to, --rather-than and --contexts need --markdown, --html or --npz.")
     from attnlens_analysis.errors import TextError, UnknownHeadError, UnknownTokenError
-    from attnlens_analysis.teach import trace_head, walkthrough_page
+    from attnlens_analysis.teach import Contexts, trace_head, walkthrough_page
 
     try:
         if page is not None:
@@ -104,9 +111,16 @@ def teach(
                 file.write(content)
             click.echo(f"{page}: {len(content) / 1e6:.2f} MB, open it in a browser", err=True)
         if lesson_is_requested and token is not None:
-            lengths = _COST_LENGTHS if cost else ()
             trace = trace_head(
-                directory, text, token, layer=layer, head=head, target=to, rival=rather_than, lengths=lengths
+                directory,
+                text,
+                token,
+                layer=layer,
+                head=head,
+                target=to,
+                rival=rather_than,
+                lengths=_COST_LENGTHS if cost else (),
+                contexts=Contexts(token, contexts) if contexts else None,
             )
             _write(trace, _command(directory, text, token), paths)
     except (TextError, UnknownHeadError, UnknownTokenError) as error:
