@@ -18,7 +18,7 @@ from attnlens_analysis.structure import Node, Structure
 from attnlens_server.bundle import Output
 
 DIFFERENCES = {
-    "big_bird": "each token attends to some blocks of keys only, and the other weights are 0",
+    "big_bird": "each token attends to some blocks of keys only, and a block listed twice counts twice",
     "composed": "scores are mixed across heads before the softmax, or weights after it",
     "disentangled": "products of content and relative positions are added to q·k",
     "longformer": "each token attends to a window only, and global tokens have projections of their own",

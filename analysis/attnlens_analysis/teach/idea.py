@@ -13,8 +13,8 @@ def motivate(trace: HeadTrace) -> Step:
     text = [
         (
             f"From “{trace.label(trace.target)}” to “{trace.label(trace.row)}”, a recurrent layer "
-            f"takes {distance} {'step' if distance == 1 else 'steps'}, attention 1. For all {length} tokens, a "
-            f"recurrent layer takes {length} steps one after another, attention 1."
+            f"takes {distance} {'step' if distance == 1 else 'steps'}, attention 1. For all {length} tokens, "
+            f"a recurrent layer takes {length} steps one after another, attention 1."
         ),
         (
             f"Attention does not compute less: {products:,} multiplications (4 T D² + 2 T² D), compared with "
@@ -37,8 +37,9 @@ def motivate(trace: HeadTrace) -> Step:
         title="Why attention",
         explanation=(
             "A recurrent network reads one token after another and passes on a single state. Information "
-            "from a distant token must survive every step in between, and no step can start before the previous "
-            "one ends. Attention reads any token in one step, and computes all positions in parallel."
+            "from a distant token must survive every step in between, and no step can start before the "
+            "previous one ends. Attention reads any token in one step, and computes all positions in "
+            "parallel."
         ),
         formula="recurrent: h_t = tanh(W h_(t-1) + U x_t)   attention: y_t = sum over j of a_tj v_j",
         text=text,
@@ -62,20 +63,22 @@ def assign_roles(trace: HeadTrace) -> Step:
     token, other = trace.label(row), trace.label(target)
     scores = values.query[head] @ values.key[head].T
     text = [
-        f"q·k is {number(scores[row, target])} if “{token}” seeks “{other}”, and "
-        f"{number(scores[target, row])} in the other direction. With one matrix for queries and keys, the "
-        "two numbers would be equal."
+        (
+            f"q·k is {number(scores[row, target])} if “{token}” seeks “{other}”, and "
+            f"{number(scores[target, row])} in the other direction. With one matrix for queries and keys, the"
+            " two numbers would be equal."
+        )
     ]
     return Step(
         key="roles",
         title="Query, key and value: a search in a library",
         explanation=(
             "In a library, the query is your question, the key is the label on the spine of a book, and the "
-            "value is its content: you compare the question with the labels, and read the content. Here every "
-            "token has all three roles: what it seeks, what it offers, and what it passes on. Unlike in a "
-            "library, the result is a weighted mixture of all books. In self-attention, queries, keys and "
-            "values come from the same sequence. In cross-attention, as in a translation model, queries come "
-            "from one sequence, and keys and values from another."
+            "value is its content: you compare the question with the labels, and read the content. Here "
+            "every token has all three roles: what it seeks, what it offers, and what it passes on. Unlike "
+            "in a library, the result is a weighted mixture of all books. In self-attention, queries, keys "
+            "and values come from the same sequence. In cross-attention, as in a translation model, queries "
+            "come from one sequence, and keys and values from another."
         ),
         formula="attention(Q, K, V) = softmax(Q K^T / sqrt(K)) V",
         text=text,

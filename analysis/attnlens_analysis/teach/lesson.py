@@ -24,6 +24,8 @@ from attnlens_analysis.teach.whole import (
     project_all_features,
 )
 
+_ROUNDING = 1e-5
+
 
 def make_lesson(trace: HeadTrace, command: str, npz: str = "head.npz") -> Lesson:
     """Build the lesson for a trace.
@@ -81,10 +83,15 @@ def _difference(trace: HeadTrace) -> list[str]:
     plain = softmax(values.products, values.allowed)
     difference = DIFFERENCES.get(trace.mechanism, "weights are not computed by a softmax of q·k alone")
     largest = float(abs(plain - values.weights).max())
+    agreement = "The softmax of the scaled q·k reproduces them."
+    if largest > _ROUNDING:
+        agreement = (
+            f"The softmax of the scaled q·k alone differs from them by up to {number(largest)}, and the "
+            "difference is shown as a bias of the scores."
+        )
     return [
         (
-            f"Layer {trace.layer} has {trace.mechanism} attention: {difference}. The weights are those of the "
-            f"graph. The softmax of the scaled q·k alone differs from them by up to {number(largest)}; the "
-            "difference is shown as a bias of the scores, and contexts are calculated from these weights and v."
+            f"Layer {trace.layer} has {trace.mechanism} attention: {difference}. The weights are those of "
+            f"the graph. {agreement} Contexts are weights times v, before gates and compositions."
         )
     ]

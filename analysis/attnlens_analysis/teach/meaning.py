@@ -102,7 +102,8 @@ def _compare_with_itself(trace: HeadTrace) -> str:
     token, other = trace.label(row), trace.label(target)
     return (
         f"In this head, q·k of “{token}” is {number(products[row])} with itself and "
-        f"{number(products[target])} with “{other}”. The dot products of x are {number(inner[row])} and {number(inner[target])}."
+        f"{number(products[target])} with “{other}”. The dot products of x are {number(inner[row])} and "
+        f"{number(inner[target])}."
     )
 
 

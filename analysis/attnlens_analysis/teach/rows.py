@@ -26,7 +26,8 @@ def vary_temperature(trace: HeadTrace) -> Step:
         ),
         (
             f"If the score of “{trace.label(trace.target)}” rises by 1, its weight changes "
-            f"from {number(before)} to {number(after)}: the ratio to each other weight is multiplied by e = 2.7183."
+            f"from {number(before)} to {number(after)}: the ratio to each other weight is multiplied by "
+            "e = 2.7183."
         ),
     ]
     table = Table(
@@ -40,10 +41,10 @@ def vary_temperature(trace: HeadTrace) -> Step:
         key="temperature",
         title="Why a softmax",
         explanation=(
-            "Raw scores are unbounded and can be negative; divided by their sum, they can be negative, larger "
-            "than 1, or undefined. The softmax maps any scores to weights between 0 and 1 that sum to 1. It "
-            "depends only on differences of scores, and is smooth, so every score has a gradient. Dividing "
-            "the scores by a temperature above 1 makes the row more uniform, below 1 sharper."
+            "Raw scores are unbounded and can be negative; divided by their sum, they can be negative, "
+            "larger than 1, or undefined. The softmax maps any scores to weights between 0 and 1 that sum to"
+            " 1. It depends only on differences of scores, and is smooth, so every score has a gradient. "
+            "Dividing the scores by a temperature above 1 makes the row more uniform, below 1 sharper."
         ),
         formula="a_j = exp(s_j / t) / sum over m of exp(s_m / t),  Jacobian: da_j/ds_m = a_j ((j = m) - a_m)",
         text=text,

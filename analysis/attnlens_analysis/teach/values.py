@@ -533,8 +533,8 @@ def _projected_values(
     weights = names.dense(arrays[names.weights])
     allowed = weights > 0
     products = names.scale * query @ key.swapaxes(-1, -2)
-    expected = softmax(products, allowed)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):  # weights of 0, and rows of padding
+        expected = softmax(products, allowed)
         terms = np.where(allowed, np.log(weights) - np.log(expected), 2 * _MASKED)
     return LayerValues(
         entering=arrays[names.entering],

@@ -9,7 +9,7 @@ import pytest
 
 from attnlens_analysis.errors import TextError, UnknownHeadError, UnknownTokenError
 from attnlens_analysis.teach import HeadTrace, make_lesson, trace_head
-from attnlens_analysis.teach.content import Bars, Lesson
+from attnlens_analysis.teach.content import Bars, Lesson, Step
 from attnlens_analysis.teach.render import as_html, as_markdown, as_text
 
 pytest.importorskip("onnx")  # optional dependency
@@ -34,32 +34,37 @@ def hostile(minilm_bundle: Path) -> Lesson:
     return make_lesson(trace, "attnlens teach")
 
 
-def words(lesson: Lesson, number: int) -> str:
-    """Return the text and table cells of a step, counted from 1."""
-    step = lesson.steps[number - 1]
-    cells = [cell for row in step.table.rows for cell in row] if step.table else []
-    return " ".join([*step.text, *cells])
+def step(lesson: Lesson, key: str) -> Step:
+    """Return the step with this key."""
+    return next(each for each in lesson.steps if each.key == key)
+
+
+def words(lesson: Lesson, key: str) -> str:
+    """Return the text and table cells of a step."""
+    found = step(lesson, key)
+    cells = [cell for row in found.table.rows for cell in row] if found.table else []
+    return " ".join([*found.text, *cells])
 
 
 def test_punctuation_is_counted_separately_from_words(lesson: Lesson) -> None:
-    picture = lesson.steps[0].picture
+    picture = step(lesson, "tokens").picture
     assert isinstance(picture, Bars)
     counts = dict(zip(picture.labels, picture.values, strict=True))
     assert (counts["tired"], counts["."], counts["didn't"]) == (1, 1, 3)
 
 
 def test_layer_0_is_not_suggested_in_layer_0(lesson: Lesson, hostile: Lesson) -> None:
-    assert "--layer 0" in lesson.steps[1].to_try[0]
-    assert "--layer 0" not in hostile.steps[1].to_try[0]
+    assert "--layer 0" in step(lesson, "input").to_try[0]
+    assert "--layer 0" not in step(hostile, "input").to_try[0]
 
 
-# Computed independently with PyTorch in float64, by step number.
+# Computed independently with PyTorch in float64, by step.
 FIGURES = {
-    1: ["16 tokens", "didn't (3)"],
-    2: ["10.8948", "0.3267, 0.0042, 0.2931, 0.0348"],
-    3: ["2.3926, -0.9218, 2.7825, 0.2949", "|q| is 8.6310"],
-    4: ["animal 21.6876, [CLS] 10.9605, it 8.3842, street 6.9735, the 6.2610, … t -18.0113"],
-    5: [
+    "tokens": ["16 tokens", "didn't (3)"],
+    "input": ["10.8948", "0.3267, 0.0042, 0.2931, 0.0348"],
+    "projections": ["2.3926, -0.9218, 2.7825, 0.2949", "|q| is 8.6310"],
+    "scores": ["animal 21.6876, [CLS] 10.9605, it 8.3842, street 6.9735, the 6.2610, … t -18.0113"],
+    "scale": [
         "0.176777 = 1 / sqrt(32)",
         "animal 3.8339, [CLS] 1.9376, it 1.4821, street 1.2328, the 1.1068",
         "entropy, nats 1.2638 2.9",
@@ -67,25 +72,28 @@ FIGURES = {
         "e-05 0.6129 0.1169",
         "trace of the Jacobian 0.5223 4.8",
     ],
-    6: ["animal 0.6768, [CLS] 0.1016, it 0.0644, street 0.0502", "sum to 1.0000", "1.263785 nats"],
-    7: ["“[CLS]” has the weight 0.1016, but its |v| is 0.20", "3.1843"],
-    8: ["|output| is 6.2378, compared with |x| = 10.8948", "12 heads x 32 = 384", "0.8476"],
-    9: ["layer 3, head 1: 0.6768", "36 of 72 heads, “it” attends more to “animal” than to “street”"],
-    10: ["8.0 % of the rows", "be 6.3 %", "be 90.6 %"],
-    11: ["16 74", "32 295"],
+    "softmax": ["animal 0.6768, [CLS] 0.1016, it 0.0644, street 0.0502", "sum to 1.0000", "1.263785 nats"],
+    "values": ["“[CLS]” has the weight 0.1016, but its |v| is 0.20", "3.1843"],
+    "output": ["|output| is 6.2378, compared with |x| = 10.8948", "12 heads x 32 = 384", "0.8476"],
+    "agreement": [
+        "layer 3, head 1: 0.6768",
+        "36 of 72 heads, “it” attends more to “animal” than to “street”",
+    ],
+    "diagonal": ["8.0 % of the rows", "be 6.3 %", "be 90.6 %"],
+    "cost": ["16 74", "32 295"],
 }
 
 
-@pytest.mark.parametrize("number", FIGURES)
-def test_numbers_match_pytorch(lesson: Lesson, number: int) -> None:
-    for figure in FIGURES[number]:
-        assert figure in words(lesson, number)
+@pytest.mark.parametrize("key", FIGURES)
+def test_numbers_match_pytorch(lesson: Lesson, key: str) -> None:
+    for figure in FIGURES[key]:
+        assert figure in words(lesson, key)
 
 
 def test_shares_of_the_values(trace: HeadTrace, lesson: Lesson) -> None:
     lengths = np.linalg.norm(trace.values.value[1], axis=-1)
     assert 2.7 - 0.05 <= np.delete(lengths, 0).min() <= lengths.max() <= 4.3 + 0.05
-    rows = {row[0]: row for row in lesson.steps[6].table.rows}  # type: ignore[union-attr]
+    rows = {row[0]: row for row in step(lesson, "values").table.rows}  # type: ignore[union-attr]
     assert rows["animal"][-1][:5] == "0.783"
     assert rows["[CLS]"][-1] == "0.0055"
 
@@ -147,7 +155,7 @@ def test_invalid_arguments_are_rejected(
 def test_html_is_well_formed_and_self_contained(lesson: Lesson) -> None:
     page = as_html(lesson)
     root = ET.fromstring(page.partition("\n")[2])
-    assert len(root.findall(".//{*}svg")) == len(lesson.steps) == 11
+    assert len(root.findall(".//{*}svg")) == len(lesson.steps) == 20
     assert not root.findall(".//{*}script")
     assert not re.search(r"\b(src|href)=", page)
     assert "default-src 'none'" in page

@@ -25,8 +25,8 @@ def test_lesson_is_printed(run: Run, minilm_bundle: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("How “it” attends in layer 3, head 1 of all-MiniLM-L6-v2\n")
     assert "animal  21.6876 ████" in result.stdout
-    assert "\n10. " in result.stdout
-    assert "\n11. " not in result.stdout
+    assert "\n19. " in result.stdout
+    assert "\n20. " not in result.stdout
     assert f"attnlens teach {minilm_bundle} '{SENTENCE.partition(chr(39))[0]}" in result.stdout
     assert "--token it --layer 3 --head 1 --npz head.npz" in result.stdout
     assert "--token it --layer 3 --head 2\n" in result.stdout
