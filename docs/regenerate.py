@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from attnlens_analysis.teach import HeadTrace, make_lesson, trace_head
+from attnlens_analysis.teach.diagrams import head_diagram, heads_diagram, stack_diagram
 from attnlens_analysis.teach.render import picture, step_lines
 from attnlens_export.layouts import write_layout
 
@@ -22,10 +23,20 @@ MODULES = {
     ("ecosystem.md", "js"): (TESTS / "node").glob("with_*.mjs"),
     ("integrations.md", "python"): RECIPES.glob("*.py"),
 }
-# What how_attention_works.md follows, and the steps whose pictures it shows.
+# What how_attention_works.md follows, and the steps whose charts it shows, with the names of their files.
 SENTENCE = "The animal didn't cross the street because it was too tired."
 LESSON_WIDTH = 100
-PICTURES = {4: "scores", 5: "scale", 6: "weights", 7: "values", 9: "heads", 10: "diagonal"}
+PICTURES = {
+    "scores": "scores",
+    "scale": "scale",
+    "softmax": "weights",
+    "temperature": "temperature",
+    "masks": "masks",
+    "values": "values",
+    "contexts": "contexts",
+    "agreement": "heads",
+    "diagonal": "diagonal",
+}
 
 
 def main() -> None:
@@ -51,14 +62,25 @@ def lesson_trace(bundle: Path) -> HeadTrace:
 def lesson_page(bundle: Path) -> None:
     """Write each step of the lesson into the page about attention, and draw its pictures."""
     command = "attnlens teach bundles/minilm TEXT --token it"
-    lesson = make_lesson(lesson_trace(bundle), command)
+    trace = lesson_trace(bundle)
+    lesson = make_lesson(trace, command)
     for place, step in enumerate(lesson.steps, 1):
         lines = step_lines(place, step, LESSON_WIDTH, with_picture=False, with_explanation=False)
         block = "\n".join(lines) + "\n"
         replace_block(DOCS / "how_attention_works.md", "", block)
-        if place in PICTURES:
-            file = DOCS / "pictures" / f"attention_{PICTURES[place]}.svg"
-            file.write_text(picture(step.picture), encoding="utf-8")
+        if step.key in PICTURES:
+            draw(PICTURES[step.key], picture(step.picture))
+    draw("diagram_head", head_diagram(trace.sizes, follows_theme=True).svg)
+    draw("diagram_heads", heads_diagram(trace.sizes, follows_theme=True).svg)
+    draw(
+        "diagram_layers",
+        stack_diagram(trace.sizes, is_pre_norm=trace.is_pre_norm, follows_theme=True).svg,
+    )
+
+
+def draw(name: str, svg: str) -> None:
+    """Write a picture of the page about attention."""
+    (DOCS / "pictures" / f"attention_{name}.svg").write_text(svg, encoding="utf-8")
 
 
 def replace_block(page: Path, language: str, content: str) -> None:

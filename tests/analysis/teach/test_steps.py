@@ -73,7 +73,7 @@ def test_heads_read_all_features(trace: HeadTrace, steps: Mapping[str, Step], la
     sliced[:, own] = torch.from_numpy(trace.values.entering)[:, own]
     with torch.no_grad():
         query, key = (attention.get_submodule(name)(sliced)[:, own] for name in ("query", "key"))
-        weight = attention.get_parameter("query.weight")[own]
+        weight = attention.get_parameter("query.weight")[own].detach()
     expected = (query[ROW] @ key.T).numpy() / np.sqrt(WIDTH)
     full, only_slice = cells(steps["heads"])["animal"]
     assert full == "3.8339"
@@ -114,13 +114,15 @@ def test_masked_rows_sum_to_1(trace: HeadTrace, steps: Mapping[str, Step]) -> No
 def test_token_is_followed_through_all_layers(
     minilm_dir: Path, trace: HeadTrace, steps: Mapping[str, Step]
 ) -> None:
-    encoder = load_checkpoint(minilm_dir).encoder
+    encoder = load_checkpoint(minilm_dir).encoder.eval()
     sums: list[torch.Tensor] = []
+    states: list[torch.Tensor] = []
     for each in encoder.layers:
+        each.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
         each.get_submodule("feed_forward").register_forward_hook(lambda *args: sums.append(args[2]))
     ids = torch.from_numpy(trace.sentence.input_ids)
     with torch.inference_mode():
-        states = encoder(ids, torch.ones_like(ids), output_hidden_states=True).hidden_states
+        states.append(encoder(ids, torch.ones_like(ids)).last_hidden_state)
     vectors = [state[0, ROW] for state in states]
     table = cells(steps["layers"])
     assert list(table) == [f"layer {index}" for index in range(6)]
