@@ -73,7 +73,7 @@ def test_interactive_page_needs_no_token(run: Run, minilm_bundle: Path, tmp_path
     [
         ((SENTENCE, "--interactive", "page.txt"), "page.txt must end in .html"),
         ((SENTENCE, "--interactive", "a.html", "--npz", "a.npz"), "missing option '--token'"),
-        ((SENTENCE, "--interactive", "a.html", "--to", "it"), "--to and --rather-than need --markdown"),
+        ((SENTENCE, "--interactive", "a.html", "--to", "it"), "--to, --rather-than and --contexts need"),
         (("word " * 80, "--interactive", "a.html"), "82 tokens, but an interactive page can have up to 64"),
         ((SENTENCE,), "missing option '--token'"),
         ((SENTENCE, "--token", "dog"), "no token or word 'dog' in: [CLS] the animal"),
