@@ -166,24 +166,7 @@ def scale(trace: HeadTrace) -> Step:
             ("trace of the Jacobian", "trace"),
         )
     ]
-    text = [
-        (
-            f"This model's scale is {factor}{_root(values.scale, values.query.shape[-1])}. Scores: "
-            f"{_extremes(trace, values.scores[head, row])}."
-        ),
-        (
-            "The trace of the softmax Jacobian, sum a (1 - a), measures the gradient: at 0, no gradient "
-            f"reaches q and k. Here it is {number(row_scaled.trace)}, {other} {number(row_unscaled.trace)}."
-        ),
-    ]
-    absorbed = values.weights_with(scale=1.0, query=values.scale * values.query)
-    text.append(
-        "The scale does not change the order of the scores or what the model can express: with W_q "
-        f"multiplied by {factor} instead, weights differ by at most "
-        f"{number(float(np.abs(absorbed - values.weights_with()).max()))}."
-    )
-    if values.has_biases:
-        text.insert(1, f"A position bias is added: {_extremes(trace, values.biases[head, row])}.")
+    text = _describe_scale(trace, row_scaled.trace, row_unscaled.trace, other)
     return Step(
         key="scale",
         title="The products are scaled",
@@ -208,6 +191,31 @@ def scale(trace: HeadTrace) -> Step:
         caveat="The comparison changes the scale of a trained model. A model trained this way would differ.",
         table=Table(("mean over rows", *columns), rows),
     )
+
+
+def _describe_scale(trace: HeadTrace, slope: float, other_slope: float, other: str) -> list[str]:
+    """Return sentences on the scores, the trace of the Jacobian with and without the scale, and W_q."""
+    values, row, head = trace.values, trace.row, trace.head
+    factor = f"{values.scale:.6g}"
+    text = [
+        (
+            f"This model's scale is {factor}{_root(values.scale, values.query.shape[-1])}. Scores: "
+            f"{_extremes(trace, values.scores[head, row])}."
+        ),
+        (
+            "The trace of the softmax Jacobian, sum a (1 - a), measures the gradient: at 0, no gradient "
+            f"reaches q and k. Here it is {number(slope)}, {other} {number(other_slope)}."
+        ),
+    ]
+    absorbed = values.weights_with(scale=1.0, query=values.scale * values.query)
+    text.append(
+        "The scale does not change the order of the scores or what the model can express: with W_q "
+        f"multiplied by {factor} instead, weights differ by at most "
+        f"{number(float(np.abs(absorbed - values.weights_with()).max()))}."
+    )
+    if values.has_biases:
+        text.insert(1, f"A position bias is added: {_extremes(trace, values.biases[head, row])}.")
+    return text
 
 
 def take_softmax(trace: HeadTrace, command: str) -> Step:

@@ -86,13 +86,8 @@ def apply_masks(trace: HeadTrace) -> Step:
         )
     ]
     if trace.padded is not None:
-        real = trace.padded[: len(weights)]
-        rows["padded"] = real
-        text.append(
-            f"With {NUM_PADDING} padding tokens appended, this model gives them the weight "
-            f"{number(trace.padded[len(weights) :].sum())}; the row sums to {number(trace.padded.sum())} and "
-            f"differs by {_rounding(real, weights)} from the row without padding."
-        )
+        rows["padded"] = trace.padded[: len(weights)]
+        text.append(_describe_padding(trace.padded, weights))
     target = trace.target
     return Step(
         key="masks",
@@ -127,6 +122,16 @@ def apply_masks(trace: HeadTrace) -> Step:
                 for name, each in rows.items()
             ],
         ),
+    )
+
+
+def _describe_padding(padded: Array, weights: Array) -> str:
+    """Compare the row (T + P,) of a text with padding with the row (T,) without."""
+    real, padding = padded[: len(weights)], padded[len(weights) :]
+    return (
+        f"With {NUM_PADDING} padding tokens appended, this model gives them the weight "
+        f"{number(padding.sum())}; the row sums to {number(padded.sum())} and differs by "
+        f"{_rounding(real, weights)} from the row without padding."
     )
 
 

@@ -263,8 +263,8 @@ def trace_head(
         text: Text. No prompt is added.
         token: Token to follow: its string, word or index.
         layer: Layer index, possibly negative. If None, it is selected together with the head.
-        head: Head index, possibly negative. If None, the head with the largest weight on `target`, or on any
-            token that is neither special nor adjacent if there is no target.
+        head: Head index, possibly negative. If None, the head with the largest weight on `target` or, without
+            a target, on any token that is neither special nor adjacent.
         target: Token whose attention is explained. Defaults to the token with the largest weight.
         rival: Token to compare the target with. Defaults to the token with the next largest weight.
         contexts: Word and texts to compare. Defaults to "bank" in three texts.
@@ -272,25 +272,21 @@ def trace_head(
 
     Raises:
         AnalysisError: The arguments are invalid, or the attention of the model cannot be explained.
-        attnlens_server.errors.StartupError: The bundle is invalid.
-        ImportError: `onnx` is not installed.
+        attnlens_server.errors.StartupError: The bundle is invalid. ImportError: `onnx` is not installed.
     """
     bundle = open_bundle(directory)
     sentence = read_sentence(bundle, text)
     row = sentence.find(token)
     requested_layer = resolve_index("layer", layer, bundle.model.num_layers)
-    hidden = bundle.model.outputs.hidden_state("attention").name
-    graph, names = bundle.graph_path("attention"), all_layers(bundle)
-    run = LayerRun(graph, names, hidden)
+    graph = bundle.graph_path("attention")
+    run = LayerRun(graph, all_layers(bundle), bundle.model.outputs.hidden_state("attention").name)
     layers, final = run.values(sentence.input_ids)
     others, distant = _other_tokens(sentence, row)
-    requested_target = None if target is None else sentence.find(target)
-    candidates = distant if requested_target is None else [requested_target]
+    candidates = distant if target is None else [sentence.find(target)]
     selected_layer, selected_head = _select_head(layers, requested_layer, head, row, candidates)
-    weights = layers[selected_layer].weights[selected_head, row]
-    target_row = largest(weights, others)[0] if requested_target is None else requested_target
-    remaining = [index for index in largest(weights, others) if index != target_row]
-    rival_row = sentence.find(rival) if rival is not None else next(iter(remaining), None)
+    values = layers[selected_layer]
+    ranked = largest(values.weights[selected_head, row], others)
+    target_row, rival_row = _select_keys(sentence, ranked, target, rival)
     usable = [length for length in lengths if length <= bundle.model.max_positions]
     return HeadTrace(
         model_name=bundle.model.name,
@@ -309,10 +305,17 @@ def trace_head(
         parameters=read_parameters(graph, selected_layer),
         padded=_padded_row(bundle, run, sentence, (selected_layer, selected_head, row)),
         contexts=_compare_contexts(bundle, run, contexts),
-        races=measure_recurrence(
-            layers[selected_layer].entering.shape[-1], len(layers[selected_layer].query), usable
-        ),
+        races=measure_recurrence(values.entering.shape[-1], len(values.query), usable),
     )
+
+
+def _select_keys(
+    sentence: Sentence, ranked: Sequence[int], target: str | None, rival: str | None
+) -> tuple[int, int | None]:
+    """Return the requested keys, or those with the largest weights."""
+    target_row = ranked[0] if target is None else sentence.find(target)
+    remaining = (index for index in ranked if index != target_row)
+    return target_row, next(remaining, None) if rival is None else sentence.find(rival)
 
 
 def _other_tokens(sentence: Sentence, row: int) -> tuple[npt.NDArray[np.bool_], Sequence[int]]:

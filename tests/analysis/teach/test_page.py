@@ -44,6 +44,6 @@ def test_page_and_its_charts_are_up_to_date(regenerated: Path, name: str) -> Non
 
 def test_page_shows_every_chart() -> None:
     page = PAGE.read_text("utf-8")
-    assert len(PICTURES) == 6
+    assert len(PICTURES) == 12
     for picture in PICTURES:
         assert f"](pictures/{picture.name})" in page

@@ -87,10 +87,12 @@ def test_temperature_and_division(trace: HeadTrace, steps: Mapping[str, Step]) -
     for temperature in (0.5, 1, 2, 4):
         entropy, largest, jacobian = cells(steps["temperature"])[f"{temperature:g}"]
         weights = (scores / temperature).softmax(-1)
-        derivative = torch.autograd.functional.jacobian(lambda s: s.softmax(-1), scores / temperature)
+        derivative = torch.autograd.functional.jacobian(  # type: ignore[no-untyped-call]
+            lambda s: s.softmax(-1), scores / temperature
+        )
         assert float(entropy) == pytest.approx(torch.special.entr(weights).sum().item(), abs=1e-3)
         assert float(largest) == pytest.approx(weights.max().item(), abs=1e-3)
-        assert float(jacobian) == pytest.approx(derivative.trace().item(), abs=1e-3)  # type: ignore[no-untyped-call]
+        assert float(jacobian) == pytest.approx(derivative.trace().item(), abs=1e-3)
     assert f"{int((scores < 0).sum())} of 16 scores are negative" in steps["temperature"].text[0]
 
 

@@ -86,15 +86,7 @@ def teach(
     Supports all attention mechanisms. For those that are not a softmax of q·k alone, the lesson shows the
     difference as a term of the scores.
     """
-    paths = {
-        suffix: checked_path(name, f"--{option}", (suffix,))
-        for option, suffix, name in (
-            ("markdown", ".md", markdown),
-            ("html", ".html", html),
-            ("npz", ".npz", npz),
-        )
-        if name
-    }
+    paths = _checked_paths({"markdown": markdown, "html": html, "npz": npz})
     page = checked_path(interactive, "--interactive", (".html",)) if interactive else None
     lesson_is_requested = page is None or bool(paths)
     if token is None and lesson_is_requested:
@@ -125,6 +117,16 @@ def teach(
             _write(trace, _command(directory, text, token), paths)
     except (TextError, UnknownHeadError, UnknownTokenError) as error:
         raise click.UsageError(str(error)) from error
+
+
+def _checked_paths(names: dict[str, str | None]) -> dict[str, Path]:
+    """Return the paths of requested files by suffix."""
+    suffixes = {"markdown": ".md", "html": ".html", "npz": ".npz"}
+    return {
+        suffixes[option]: checked_path(name, f"--{option}", (suffixes[option],))
+        for option, name in names.items()
+        if name
+    }
 
 
 def _command(directory: Path, text: str, token: str) -> str:
