@@ -263,31 +263,28 @@ def trace_head(
         text: Text. No prompt is added.
         token: Token to follow: its string, word or index.
         layer: Layer index, possibly negative. If None, it is selected together with the head.
-        head: Head index, possibly negative. If None, the head with the largest weight on `target` or, without
-            a target, on any token that is neither special nor adjacent.
+        head: Head index. If None, the head with the largest weight on `target` or on a non-adjacent token.
         target: Token whose attention is explained. Defaults to the token with the largest weight.
         rival: Token to compare the target with. Defaults to the token with the next largest weight.
         contexts: Word and texts to compare. Defaults to "bank" in three texts.
         lengths: Lengths at which to measure the cost. Lengths beyond the maximum of the model are ignored.
 
     Raises:
-        AnalysisError: The arguments are invalid, or the attention of the model cannot be explained.
+        AnalysisError: An argument is invalid, or the attention of the model cannot be explained.
         attnlens_server.errors.StartupError: The bundle is invalid. ImportError: `onnx` is not installed.
     """
     bundle = open_bundle(directory)
     sentence = read_sentence(bundle, text)
     row = sentence.find(token)
-    requested_layer = resolve_index("layer", layer, bundle.model.num_layers)
     graph = bundle.graph_path("attention")
     run = LayerRun(graph, all_layers(bundle), bundle.model.outputs.hidden_state("attention").name)
     layers, final = run.values(sentence.input_ids)
-    others, distant = _other_tokens(sentence, row)
-    candidates = distant if target is None else [sentence.find(target)]
-    selected_layer, selected_head = _select_head(layers, requested_layer, head, row, candidates)
+    others, candidates = _other_tokens(sentence, row, target)
+    layer = resolve_index("layer", layer, bundle.model.num_layers)
+    selected_layer, selected_head = _select_head(layers, layer, head, row, candidates)
     values = layers[selected_layer]
-    ranked = largest(values.weights[selected_head, row], others)
-    target_row, rival_row = _select_keys(sentence, ranked, target, rival)
-    usable = [length for length in lengths if length <= bundle.model.max_positions]
+    keys = _select_keys(sentence, largest(values.weights[selected_head, row], others), target, rival)
+    lengths = [length for length in lengths if length <= bundle.model.max_positions]
     return HeadTrace(
         model_name=bundle.model.name,
         sentence=sentence,
@@ -297,15 +294,15 @@ def trace_head(
         layer=selected_layer,
         head=selected_head,
         row=row,
-        target=target_row,
-        rival=rival_row,
-        costs=measure_cost(bundle, usable) if usable else (),
+        target=keys[0],
+        rival=keys[1],
+        costs=measure_cost(bundle, lengths) if lengths else (),
         max_positions=bundle.model.max_positions,
         mechanism=bundle.manifest.architecture.layers[selected_layer].attention,
         parameters=read_parameters(graph, selected_layer),
         padded=_padded_row(bundle, run, sentence, (selected_layer, selected_head, row)),
         contexts=_compare_contexts(bundle, run, contexts),
-        races=measure_recurrence(values.entering.shape[-1], len(values.query), usable),
+        races=measure_recurrence(values.entering.shape[-1], len(values.query), lengths),
     )
 
 
@@ -318,12 +315,16 @@ def _select_keys(
     return target_row, next(remaining, None) if rival is None else sentence.find(rival)
 
 
-def _other_tokens(sentence: Sentence, row: int) -> tuple[npt.NDArray[np.bool_], Sequence[int]]:
-    """Return which tokens are neither special nor `row`, and the indices of non-adjacent ones, if any."""
+def _other_tokens(
+    sentence: Sentence, row: int, target: str | None
+) -> tuple[npt.NDArray[np.bool_], Sequence[int]]:
+    """Return which tokens are neither special nor `row`, and the indices of the target or non-adjacent ones."""
     distances = np.abs(np.arange(len(sentence)) - row)
     others = ~sentence.is_special & (distances > 0)
     if not others.any():
         raise UnknownTokenError("TEXT has no other token. Use a longer text.")
+    if target is not None:
+        return others, [sentence.find(target)]
     distant = others & (distances > 1)
     return others, largest(np.zeros(len(sentence)), distant if distant.any() else others)
 
