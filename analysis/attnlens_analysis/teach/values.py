@@ -318,7 +318,7 @@ def _select_keys(
 def _other_tokens(
     sentence: Sentence, row: int, target: str | None
 ) -> tuple[npt.NDArray[np.bool_], Sequence[int]]:
-    """Return which tokens are neither special nor `row`, and the indices of the target or non-adjacent ones."""
+    """Return a mask of the tokens that are neither special nor `row`, and the candidates for the target."""
     distances = np.abs(np.arange(len(sentence)) - row)
     others = ~sentence.is_special & (distances > 0)
     if not others.any():
