@@ -24,12 +24,12 @@ def motivate(trace: HeadTrace) -> Step:
     table = None
     if trace.races:
         text.append(
-            f"Measured in NumPy on this CPU, with D = {hidden}. The loop cannot use more than one core at a "
-            "time. Attention can, but its T² D products outgrow the T D² products of the loop. Its advantage "
-            "is greatest for short texts, and on GPUs, which compute thousands of positions at once."
+            f"Measured in NumPy on this CPU, with D = {hidden}. With few cores, the loop is often faster: it "
+            "multiplies less, and attention also needs T² D products. Attention gains from parallel hardware: "
+            "a GPU computes thousands of positions at once, but cannot shorten the loop."
         )
         table = Table(
-            ("tokens", "attention, ms", "recurrent loop, ms", "ratio"),
+            ("tokens", "attention, ms", "recurrent loop, ms", "loop / attention"),
             [(f"{n:,}", f"{a:.2f}", f"{loop:.2f}", f"{loop / a:.2f}") for n, a, loop in trace.races],
         )
     return Step(
