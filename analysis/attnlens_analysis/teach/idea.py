@@ -25,7 +25,7 @@ def motivate(trace: HeadTrace) -> Step:
     if trace.races:
         text.append(
             f"Measured in NumPy on this CPU, with D = {hidden}. With few cores, the loop is often faster: it "
-            "multiplies less, and attention also needs T² D products. Attention gains from parallel hardware: "
+            "multiplies less, and attention also needs T² D products. Attention gains on parallel hardware: "
             "a GPU computes thousands of positions at once, but cannot shorten the loop."
         )
         table = Table(
