@@ -4,11 +4,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from attnlens_analysis.structure import read_proto
 from attnlens_analysis.teach.numbers import Array
+
+if TYPE_CHECKING:
+    from onnx import TensorProto
 
 _KINDS = {"attention": r"attention\.", "feed-forward": r"feed_forward\.", "norms": r".*norm"}
 
@@ -34,7 +39,7 @@ class LayerParameters:
 
 def read_parameters(path: Path, layer: int) -> LayerParameters:
     """Read the parameters of a layer from a graph and its weights file."""
-    from onnx import TensorProto, numpy_helper  # noqa: PLC0415 - of the extra `export`
+    from onnx import TensorProto  # noqa: PLC0415 - of the extra `export`
 
     prefix, counts, arrays = f"layers.{layer}.", dict.fromkeys(_KINDS, 0), {}
     fields = {
@@ -51,5 +56,16 @@ def read_parameters(path: Path, layer: int) -> LayerParameters:
                 counts[kind] += int(np.prod(tensor.dims))
                 break
         if name in fields and tensor.data_type in {TensorProto.FLOAT, TensorProto.FLOAT16}:
-            arrays[fields[name]] = numpy_helper.to_array(tensor, str(path.parent)).astype(np.float64)
+            arrays[fields[name]] = _read_tensor(path.parent, tensor).astype(np.float64)
     return LayerParameters(counts, **arrays)
+
+
+def _read_tensor(directory: Path, tensor: "TensorProto") -> npt.NDArray[Any]:
+    """Read a tensor. `onnx` would reject weights files with hard links, which `attnlens layout` creates."""
+    from onnx import external_data_helper, helper, numpy_helper  # noqa: PLC0415 - of the extra `export`
+
+    if not external_data_helper.uses_external_data(tensor):
+        return numpy_helper.to_array(tensor)
+    info = external_data_helper.ExternalDataInfo(tensor)
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)).newbyteorder("<")
+    return np.memmap(directory / info.location, dtype, "r", info.offset or 0, tuple(tensor.dims))

@@ -1,5 +1,6 @@
 """Steps of a lesson compared with independent calculations on MiniLM."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from attnlens_analysis.errors import UnknownTokenError
 from attnlens_analysis.teach import Contexts, HeadTrace, make_lesson, trace_head
 from attnlens_analysis.teach.content import Step, number
 from attnlens_analysis.teach.numbers import principal_cosines
+from attnlens_analysis.teach.parameters import read_parameters
 from attnlens_analysis.teach.recurrence import measure_recurrence
 from attnlens_model import load_checkpoint
 
@@ -64,6 +66,14 @@ def test_shapes_and_parameters_match_pytorch(steps: Mapping[str, Step], layer: t
     total = sum(parameter.numel() for parameter in layer.parameters())
     assert f"{total:,} in total" in steps["shapes"].text[1]
     assert total == 4 * (384**2 + 384) + 2 * 384 * 1536 + 1536 + 384 + 4 * 384
+
+
+def test_parameters_are_read_from_a_bundle_with_hard_links(minilm_bundle: Path, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(minilm_bundle, tmp_path / "minilm"))
+    (tmp_path / "link.onnx").hardlink_to(bundle / "onnx" / "model.onnx")  # as `attnlens layout` does
+    parameters = read_parameters(bundle / "onnx" / "model_attentions.onnx", LAYER)
+    assert parameters.query is not None
+    assert parameters.query.shape == (384, 384)
 
 
 def test_heads_read_all_features(trace: HeadTrace, steps: Mapping[str, Step], layer: torch.nn.Module) -> None:
