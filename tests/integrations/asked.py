@@ -10,6 +10,7 @@ import importlib
 import io
 import json
 import runpy
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -153,11 +154,16 @@ def duck(address: str, vectors: str) -> dict[str, Any]:
     return {"printed": printed("with_duckdb", address, QUERY, str(corpus), vectors), "refused": refused}
 
 
-def postgres(address: str) -> dict[str, Any]:
+def postgres(address: str, *, retries: int = 1) -> dict[str, Any]:
     import pgserver  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as directory:
-        server = pgserver.get_server(directory, cleanup_mode="stop")
+        try:
+            server = pgserver.get_server(directory, cleanup_mode="stop")
+        except (OSError, subprocess.SubprocessError):  # pg_ctl sometimes aborts on a busy machine
+            if not retries:
+                raise
+            return postgres(address, retries=retries - 1)
         try:
             return {"printed": printed("with_pgvector", address, QUERY, server.get_uri())}
         finally:
