@@ -145,8 +145,8 @@ def minilm_server(minilm_bundle: Path) -> Iterator[ServerProcess]:
 @pytest.fixture(scope="session")
 def viewer_url(minilm_bundle: Path) -> Iterator[str]:
     """Return the viewer URL of a MiniLM server process, shared by the viewer tests."""
-    with ServerProcess(minilm_bundle, "--viewer-port", "0") as server:
-        yield server.viewer_url()
+    with ServerProcess(minilm_bundle, "--http-port", "0") as server:
+        yield server.http_url()
 
 
 @pytest.fixture

@@ -47,10 +47,10 @@ class ServerProcess:
             self.stop()
         self._close()
 
-    def viewer_url(self) -> str:
-        """Return the URL of the viewer from the line after the ready line. Call once."""
+    def http_url(self) -> str:
+        """Return the URL of the HTTP port from the line after the ready line. Call once."""
         assert self.process.stdout is not None
-        match = re.fullmatch(r"The viewer is at (\S+)\n", self.process.stdout.readline())
+        match = re.fullmatch(r"HTTP and the viewer are at (\S+)\n", self.process.stdout.readline())
         assert match is not None
         return match[1]
 

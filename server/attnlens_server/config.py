@@ -96,12 +96,18 @@ class ServerConfig:
         tls_key: Private key in PEM format.
         tls_client_ca: Root certificates in PEM format. If set, clients must present a certificate (mutual
             TLS).
-        viewer_port: Port of the viewer over HTTP, with the same TLS settings. 0 selects a free port. None
-            disables the viewer.
-        viewer_host: Host that the viewer listens on.
-        viewer_origin: The viewer's public address, such as https://lens.example.org, if browsers reach it by
-            a DNS name or through a reverse proxy. If None, only IP addresses, localhost and `viewer_host`
-            are accepted.
+        http_port: Port for HTTP (the APIs of OpenAI and others, the viewer, health checks), with the same TLS
+            settings. 0 selects a free port. None disables HTTP.
+        http_host: Host to listen on for HTTP.
+        http_origin: Public address of the HTTP port, such as https://lens.example.org, if browsers reach it
+            by a DNS name or through a reverse proxy. If None, the viewer accepts only IP addresses,
+            localhost and `http_host` as host names.
+        cors_origins: Origins of other web pages that may call the HTTP APIs, separated by commas, or `*`.
+        http_token_ids: Whether OpenAI's API accepts token ids. Only for clients that use this model's
+            tokenizer.
+        max_connections: Number of HTTP connections. If there are more, idle ones are closed first.
+        request_timeout_s: Maximum time in seconds to receive the head of an HTTP request, and to receive its
+            body.
         log_requests: Whether to log each request at level info. Texts are never logged.
     """
 
@@ -137,9 +143,13 @@ class ServerConfig:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
-    viewer_port: int | None = None
-    viewer_host: str = "127.0.0.1"
-    viewer_origin: str | None = None
+    http_port: int | None = None
+    http_host: str = "127.0.0.1"
+    http_origin: str | None = None
+    cors_origins: str = ""
+    http_token_ids: bool = False
+    max_connections: int = 512
+    request_timeout_s: float = 30.0
     log_requests: bool = False
 
     def __post_init__(self) -> None:
@@ -173,13 +183,13 @@ class ServerConfig:
         self._check_range("drain_timeout_s", 0, 86_400)
         if self.max_tokens is not None:
             self._check_range("max_tokens", 1, 1 << 24)
-        if self.viewer_port is not None:
-            self._check_range("viewer_port", 0, 65535)
-        if self.viewer_origin is not None and not _ORIGIN.fullmatch(self.viewer_origin):
-            raise ConfigError(
-                f"viewer_origin is {self.viewer_origin!r}: use scheme and host as shown by browsers, "
-                "such as https://lens.example.org or http://lens.example.org:8080, without a path"
-            )
+        if self.http_port is not None:
+            self._check_range("http_port", 0, 65535)
+        self._check_range("max_connections", 1, 1 << 20)
+        self._check_range("request_timeout_s", 0.001, 86_400)
+        for name, origins in (("http_origin", [self.http_origin]), ("cors_origins", self.allowed_origins)):
+            for origin in origins:
+                self._check_origin(name, origin)
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("only one of tls_cert and tls_key is set: set both or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:
@@ -189,6 +199,11 @@ class ServerConfig:
     def listens_at(self) -> Address:
         """Address to listen on."""
         return parse_address(self.address) if self.address is not None else TcpAddress(self.host, self.port)
+
+    @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        """Origins of other web pages that may call the HTTP APIs."""
+        return tuple(origin.strip() for origin in self.cors_origins.split(",") if origin.strip())
 
     @property
     def inputs_limit(self) -> int:
@@ -258,6 +273,14 @@ class ServerConfig:
             )
         if not re.fullmatch("[0-7]{3}", self.socket_mode):
             raise ConfigError(f"socket_mode is {self.socket_mode!r}: use three octal digits, such as 660")
+
+    def _check_origin(self, name: str, origin: str | None) -> None:
+        if origin is None or (name == "cors_origins" and origin == "*") or _ORIGIN.fullmatch(origin):
+            return
+        raise ConfigError(
+            f"{name} is {origin!r}: use scheme and host as shown by browsers, such as "
+            "https://lens.example.org or http://lens.example.org:8080, without a path"
+        )
 
     def _check_range(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)

@@ -1,21 +1,24 @@
-"""Request errors with their gRPC status and reason, and startup errors.
+"""Request errors with their gRPC status, HTTP status and reason, and startup errors.
 
 RequestError
-|- InvalidFieldsError      INVALID_ARGUMENT     INVALID_FIELD
-|- InputTooLongError       INVALID_ARGUMENT     INPUT_TOO_LONG
-|- ResponseTooLargeError   INVALID_ARGUMENT     RESPONSE_TOO_LARGE
-|- RequestTooLargeError    INVALID_ARGUMENT     REQUEST_TOO_LARGE
-|- TooExpensiveError       INVALID_ARGUMENT     REQUEST_TOO_EXPENSIVE
-|- MalformedRequestError   INVALID_ARGUMENT     MALFORMED_REQUEST
-|- ModelNotFoundError      NOT_FOUND            MODEL_NOT_FOUND
-|- OverloadedError         RESOURCE_EXHAUSTED   OVERLOADED
-|- GraphUnavailableError   FAILED_PRECONDITION  GRAPH_UNAVAILABLE
-|- NotSupportedError       FAILED_PRECONDITION  NOT_SUPPORTED
-|- NotReadyError           UNAVAILABLE          NOT_READY
-|- ShuttingDownError       UNAVAILABLE          SHUTTING_DOWN
-|- DeadlineError           DEADLINE_EXCEEDED    DEADLINE_EXCEEDED
-|- SlowConsumerError       ABORTED              SLOW_CONSUMER
-`- InternalError           INTERNAL             INTERNAL
+|- InvalidFieldsError      INVALID_ARGUMENT     400  INVALID_FIELD
+|- InputTooLongError       INVALID_ARGUMENT     400  INPUT_TOO_LONG
+|- ResponseTooLargeError   INVALID_ARGUMENT     400  RESPONSE_TOO_LARGE
+|- RequestTooLargeError    INVALID_ARGUMENT     413  REQUEST_TOO_LARGE
+|- TooExpensiveError       INVALID_ARGUMENT     400  REQUEST_TOO_EXPENSIVE
+|- MalformedRequestError   INVALID_ARGUMENT     400  MALFORMED_REQUEST
+|- UnauthenticatedError    UNAUTHENTICATED      401  UNAUTHENTICATED
+|- ModelNotFoundError      NOT_FOUND            404  MODEL_NOT_FOUND
+|- OverloadedError         RESOURCE_EXHAUSTED   429  OVERLOADED
+|- GraphUnavailableError   FAILED_PRECONDITION  503  GRAPH_UNAVAILABLE
+|- NotSupportedError       FAILED_PRECONDITION  400  NOT_SUPPORTED
+|- NotReadyError           UNAVAILABLE          503  NOT_READY
+|- ShuttingDownError       UNAVAILABLE          503  SHUTTING_DOWN
+|- DeadlineError           DEADLINE_EXCEEDED    504  DEADLINE_EXCEEDED
+|- SlowConsumerError       ABORTED              -    SLOW_CONSUMER
+`- InternalError           INTERNAL             500  INTERNAL
+
+HTTP closes the connection of a slow consumer instead of sending a status.
 
 StartupError               printed, exit code 1
 `- UnusableGraphError      a graph is permanently unusable
@@ -53,9 +56,13 @@ class FieldViolation:
 
 
 class RequestError(Exception):
-    """Base class of request errors. Subclasses define `status`, a gRPC status name, and `reason`."""
+    """Base class of request errors.
+
+    Subclasses define `status`, a gRPC status name, `http_status` (default 400), and `reason`.
+    """
 
     status = "UNKNOWN"
+    http_status = 400
     reason = "ERROR_REASON_UNSPECIFIED"
 
     def __init__(
@@ -128,6 +135,7 @@ class RequestTooLargeError(RequestError):
     """A call alone exceeds a limit shared by all calls, so it can never be served."""
 
     status = "INVALID_ARGUMENT"
+    http_status = 413
     reason = "REQUEST_TOO_LARGE"
 
 
@@ -166,6 +174,14 @@ class MalformedRequestError(RequestError):
         )
 
 
+class UnauthenticatedError(RequestError):
+    """The credentials are missing or invalid."""
+
+    status = "UNAUTHENTICATED"
+    http_status = 401
+    reason = "UNAUTHENTICATED"
+
+
 class ModelNotFoundError(RequestError):
     """The requested model, or the requested version of the model, is not loaded.
 
@@ -177,6 +193,7 @@ class ModelNotFoundError(RequestError):
     """
 
     status = "NOT_FOUND"
+    http_status = 404
     reason = "MODEL_NOT_FOUND"
 
     def __init__(self, model: str, available: str, version: str = "", available_version: str = "") -> None:
@@ -197,6 +214,7 @@ class OverloadedError(RequestError):
     """The limit on waiting texts, memory or calls has been reached."""
 
     status = "RESOURCE_EXHAUSTED"
+    http_status = 429
     reason = "OVERLOADED"
 
 
@@ -204,6 +222,7 @@ class GraphUnavailableError(RequestError):
     """A graph of the bundle is unusable. With `retry_after_s`, the server will try to open it again."""
 
     status = "FAILED_PRECONDITION"
+    http_status = 503
     reason = "GRAPH_UNAVAILABLE"
 
 
@@ -218,6 +237,7 @@ class NotReadyError(RequestError):
     """The server is still starting."""
 
     status = "UNAVAILABLE"
+    http_status = 503
     reason = "NOT_READY"
 
 
@@ -225,6 +245,7 @@ class ShuttingDownError(RequestError):
     """The server is shutting down."""
 
     status = "UNAVAILABLE"
+    http_status = 503
     reason = "SHUTTING_DOWN"
 
 
@@ -232,6 +253,7 @@ class DeadlineError(RequestError):
     """The deadline passed while the request waited."""
 
     status = "DEADLINE_EXCEEDED"
+    http_status = 504
     reason = "DEADLINE_EXCEEDED"
 
 
@@ -246,6 +268,7 @@ class InternalError(RequestError):
     """Unexpected error. The client receives an ID, and the details are logged."""
 
     status = "INTERNAL"
+    http_status = 500
     reason = "INTERNAL"
 
     def __init__(self, error_id: str) -> None:

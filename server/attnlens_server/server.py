@@ -22,13 +22,12 @@ from attnlens_server.grpc_api.calls import remember_creators
 from attnlens_server.grpc_api.health import HealthService
 from attnlens_server.grpc_api.methods import SERVICE_NAME, add_service
 from attnlens_server.grpc_api.reflection import add_reflection
+from attnlens_server.http_api.host import HttpHost
 from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, find_bind_problem
 from attnlens_server.listening.tls import tls_context, validity_problem
 from attnlens_server.served_model import ServedModel
 from attnlens_server.serving.request_log import is_enabled
 from attnlens_server.serving.service import State
-from attnlens_server.web import Viewer, start_viewer
-from attnlens_server.web.pages import Pages
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ class Ready:
         lanes: Number of concurrent batches.
         max_batch_tokens: Maximum number of tokens per batch, including padding.
         warm_up_s: Time to load and test the graphs in seconds.
-        viewer_url: URL of the viewer. Empty if it is disabled.
+        http_url: URL for HTTP clients and browsers. Empty if HTTP is disabled.
     """
 
     address: str
@@ -68,7 +67,7 @@ class Ready:
     lanes: int
     max_batch_tokens: int
     warm_up_s: float
-    viewer_url: str = ""
+    http_url: str = ""
 
 
 class Server:
@@ -91,8 +90,8 @@ class Server:
             )
         self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME])
         self._releasing: asyncio.Task[None] | None = None
-        self._viewer: Viewer | None = None
-        self._viewer_url = ""
+        self._http: HttpHost | None = None
+        self._http_url = ""
         self._socket_file: UnixSocket | None = None
 
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
@@ -104,7 +103,7 @@ class Server:
         with _stop_signals() as stop:
             grpc_server, address = await self._listen()
             try:
-                await self._listen_for_browsers()
+                await self._listen_for_http()
                 warm_up_s = await self._warm_up_unless(stop)
                 if not stop.is_set():
                     await self._set_serving()
@@ -125,7 +124,7 @@ class Server:
             lanes=engine.num_lanes,
             max_batch_tokens=engine.max_batch_tokens,
             warm_up_s=warm_up_s,
-            viewer_url=self._viewer_url,
+            http_url=self._http_url,
         )
 
     async def _warm_up_unless(self, stop: asyncio.Event) -> float:
@@ -189,12 +188,11 @@ class Server:
         self._socket_file.publish()
         return str(address)
 
-    async def _listen_for_browsers(self) -> None:
-        if self._config.viewer_port is None:
+    async def _listen_for_http(self) -> None:
+        if self._config.http_port is None:
             return
-        pages = Pages(self._service, self._model)
-        context = _tls_context(self._config)
-        self._viewer, self._viewer_url = await start_viewer(self._service, pages, self._config, context)
+        self._http = HttpHost(self._service, self._model, self._config)
+        self._http_url = await self._http.listen(self._config.http_port, _tls_context(self._config))
 
     async def _warm_up(self) -> float:
         loop = asyncio.get_running_loop()
@@ -238,8 +236,8 @@ class Server:
         if self._socket_file is not None:
             self._socket_file.remove()
         drained = asyncio.ensure_future(self._calls.wait_until_none())
-        if self._viewer is not None:
-            await self._viewer.stop(self._config.drain_timeout_s)
+        if self._http is not None:
+            await self._http.stop(self._config.drain_timeout_s)
         await asyncio.wait((stopping, drained), return_when=asyncio.FIRST_COMPLETED)
         await grpc_server.stop(None)
         await stopping

@@ -1,4 +1,4 @@
-"""`attnlens serve`: serve a bundle or a checkpoint over gRPC."""
+"""`attnlens serve`: serve a bundle or a checkpoint over gRPC and HTTP."""
 
 import dataclasses
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Example:
   attnlens serve bundles/minilm --port 50051 --provider auto
-  attnlens serve bundles/minilm --viewer-port 8080 --max-tokens 128
+  attnlens serve bundles/minilm --http-port 8080 --max-tokens 128
   attnlens serve sentence-transformers/all-MiniLM-L6-v2"""
 
 _listen = partial(config_option, section="Listen address")
@@ -31,7 +31,7 @@ _limit = partial(config_option, section="Limits")
 _time = partial(config_option, section="Time limits")
 _tls = partial(config_option, section="TLS")
 _log = partial(config_option, section="Logs")
-_viewer = partial(config_option, section="Viewer")
+_http = partial(config_option, section="HTTP")
 
 
 @click.command(cls=Command, epilog=EPILOG)
@@ -102,23 +102,32 @@ _viewer = partial(config_option, section="Viewer")
     "Root certificates (PEM) of clients, which then need a certificate.",
     click.Path(path_type=Path),
 )
-@_viewer(
-    "viewer_port",
-    "Port of the viewer, a web page for exploring texts; 0 picks a free one.  [default: no viewer]",
+@_http(
+    "http_port",
+    "Port for HTTP: the APIs of OpenAI and others, the viewer (a web page for exploring texts), health "
+    "checks; 0 picks a free one.  [default: no HTTP]",
     int,
 )
-@_viewer("viewer_host", "Listen address of the viewer.")
-@_viewer(
-    "viewer_origin",
-    "Public address of the viewer, such as https://lens.example.org, if browsers use a DNS name or a reverse "
-    "proxy.",
+@_http("http_host", "Listen address for HTTP.")
+@_http(
+    "http_origin",
+    "Public address of the HTTP port, such as https://lens.example.org, if browsers use a DNS name or a "
+    "reverse proxy.",
 )
+@_http("cors_origins", "Origins of other web pages that may call the HTTP APIs, separated by commas, or *.")
+@_http(
+    "http_token_ids", "Accept token ids in OpenAI's API. Only for clients that use this model's tokenizer."
+)
+@_http(
+    "max_connections", "Maximum number of HTTP connections. If there are more, idle ones are closed first."
+)
+@_http("request_timeout_s", "Maximum time to receive the head of an HTTP request, and to receive its body.")
 @_log(
     "log_requests",
     "Log one line per request: method, client, numbers of texts and tokens, status, times. Never logs texts.",
 )
 def serve(source: Path, cache_dir: Path | None, **options: Any) -> None:  # noqa: ANN401 - fields of ServerConfig
-    """Serve SOURCE over gRPC until SIGTERM.
+    """Serve SOURCE over gRPC, and with --http-port over HTTP, until SIGTERM.
 
     SOURCE is a bundle or a checkpoint: a directory, or a hub id such as org/name or org/name@revision. A
     checkpoint is exported in --precision into the cache, and later starts use the cached bundle. `attnlens
@@ -172,5 +181,5 @@ def _print_ready(ready: "Ready") -> None:
         f"warm-up {ready.warm_up_s:.2f} s",
     )
     click.echo(f"attnlens is ready at {ready.address}: {', '.join(parts)}")
-    if ready.viewer_url:
-        click.echo(f"The viewer is at {ready.viewer_url}")
+    if ready.http_url:
+        click.echo(f"HTTP and the viewer are at {ready.http_url}")

@@ -1,0 +1,1 @@
+"""HTTP: routes of common embedding APIs, the viewer and health checks, as an ASGI application."""

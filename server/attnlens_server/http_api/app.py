@@ -1,0 +1,394 @@
+"""ASGI application: lifecycle of a request, from its body to its response, the same for all routes.
+
+All routes share the admission control, the limits and the errors of gRPC. A route only translates: it parses
+the body, calls `ModelService` and serializes the result.
+"""
+
+import asyncio
+import logging
+import math
+import secrets
+import traceback
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+from starlette.types import Message, Receive, Scope, Send
+
+from attnlens_server import errors
+from attnlens_server.http_api.exchange import (
+    NATIVE,
+    Dialect,
+    HttpError,
+    HttpRequest,
+    HttpResponse,
+    Route,
+    encode_json,
+    renamed,
+)
+from attnlens_server.http_api.listener import ABORT
+from attnlens_server.http_api.origins import OriginPolicy
+from attnlens_server.serving.admission import Budget, Reservation
+from attnlens_server.serving.request_log import RequestRecord, validate_request_id
+from attnlens_server.serving.service import ModelService
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Authenticate = Callable[[Mapping[str, str]], None]
+"""Raises UnauthenticatedError unless the headers (by lower-case name) contain valid credentials."""
+
+MAX_HEADERS = 64
+BODY_COPIES = 2  # the body and the parsed request without its texts
+_CHUNK_BYTES = 1 << 18
+_SMALL_BYTES = 1 << 16  # responses up to this size fit into the write buffer of a connection
+_MAX_PATH = 64  # characters in the log
+_REQUEST_ID = b"x-request-id"
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+"""Headers of all responses, unless a route replaces them."""
+
+
+class HttpApp:
+    """ASGI application for one model.
+
+    Args:
+        service: Service of the model.
+        routes: Routes. The first one that matches is used.
+        origins: Which web pages may send requests.
+        max_body_bytes: Maximum size of a body, also after decompression.
+        body_timeout_s: Maximum time in seconds to receive a body.
+        stall_timeout_s: Time in seconds that a client may take to read a part of a response.
+        log_requests: Whether to log each request.
+        authenticate: Checks the credentials of routes that are not public. If None, none are needed.
+    """
+
+    def __init__(
+        self,
+        service: ModelService,
+        routes: Iterable[Route],
+        origins: OriginPolicy,
+        *,
+        max_body_bytes: int,
+        body_timeout_s: float,
+        stall_timeout_s: float,
+        log_requests: bool = False,
+        authenticate: Authenticate | None = None,
+    ) -> None:
+        self._service = service
+        self._origins = origins
+        self._max_body_bytes = max_body_bytes
+        self._body_timeout_s = body_timeout_s
+        self._stall_timeout_s = stall_timeout_s
+        self._log_requests = log_requests
+        self._authenticate = authenticate
+        self._paths: dict[str, dict[str, Route]] = {}
+        self._prefixes: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            paths = self._prefixes if route.path.endswith("*") else self._paths
+            paths.setdefault(route.path.removesuffix("*"), {}).setdefault(route.method, route)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle an ASGI connection."""
+        if scope["type"] != "http":
+            await _decline(scope["type"], receive, send)
+            return
+        headers = _headers(scope["headers"])
+        record = RequestRecord(
+            f"{scope['method']} {scope['path'][:_MAX_PATH]}",
+            peer=_peer(scope.get("client")),
+            request_id=validate_request_id(headers.get("x-request-id")) or secrets.token_hex(8),
+        )
+        memory = Reservation(self._service.admission)
+        exchange = _Exchange(scope, receive, send, headers, record, memory, self._stall_timeout_s)
+        try:
+            await self._respond(exchange)
+        except _DisconnectedError:
+            record.disconnect()
+        except TimeoutError:
+            record.end(errors.SlowConsumerError.status, errors.SlowConsumerError.reason)
+            exchange.abort()
+        except asyncio.CancelledError:
+            record.disconnect()
+            raise
+        finally:
+            exchange.close()
+            memory.release()
+            if self._log_requests:
+                record.write()
+
+    async def _respond(self, exchange: "_Exchange") -> None:
+        """Answer a request. The response is sent with the dialect of the route, also if it is an error."""
+        dialect = NATIVE
+        try:
+            route, path = self._route(exchange.scope["method"], exchange.scope["path"])
+            dialect = route.dialect
+            self._check(route, exchange)
+            request = await self._request(path, exchange)
+            response = await exchange.unless_disconnected(route.handler(request))
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, _DisconnectedError):
+            raise
+        except BaseException as error:  # noqa: BLE001 - the outermost frame, also for panics of Rust code
+            failure = request_error(error, exchange.record.method)
+            traceback.clear_frames(error.__traceback__)
+            response = _error_response(failure, dialect)
+            exchange.record.end(str(response.status), failure.reason)
+        else:
+            exchange.record.end(str(response.status), "")
+        await exchange.send(response, dialect)
+
+    def _route(self, method: str, path: str) -> tuple[Route, str]:
+        """Return the route of a request, and the part of the path that it has not matched.
+
+        Raises:
+            HttpError: There is no such path, or not with this method.
+        """
+        methods, rest = self._paths.get(path), ""
+        if methods is None:
+            for prefix, candidates in self._prefixes.items():
+                if path.startswith(prefix):
+                    methods, rest = candidates, path.removeprefix(prefix)
+                    break
+            else:
+                raise HttpError(404, "NO_SUCH_PATH", "unknown path: /docs lists all paths")
+        route = methods.get("GET" if method == "HEAD" else method)
+        if route is None:
+            allowed = ", ".join(sorted(methods))
+            raise HttpError(405, "METHOD_NOT_ALLOWED", f"use {allowed}", {"Allow": allowed})
+        return route, rest
+
+    def _check(self, route: Route, exchange: "_Exchange") -> None:
+        raw, headers = exchange.scope["headers"], exchange.headers
+        if len(raw) > MAX_HEADERS:
+            raise HttpError(431, "TOO_MANY_HEADERS", f"the limit is {MAX_HEADERS} headers: send fewer")
+        for name in ("host", "origin", "content-type", "content-encoding", "authorization"):
+            if sum(each == name.encode() for each, _ in raw) > 1:
+                raise HttpError(400, "REPEATED_HEADER", f"the header {name} is repeated: send it once")
+        self._origins.check(route.method, headers, needs_page=route.needs_page)
+        if self._authenticate is not None and not route.is_public:
+            self._authenticate(headers)
+
+    async def _request(self, path: str, exchange: "_Exchange") -> HttpRequest:
+        """Receive the body.
+
+        Raises:
+            HttpError: It is too large, too slow, or in an unknown encoding.
+            OverloadedError: Other calls use too much memory.
+        """
+        length = exchange.headers.get("content-length", "0")
+        if length.isdigit() and int(length) > self._max_body_bytes:
+            raise self._too_large()
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                async for chunk in exchange.chunks():
+                    exchange.memory.grow(BODY_COPIES * len(chunk))
+                    body += chunk
+                    if len(body) > self._max_body_bytes:
+                        raise self._too_large()
+        except TimeoutError:
+            seconds = f"{self._body_timeout_s:g} s"
+            message = f"the body was not received within {seconds}: send it faster, or in several requests"
+            raise HttpError(408, "REQUEST_TIMEOUT", message) from None
+        exchange.record.request_bytes = len(body)
+        encoding = exchange.headers.get("content-encoding", "identity").lower()
+        if encoding == "gzip":
+            content = await self._service.workers.run_if(len(body) > _SMALL_BYTES, self._gunzip, bytes(body))
+            exchange.memory.grow(BODY_COPIES * len(content))
+        elif encoding == "identity":
+            content = bytes(body)
+        else:
+            raise HttpError(
+                415, "WRONG_CONTENT_ENCODING", f"{encoding[:40]!r} is not supported: use gzip, or no encoding"
+            )
+        budget = Budget(exchange.memory, None, exchange.record.metrics)
+        return HttpRequest(exchange.scope["method"], path, exchange.headers, content, budget)
+
+    def _gunzip(self, body: bytes) -> bytes:
+        decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        try:
+            content = decompressor.decompress(body, self._max_body_bytes + 1)
+        except zlib.error as error:
+            raise HttpError(400, "MALFORMED_REQUEST", f"the body is not valid gzip: {error}") from None
+        if len(content) > self._max_body_bytes:
+            raise self._too_large()
+        if not decompressor.eof or decompressor.unused_data:
+            raise HttpError(400, "MALFORMED_REQUEST", "the body is not one complete gzip member")
+        return content
+
+    def _too_large(self) -> HttpError:
+        return HttpError(
+            413,
+            "REQUEST_TOO_LARGE",
+            f"bodies are limited to {self._max_body_bytes} bytes: send fewer or shorter texts",
+        )
+
+
+class _DisconnectedError(Exception):
+    """The client has disconnected."""
+
+
+class _Exchange:
+    """A request and its response, in terms of ASGI."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        headers: Mapping[str, str],
+        record: RequestRecord,
+        memory: Reservation,
+        stall_timeout_s: float,
+    ) -> None:
+        self.scope = scope
+        self.headers = headers
+        self.record = record
+        self.memory = memory
+        self._receive = receive
+        self._send = send
+        self._stall_timeout_s = stall_timeout_s
+        self._leaving: asyncio.Future[Message] | None = None
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the parts of the body.
+
+        Raises:
+            _DisconnectedError: The client has disconnected.
+        """
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise _DisconnectedError
+            yield message.get("body", b"")
+            if not message.get("more_body"):
+                return
+
+    async def unless_disconnected(self, awaitable: Awaitable[Result]) -> Result:
+        """Return a result. If the client disconnects first, cancel it.
+
+        Raises:
+            _DisconnectedError: The client has disconnected.
+        """
+        if self._leaving is None:
+            self._leaving = asyncio.ensure_future(self._receive())
+        running = asyncio.ensure_future(awaitable)
+        try:
+            await asyncio.wait((running, self._leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                raise _DisconnectedError
+            return running.result()
+        finally:
+            if not running.done():
+                running.cancel()
+                await asyncio.wait((running,))
+
+    def close(self) -> None:
+        """Stop waiting for the client to disconnect."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+
+    async def send(self, response: HttpResponse, dialect: Dialect) -> None:
+        """Send a response.
+
+        Raises:
+            TimeoutError: The client does not read it.
+        """
+        body = response.body
+        headers = [(_REQUEST_ID, self.record.request_id.encode())]
+        if response.content_type:
+            headers.append((b"content-type", response.content_type.encode()))
+        for name, value in {**_HEADERS, **dialect.headers, **response.headers}.items():
+            headers.append((name.lower().encode(), value.encode("latin-1", "replace")))
+        if isinstance(body, bytes) and response.status != 204:  # noqa: PLR2004 - no content
+            headers.append((b"content-length", str(len(body)).encode()))
+        await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
+        if not isinstance(body, bytes):
+            await self._send_stream(body, dialect)
+            return
+        self.record.reply_bytes = len(body)
+        if len(body) > _SMALL_BYTES:
+            for start in range(0, len(body), _CHUNK_BYTES):
+                await self._send_part(body[start : start + _CHUNK_BYTES])
+            body = b""
+        # uvicorn waits before it sends, until the client has read most of what was sent before.
+        await self._send_part(body, is_last=True)
+
+    async def _send_stream(self, parts: AsyncGenerator[bytes], dialect: Dialect) -> None:
+        """Send the parts of a body. An error is the last part."""
+        async with aclosing(parts):
+            while True:
+                try:
+                    part = await self.unless_disconnected(anext(parts))
+                except StopAsyncIteration:
+                    break
+                except (errors.RequestError, ArithmeticError, LookupError, RuntimeError, ValueError) as error:
+                    failure = request_error(error, self.record.method)
+                    self.record.status, self.record.reason = str(dialect.status(failure)), failure.reason
+                    await self._send_part(encode_json(dialect.body(failure)) + b"\n")
+                    break
+                self.record.reply_bytes += len(part)
+                await self._send_part(part)
+        await self._send_part(b"", is_last=True)
+
+    async def _send_part(self, body: bytes, *, is_last: bool = False) -> None:
+        async with asyncio.timeout(self._stall_timeout_s):
+            await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+    def abort(self) -> None:
+        """Close the connection without sending the rest. Other servers than ours have their own limits."""
+        abort = self.scope.get(ABORT)
+        if abort is not None:
+            abort()
+
+
+def _headers(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw}
+
+
+def _peer(client: tuple[str, int] | None) -> str:
+    if not client:
+        return ""
+    host, port = client
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def request_error(error: BaseException, method: str) -> errors.RequestError:
+    """Return the error for the client. Unexpected errors are logged, and the client gets only their ID."""
+    if isinstance(error, errors.RequestError):
+        return error
+    internal = errors.InternalError(secrets.token_hex(6))
+    logger.error("%s failed, error id %s", method, internal.error_id, exc_info=error)
+    return internal
+
+
+def _error_response(error: errors.RequestError, dialect: Dialect) -> HttpResponse:
+    if error.violations and dialect.fields:
+        violations = renamed(error, dialect.fields)
+        error.violations = tuple(violations)
+        error.message = "; ".join(f"{each.field} {each.description}" for each in violations[:3])
+    headers = dict(getattr(error, "headers", {}))
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+        headers["Retry-After-Ms"] = str(math.ceil(1000 * error.retry_after_s))
+    elif error.http_status >= 500:  # noqa: PLR2004 - server errors
+        headers["X-Should-Retry"] = str(isinstance(error, errors.ShuttingDownError)).lower()
+    if isinstance(error, errors.UnauthenticatedError):
+        headers["WWW-Authenticate"] = "Bearer"
+    return HttpResponse(encode_json(dialect.body(error)), dialect.status(error), headers=headers)
+
+
+async def _decline(kind: str, receive: Receive, send: Send) -> None:
+    """Complete the lifespan protocol, and reject WebSockets."""
+    if kind == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1002})
+    while kind == "lifespan":
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,199 @@
+"""Requests, responses and errors of the HTTP routes."""
+
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import orjson
+
+from attnlens_server.errors import FieldViolation, InvalidFieldsError, RequestError
+from attnlens_server.serving.admission import Budget
+
+Body = TypeVar("Body")
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+# Such as: Expected `str`, got `int` - at `$.input[0]`
+_PROBLEM_AT = re.compile(r"(?P<problem>.*) - at `(key in )?\$\.?(?P<path>.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
+
+
+class HttpError(RequestError):
+    """A request that violates the rules of HTTP or of this server's routes.
+
+    Args:
+        http_status: HTTP status.
+        reason: Machine-readable reason.
+        message: Problem, limit and remedy.
+        headers: Headers of the response.
+        field: Invalid field, if there is one.
+    """
+
+    def __init__(
+        self,
+        http_status: int,
+        reason: str,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        field: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.http_status = http_status
+        self.reason = reason
+        self.headers = headers or {}
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """A complete request.
+
+    Attributes:
+        method: HTTP method.
+        path: Decoded path. For a route that ends in `*`, the rest of the path.
+        headers: Headers by lower-case name.
+        body: Decompressed body.
+        budget: Memory, deadline and metrics of the call.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    budget: Budget
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """A response.
+
+    Attributes:
+        body: The whole body, or its parts if it is streamed.
+        status: HTTP status.
+        content_type: Media type. Empty for a response without a body.
+        headers: Further headers.
+    """
+
+    body: bytes | AsyncGenerator[bytes] = b""
+    status: int = 200
+    content_type: str = JSON
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How an API reports errors.
+
+    Attributes:
+        body: Returns the JSON value that describes an error.
+        statuses: HTTP statuses by reason, if they differ from those of `attnlens_server.errors`.
+        fields: Names of this API for the first part of a field path, such as `input` for `inputs`.
+        headers: Headers of all responses.
+    """
+
+    body: Callable[[RequestError], Any]
+    statuses: Mapping[str, int] = field(default_factory=dict)
+    fields: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def status(self, error: RequestError) -> int:
+        """Return the HTTP status for an error."""
+        return self.statuses.get(error.reason, error.http_status)
+
+
+class Route(NamedTuple):
+    """A route. A path that ends in `*` matches all paths with that beginning.
+
+    Attributes:
+        method: HTTP method.
+        path: Path.
+        handler: Returns the response to a request.
+        dialect: How errors are reported.
+        is_public: Whether the route needs no credentials.
+        needs_page: Whether browsers may only send the request from this server's own pages.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    dialect: Dialect
+    is_public: bool = False
+    needs_page: bool = False
+
+
+def encode_json(value: Any) -> bytes:  # noqa: ANN401 - any JSON value
+    """Serialize a JSON value that may contain C-contiguous NumPy arrays."""
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def native_error(error: RequestError) -> dict[str, Any]:
+    """Return the error body of the routes of attnlens."""
+    body: dict[str, Any] = {"error": error.message, "reason": error.reason}
+    if error.violations:
+        body["violations"] = [
+            {"field": violation.field, "description": violation.description} for violation in error.violations
+        ]
+    if error.metadata:
+        body["metadata"] = error.metadata
+    return body
+
+
+NATIVE = Dialect(native_error)
+"""Error format of the routes of attnlens, and of unknown paths."""
+
+
+class BodyParser:
+    """Parses JSON bodies of a type.
+
+    Args:
+        body_type: A msgspec type.
+    """
+
+    def __init__(self, body_type: type[Body]) -> None:
+        self._decoder = msgspec.json.Decoder(body_type)
+
+    def parse(self, body: bytes) -> Any:  # noqa: ANN401 - an instance of the type
+        """Parse a body.
+
+        Raises:
+            InvalidFieldsError: A field is missing or has an invalid value.
+            HttpError: The body is not JSON.
+        """
+        try:
+            return self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise _invalid_field(str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            message = f"the body is not valid JSON: {error}. Send a JSON object"
+            raise HttpError(400, "MALFORMED_REQUEST", message) from None
+
+
+def _invalid_field(message: str) -> InvalidFieldsError:
+    match = _PROBLEM_AT.fullmatch(message)
+    path, problem = (match["path"], match["problem"]) if match else ("", message)
+    if missing := _MISSING.fullmatch(problem):
+        path, problem = f"{path}.{missing['name']}".removeprefix("."), "is missing: set it"
+    else:
+        problem = f"is invalid: {problem[:1].lower()}{problem[1:]}"
+    return InvalidFieldsError([FieldViolation(path or "the body", problem)])
+
+
+def renamed(error: RequestError, names: Mapping[str, str]) -> Sequence[FieldViolation]:
+    """Return the violations of an error with the field names of an API."""
+    return [
+        FieldViolation(_rename(violation.field, names), violation.description)
+        for violation in error.violations
+    ]
+
+
+def _rename(path: str, names: Mapping[str, str]) -> str:
+    path = path.removesuffix(".text")
+    name = re.match(r"\w*", path)
+    first = name[0] if name else ""
+    return names.get(first, first) + path[len(first) :]

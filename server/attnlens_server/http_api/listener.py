@@ -1,0 +1,238 @@
+"""Listens for HTTP connections on the event loop of the caller.
+
+uvicorn parses HTTP. This module adds what it lacks: a limit on connections, which closes idle ones first; a
+time limit for the head of a request; errors in JSON; and a way to abort a connection whose client does not
+read. `HttpApp` limits the size and the duration of bodies.
+
+Everything runs on one event loop.
+"""
+
+import asyncio
+import logging
+import ssl
+from contextlib import suppress
+from typing import Any
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from uvicorn.server import ServerState
+
+from attnlens_server.errors import StartupError
+from attnlens_server.http_api.exchange import JSON, NATIVE, HttpError, encode_json
+from attnlens_server.listening import TcpAddress
+from attnlens_server.listening.bind_problems import bind_problem
+
+MAX_HEAD_BYTES = 32 << 10
+KEEP_ALIVE_S = 75  # longer than the idle timeout of common proxies and client pools
+ABORT = "attnlens.abort"
+"""Key of the ASGI scope with a function that closes the connection without sending buffered data."""
+_LINGER_S = 2.0  # time to read the rest of a rejected body, so that the client receives the response
+_POLL_S = 0.02
+
+# uvicorn logs a line for each malformed request, which clients could use to flood the log.
+_unlogged = logging.getLogger(f"{__name__}.uvicorn")
+_unlogged.disabled = True
+
+
+class HttpListener:
+    """Accepts connections for an ASGI application.
+
+    Args:
+        app: ASGI application.
+        max_connections: Maximum number of open connections.
+        request_timeout_s: Maximum time in seconds to receive the head of a request.
+
+    Attributes:
+        max_connections: See above.
+        request_timeout_s: See above.
+        idle: Connections that wait for their client, the one that has waited longest first.
+    """
+
+    def __init__(self, app: Any, *, max_connections: int, request_timeout_s: float) -> None:  # noqa: ANN401
+        self.max_connections = max_connections
+        self.request_timeout_s = request_timeout_s
+        self.idle: dict[_Connection, None] = {}
+        self._config = Config(
+            app,
+            http=_Connection,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        )
+        self._config.load()
+        self._state = ServerState()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def num_connections(self) -> int:
+        """Number of open connections."""
+        return len(self._state.connections)
+
+    async def start(self, address: TcpAddress, context: ssl.SSLContext | None, option: str) -> TcpAddress:
+        """Listen and return the address with its port.
+
+        Args:
+            address: Address to listen on.
+            context: TLS settings.
+            option: Name of the option that specifies the port, for error messages.
+
+        Raises:
+            StartupError: The address cannot be bound.
+        """
+        loop = asyncio.get_running_loop()
+        timeout = self.request_timeout_s if context else None
+        try:
+            self._server = await loop.create_server(
+                lambda: _Connection(self, self._config, self._state),
+                address.host,
+                address.port,
+                ssl=context,
+                ssl_handshake_timeout=timeout,
+                reuse_address=True,
+                backlog=1024,
+            )
+        except OSError as error:
+            reason = bind_problem(error, address, option)
+            raise StartupError(f"cannot listen for HTTP on {address}: {reason}") from error
+        return TcpAddress(address.host, self._server.sockets[0].getsockname()[1])
+
+    async def stop(self, timeout_s: float) -> None:
+        """Reject new connections, let running requests end, and abort those that take longer."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._state.connections):
+            with suppress(h11.LocalProtocolError):  # in the middle of a malformed request
+                connection.shutdown()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._state.connections or self._state.tasks:  # noqa: ASYNC110 - uvicorn has no event
+                    await asyncio.sleep(_POLL_S)
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+        for task in list(self._state.tasks):
+            task.cancel()
+        if self._state.tasks:
+            await asyncio.wait(self._state.tasks)
+
+    def make_room(self) -> bool:
+        """Close the connection that has waited longest for its client, if there are too many connections.
+
+        Returns:
+            Whether the number of connections is within the limit.
+        """
+        if self.num_connections <= self.max_connections:
+            return True
+        connection = next(iter(self.idle), None)
+        if connection is None:
+            return False
+        del self.idle[connection]
+        connection.transport.abort()
+        return True
+
+
+class _Connection(H11Protocol):
+    """A connection. It is idle until a request has been received completely."""
+
+    def __init__(self, listener: HttpListener, config: Config, state: ServerState) -> None:
+        super().__init__(config, state, {})
+        self.logger = _unlogged
+        self.access_log = False
+        self.app = self._run
+        self._listener = listener
+        self._application = config.loaded_app
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_lingering = False
+
+    async def _run(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - types of ASGI
+        scope[ABORT] = self.transport.abort
+        await self._application(scope, receive, send)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Reject the connection if there are too many, otherwise wait for a request."""
+        super().connection_made(transport)
+        if not self._listener.make_room():
+            transport.abort()
+            return
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timers."""
+        self._set_timer(None)
+        self._listener.idle.pop(self, None)
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse data. A request with a complete head has no time limit here."""
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._set_timer(None)
+            if not self.cycle.more_body:
+                self._listener.idle.pop(self, None)
+        elif self.conn.our_state is h11.IDLE and (self._timer is None or self._is_lingering):
+            self._wait()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or for the rest of a rejected one."""
+        cycle = self.cycle
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._set_timer(self.loop.call_later(_LINGER_S, self.transport.abort))
+        elif self.cycle is cycle:  # otherwise, the next request has begun
+            self._listener.idle.pop(self, None)
+            self._listener.idle[self] = None
+            self._is_lingering = self.conn.their_state is h11.SEND_BODY
+            linger = self.loop.call_later(_LINGER_S, self.transport.abort) if self._is_lingering else None
+            self._set_timer(linger)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection, even if its client has not read the last response."""
+        super().timeout_keep_alive_handler()
+        self._set_timer(self.loop.call_later(_LINGER_S, self.transport.abort))
+
+    def send_400_response(self, msg: str) -> None:
+        """Reject a malformed request."""
+        self._reject(HttpError(400, "MALFORMED_REQUEST", f"{msg.removesuffix('.')}: send HTTP/1.1"))
+
+    def _wait(self) -> None:
+        self._is_lingering = False
+        self._listener.idle[self] = None
+        self._set_timer(self.loop.call_later(self._listener.request_timeout_s, self._time_out))
+
+    def _time_out(self) -> None:
+        seconds = f"{self._listener.request_timeout_s:g} s"
+        message = f"the head of the request was not received within {seconds}: send it faster"
+        self._reject(HttpError(408, "REQUEST_TIMEOUT", message))
+
+    def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = timer
+
+    def _reject(self, error: HttpError) -> None:
+        """Send an error and close the connection. Only possible between two responses."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()
+            return
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # drops what the application sends
+            self.cycle.message_event.set()
+        body = encode_json(NATIVE.body(error))
+        head = h11.Response(
+            status_code=error.http_status,
+            headers=[("content-type", JSON), ("content-length", str(len(body))), ("connection", "close")],
+            reason=STATUS_PHRASES[error.http_status],
+        )
+        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+        self._set_timer(self.loop.call_later(_LINGER_S, self.transport.abort))

@@ -1,0 +1,206 @@
+"""OpenAI's embeddings API: `/v1/embeddings` and `/v1/models`."""
+
+import base64
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from attnlens_server.errors import FieldViolation, InvalidFieldsError, ModelNotFoundError, RequestError
+from attnlens_server.http_api.exchange import (
+    BodyParser,
+    Dialect,
+    HttpRequest,
+    HttpResponse,
+    Route,
+    encode_json,
+)
+from attnlens_server.http_api.prompts import PromptChoice
+from attnlens_server.serving.requests import EmbedRequest, Prompt
+from attnlens_server.serving.results import EmbedResult
+from attnlens_server.serving.service import ModelService
+from attnlens_server.text import Input, TokenIds
+
+MAX_INLINE_BYTES = 1 << 16
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+_SERVER_ERROR = 500
+_IDS_REJECTED = (
+    "has token ids, which are only valid for the tokenizer of this model: send texts (in LangChain, set "
+    "check_embedding_ctx_length=False), or start the server with --http-token-ids if your client uses this "
+    "model's tokenizer"
+)
+
+
+class EmbeddingsBody(msgspec.Struct, kw_only=True):
+    """Body of `/v1/embeddings`. Unknown keys are ignored, because clients of other servers add their own.
+
+    Attributes:
+        input: One text, several texts, the token ids of one text, or those of several texts.
+        model: Name of the served model.
+        encoding_format: `float` for lists, `base64` for little-endian float32.
+        dimensions: Number of leading components to keep.
+        truncate: Whether to truncate long texts instead of rejecting them. Not part of OpenAI's API.
+        prompt_name: Name of one of the model's prompts. Not part of OpenAI's API.
+        input_type: Purpose of the texts, such as `query` or `document`, which selects the prompt. Not part of
+            OpenAI's API.
+    """
+
+    input: str | list[str | int | list[int]]
+    model: str = ""
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    truncate: bool = False
+    prompt_name: str | None = None
+    input_type: str | None = None
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    """Return the body of an error."""
+    kind = "server_error" if error.http_status >= _SERVER_ERROR else _TYPES.get(error.http_status)
+    param = error.violations[0].field if error.violations else None
+    code = error.reason.lower()
+    if code == "input_too_long":
+        code = "context_length_exceeded"
+    return {
+        "error": {
+            "message": error.message,
+            "type": kind or "invalid_request_error",
+            "param": param,
+            "code": code,
+        }
+    }
+
+
+DIALECT = Dialect(error_body, fields={"inputs": "input"})
+
+
+class OpenAIRoutes:
+    """Routes of OpenAI's API.
+
+    Args:
+        service: Service of the model.
+        model: Name of the model.
+        created: Time when the server started, in seconds since the epoch.
+        prompts: Selects prompts by the purpose of texts.
+        accepts_token_ids: Whether clients may send token ids.
+    """
+
+    def __init__(
+        self,
+        service: ModelService,
+        model: str,
+        created: int,
+        prompts: PromptChoice,
+        *,
+        accepts_token_ids: bool,
+    ) -> None:
+        self._service = service
+        self._model = model
+        self._created = created
+        self._prompts = prompts
+        self._accepts_token_ids = accepts_token_ids
+        self._parser = BodyParser(EmbeddingsBody)
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("POST", "/v1/embeddings", self.embeddings, DIALECT),
+            Route("POST", "/embeddings", self.embeddings, DIALECT),
+            Route("GET", "/v1/models", self.models, DIALECT),
+            Route("GET", "/v1/models/*", self.model, DIALECT),
+        ]
+
+    async def embeddings(self, request: HttpRequest) -> HttpResponse:
+        """Return one embedding for each text."""
+        service, workers = self._service, self._service.workers
+        service.check_serving()
+        is_slow = len(request.body) > MAX_INLINE_BYTES
+        body: EmbeddingsBody = await workers.run_if(is_slow, self._parser.parse, request.body)
+        embed_request = await workers.run_if(is_slow, self._embed_request, body)
+        service.check_model(embed_request.model, "")
+        request.budget.metrics.num_inputs = len(embed_request.inputs)
+        request.budget.memory.grow(embed_request.memory_bytes)
+        result = await service.embed(embed_request, request.budget)
+        is_slow = result.embeddings.nbytes > MAX_INLINE_BYTES
+        content = await workers.run_if(is_slow, self._serialize, result, body.encoding_format)
+        request.budget.memory.grow(len(content))
+        return HttpResponse(content)
+
+    def _embed_request(self, body: EmbeddingsBody) -> EmbedRequest:
+        prompt = Prompt(name=body.prompt_name) if body.prompt_name is not None else None
+        if prompt is None and body.input_type is not None:
+            prompt = self._prompts.for_purpose(body.input_type)
+        return EmbedRequest(
+            model=body.model,
+            inputs=self._inputs(body.input),
+            prompt=prompt,
+            truncate=body.truncate,
+            dimensions=_dimensions(body.dimensions),
+        )
+
+    def _inputs(self, values: str | list[str | int | list[int]]) -> list[Input]:
+        """Convert the input. A list of numbers is one text.
+
+        Raises:
+            InvalidFieldsError: It contains token ids although they are not accepted, or several types.
+        """
+        if isinstance(values, str):
+            return [Input(text=values)]
+        kinds = {type(value) for value in values}
+        if len(kinds) > 1:
+            raise _invalid("input", "mixes texts and token ids: send one kind")
+        if kinds <= {str}:
+            return [Input(text=value) for value in values if isinstance(value, str)]
+        if not self._accepts_token_ids:
+            raise _invalid("input", _IDS_REJECTED)
+        if kinds == {int}:
+            return [Input(token_ids=TokenIds([value for value in values if isinstance(value, int)]))]
+        return [Input(token_ids=TokenIds(value)) for value in values if isinstance(value, list)]
+
+    def _serialize(self, result: EmbedResult, encoding: str) -> bytes:
+        rows = np.ascontiguousarray(result.embeddings)
+        num_tokens = sum(usage.num_tokens for usage in result.usages)
+        return encode_json(
+            {
+                "object": "list",
+                "data": [
+                    {
+                        "object": "embedding",
+                        "index": index,
+                        "embedding": row if encoding == "float" else base64.b64encode(row).decode(),
+                    }
+                    for index, row in enumerate(rows)
+                ],
+                "model": self._model,
+                "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+            }
+        )
+
+    async def models(self, request: HttpRequest) -> HttpResponse:
+        """List the model."""
+        del request
+        return HttpResponse(encode_json({"object": "list", "data": [self._description()]}))
+
+    async def model(self, request: HttpRequest) -> HttpResponse:
+        """Return the model, if the path names it."""
+        if request.path != self._model:
+            raise ModelNotFoundError(request.path, self._model)
+        return HttpResponse(encode_json(self._description()))
+
+    def _description(self) -> dict[str, Any]:
+        return {"id": self._model, "object": "model", "created": self._created, "owned_by": "attnlens"}
+
+
+def _dimensions(dimensions: int | None) -> int:
+    if dimensions == 0:
+        raise _invalid("dimensions", "is 0: use at least 1, or omit it")
+    return dimensions or 0
+
+
+def _invalid(field: str, description: str) -> InvalidFieldsError:
+    return InvalidFieldsError([FieldViolation(field, description)])
