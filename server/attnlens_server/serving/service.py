@@ -188,6 +188,11 @@ class ModelService:
         """Matrices that Compare accepts for this model."""
         return self._explanations.matrices
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether requests are accepted."""
+        return self.state is State.SERVING
+
     def check_serving(self) -> None:
         """Raise NotReadyError or ShuttingDownError unless the server accepts requests."""
         if self.state is State.STARTING:
