@@ -44,13 +44,22 @@ def ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[i
 
 
 def samples(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    status, content = ask(port, "GET", "/metrics")
-    assert status == 200
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(content.decode())
-        for sample in family.samples
-    }
+    """Return the metrics once they are stable: a request is counted shortly after its response."""
+    found: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    while True:
+        status, content = ask(port, "GET", "/metrics")
+        assert status == 200
+        before, found = (
+            found,
+            {
+                (sample.name, frozenset(sample.labels.items())): sample.value
+                for family in text_string_to_metric_families(content.decode())
+                for sample in family.samples
+                if not sample.name.startswith("process_cpu")
+            },
+        )
+        if found == before:
+            return found
 
 
 def value(found: dict[tuple[str, frozenset[tuple[str, str]]], float], name: str, **labels: str) -> float:
