@@ -27,7 +27,7 @@ from attnlens_server.http_api.exchange import (
     encode_json,
     renamed,
 )
-from attnlens_server.http_api.listener import ABORT
+from attnlens_server.http_api.listener import ABORT, MAX_HEAD_BYTES
 from attnlens_server.http_api.origins import OriginPolicy
 from attnlens_server.serving.admission import Budget, Reservation
 from attnlens_server.serving.request_log import RequestRecord, validate_request_id
@@ -123,7 +123,7 @@ class HttpApp:
 
     async def _respond(self, exchange: "_Exchange") -> None:
         """Answer a request. The response is sent with the dialect of the route, also if it is an error."""
-        dialect = NATIVE
+        dialect, reason = NATIVE, ""
         try:
             route, path = self._route(exchange.scope["method"], exchange.scope["path"])
             dialect = route.dialect
@@ -135,11 +135,9 @@ class HttpApp:
         except BaseException as error:  # noqa: BLE001 - the outermost frame, also for panics of Rust code
             failure = request_error(error, exchange.record.method)
             traceback.clear_frames(error.__traceback__)
-            response = _error_response(failure, dialect)
-            exchange.record.end(str(response.status), failure.reason)
-        else:
-            exchange.record.end(str(response.status), "")
+            response, reason = _error_response(failure, dialect), failure.reason
         await exchange.send(response, dialect)
+        exchange.record.end(str(response.status), reason)
 
     def _route(self, method: str, path: str) -> tuple[Route, str]:
         """Return the route of a request, and the part of the path that it has not matched.
@@ -163,8 +161,10 @@ class HttpApp:
 
     def _check(self, route: Route, exchange: "_Exchange") -> None:
         raw, headers = exchange.scope["headers"], exchange.headers
-        if len(raw) > MAX_HEADERS:
-            raise HttpError(431, "TOO_MANY_HEADERS", f"the limit is {MAX_HEADERS} headers: send fewer")
+        size = sum(len(name) + len(value) for name, value in raw)
+        if len(raw) > MAX_HEADERS or size > MAX_HEAD_BYTES:
+            message = f"the limit is {MAX_HEADERS} headers of {MAX_HEAD_BYTES} bytes in total: send fewer"
+            raise HttpError(431, "HEADERS_TOO_LARGE", message)
         for name in ("host", "origin", "content-type", "content-encoding", "authorization"):
             if sum(each == name.encode() for each, _ in raw) > 1:
                 raise HttpError(400, "REPEATED_HEADER", f"the header {name} is repeated: send it once")
@@ -328,7 +328,7 @@ class _Exchange:
                     break
                 except (errors.RequestError, ArithmeticError, LookupError, RuntimeError, ValueError) as error:
                     failure = request_error(error, self.record.method)
-                    self.record.status, self.record.reason = str(dialect.status(failure)), failure.reason
+                    self.record.end(str(dialect.status(failure)), failure.reason)
                     await self._send_part(encode_json(dialect.body(failure)) + b"\n")
                     break
                 self.record.reply_bytes += len(part)

@@ -1,0 +1,429 @@
+"""Invalid, oversized and slow HTTP requests are rejected, and the server keeps running."""
+
+import asyncio
+import gzip
+import json
+import logging
+import re
+import socket
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trustme
+
+from attnlens_server.errors import OverloadedError, RequestError
+from attnlens_server.http_api import listener
+from attnlens_server.http_api.app import MAX_HEADERS, HttpApp
+from attnlens_server.http_api.exchange import NATIVE, HttpRequest, HttpResponse, Route
+from attnlens_server.http_api.listener import MAX_HEAD_BYTES, HttpListener
+from attnlens_server.http_api.origins import OriginPolicy
+from attnlens_server.listening import TcpAddress
+from attnlens_server.serving.admission import Admission
+from attnlens_server.serving.execution import Workers
+
+MAX_BODY_BYTES, MAX_CONNECTIONS, LARGE_BYTES = 100_000, 8, 64 << 20
+HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
+GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+EMPTY = HEAD + b"Content-Length: 0\r\n\r\n"
+
+
+class Small:
+    """Returns the length of each body. `/wait` blocks until `go` is set; the `/large` response is large."""
+
+    def __init__(
+        self, *, log_requests: bool = False, request_timeout_s: float = 60, large: int = LARGE_BYTES
+    ) -> None:
+        self.go = asyncio.Event()
+        self.waiting = 0
+        self.large = large
+        self.admission = Admission(1, 256 << 20, lambda _: 1.0)
+        self.workers = Workers(1)
+        service = SimpleNamespace(admission=self.admission, workers=self.workers)
+        handlers = {"": self.length, "wait": self.wait, "large": self.send_large, "fault": self.fault}
+        handlers |= {"busy": self.busy, "stream": self.stream}
+        app = HttpApp(
+            cast("Any", service),
+            [
+                Route(method, f"/{path}", handler, NATIVE)
+                for path, handler in handlers.items()
+                for method in ("GET", "POST")
+            ],
+            OriginPolicy("http", public_origin=None, names=(), allowed_origins=()),
+            max_body_bytes=MAX_BODY_BYTES,
+            body_timeout_s=request_timeout_s,
+            stall_timeout_s=0.3,
+            log_requests=log_requests,
+        )
+        self.listener = HttpListener(
+            app, max_connections=MAX_CONNECTIONS, request_timeout_s=request_timeout_s
+        )
+        self.port = 0
+
+    async def start(self, context: ssl.SSLContext | None = None) -> "Small":
+        self.port = (await self.listener.start(TcpAddress("127.0.0.1", 0), context, "http-port")).port
+        return self
+
+    async def stop(self, timeout_s: float = 0) -> None:
+        await self.listener.stop(timeout_s)
+        self.workers.close()
+
+    async def length(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(str(len(request.body)).encode(), content_type="text/plain")
+
+    async def wait(self, request: HttpRequest) -> HttpResponse:
+        self.waiting += 1
+        try:
+            await self.go.wait()
+        finally:
+            self.waiting -= 1
+        return await self.length(request)
+
+    async def send_large(self, request: HttpRequest) -> HttpResponse:
+        request.budget.memory.grow(self.large)
+        return HttpResponse(bytes(self.large))
+
+    async def fault(self, _: HttpRequest) -> HttpResponse:
+        raise RuntimeError("secret")
+
+    async def busy(self, _: HttpRequest) -> HttpResponse:
+        raise OverloadedError("full: try again later", retry_after_s=0.25)
+
+    async def stream(self, _: HttpRequest) -> HttpResponse:
+        async def lines() -> AsyncGenerator[bytes]:
+            yield b"1\n"
+            try:
+                self.waiting += 1
+                await self.go.wait()
+            finally:
+                self.waiting -= 1
+            raise RequestError("over")
+
+        return HttpResponse(lines(), content_type="application/x-ndjson")
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.admission._num_bytes
+
+    async def ask(self, request: bytes) -> tuple[int, str]:
+        """Send bytes, and return the status and body of the first response."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(request)
+        status, body = await response_from(reader)
+        writer.close()
+        return status, body
+
+
+async def response_from(reader: asyncio.StreamReader) -> tuple[int, str]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    length = re.search(r"content-length: (\d+)", head)
+    assert length is not None
+    return int(head.split(" ")[1]), (await reader.readexactly(int(length[1]))).decode()
+
+
+async def received(reader: asyncio.StreamReader) -> bytes:
+    """Return the bytes received before the connection was closed or reset."""
+    with suppress(ConnectionResetError):
+        return await reader.read()
+    return b""
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+async def small() -> AsyncIterator[Small]:
+    made = await Small().start()
+    yield made
+    await made.stop()
+    assert made.reserved_bytes == 0
+
+
+async def test_body_is_received_completely(small: Small) -> None:
+    assert await small.ask(HEAD + b"Content-Length: 3\r\n\r\nabc") == (200, "3")
+    chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
+    assert await small.ask(chunked) == (200, "3")
+    packed = gzip.compress(b"a" * MAX_BODY_BYTES)
+    encoded = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed) + packed
+    assert await small.ask(encoded) == (200, str(MAX_BODY_BYTES))
+
+
+async def test_connection_serves_several_requests(small: Small) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    for count in range(3):
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % count + bytes(count))
+        assert await response_from(reader) == (200, str(count))
+    writer.write(EMPTY + HEAD + b"Content-Length: 1\r\n\r\na")  # pipelined
+    assert await response_from(reader) == (200, "0")
+    assert await response_from(reader) == (200, "1")
+    writer.close()
+
+
+def gzipped(content: bytes) -> bytes:
+    return HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(content) + content
+
+
+MANY = b"".join(b"x-%d: 1\r\n" % number for number in range(MAX_HEADERS + 1))
+INVALID_REQUESTS = {
+    "large header": (HEAD + b"x: " + b"y" * (2 * MAX_HEAD_BYTES) + b"\r\n\r\n", 431),
+    "many headers": (HEAD + MANY + b"\r\n", 431),
+    "repeated header": (HEAD + b"origin: a\r\norigin: b\r\n\r\n", 400),
+    "two content lengths": (HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", 400),
+    "unknown transfer encoding": (HEAD + b"Content-Length: 1\r\nTransfer-Encoding: x\r\n\r\na", 400),
+    "missing host": (b"GET / HTTP/1.1\r\n\r\n", 400),
+    "unsupported method": (b"DELETE / HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+    "unknown path": (b"GET /x HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+    "not HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 404),
+    "long body by content length": (HEAD + b"Content-Length: 1000000000\r\n\r\n", 413),
+    "long body in chunks": (
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + (b"10000\r\n" + bytes(65536) + b"\r\n") * 2,
+        413,
+    ),
+    "body that is long after decompression": (gzipped(gzip.compress(bytes(MAX_BODY_BYTES + 1))), 413),
+    "decompression bomb": (gzipped(gzip.compress(bytes(50 << 20))), 413),
+    "invalid gzip": (gzipped(b"abc"), 400),
+    "truncated gzip": (gzipped(gzip.compress(b"a" * 1000)[:-4]), 400),
+    "unknown encoding": (HEAD + b"Content-Encoding: br\r\nContent-Length: 1\r\n\r\na", 415),
+    "other site's page": (HEAD + b"Origin: http://evil.example\r\nContent-Length: 0\r\n\r\n", 403),
+}
+
+
+@pytest.mark.parametrize("case", INVALID_REQUESTS)
+async def test_server_answers_after_an_invalid_request(small: Small, case: str) -> None:
+    request, status = INVALID_REQUESTS[case]
+    found, body = await small.ask(request)
+    assert found == status
+    assert set(json.loads(body)) >= {"error", "reason"}
+    assert await small.ask(EMPTY) == (200, "0")
+
+
+async def test_rejected_client_that_keeps_sending_gets_its_response(small: Small) -> None:
+    length = 2 << 20
+    status, body = await small.ask(HEAD + b"Content-Length: %d\r\n\r\n" % length + bytes(length))
+    assert status == 413
+    assert f"{MAX_BODY_BYTES} bytes" in body
+
+
+async def test_connection_continues_after_a_rejected_body(small: Small) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    length = MAX_BODY_BYTES + 1
+    writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % length + bytes(length) + EMPTY)
+    assert (await response_from(reader))[0] == 413
+    assert await response_from(reader) == (200, "0")
+    writer.close()
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET / HT", HEAD, HEAD + b"Content-Length: 5\r\n\r\nab"])
+async def test_incomplete_request_times_out(begin: bytes) -> None:
+    small = await Small(request_timeout_s=0.2).start()
+    status, body = await small.ask(begin)
+    assert status == 408
+    assert "was not received within 0.2 s" in json.loads(body)["error"]
+    await small.stop()
+
+
+async def test_header_sent_byte_by_byte_times_out() -> None:
+    small = await Small(request_timeout_s=0.5).start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+
+    async def drip() -> None:
+        writer.write(HEAD + b"x: ")
+        while True:
+            writer.write(b"y")
+            await asyncio.sleep(0.02)
+
+    dripping = asyncio.ensure_future(drip())
+    assert (await response_from(reader))[0] == 408
+    dripping.cancel()
+    writer.close()
+    await small.stop()
+
+
+async def test_second_request_of_a_connection_times_out_too() -> None:
+    small = await Small(request_timeout_s=0.3).start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    writer.write(EMPTY)
+    assert (await response_from(reader))[0] == 200
+    await asyncio.sleep(0.5)  # an idle connection stays open
+    writer.write(HEAD)
+    assert (await response_from(reader))[0] == 408
+    writer.close()
+    await small.stop()
+
+
+async def test_disconnect_cancels_the_call(small: Small) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    writer.write(GET % b"wait")
+    await until(lambda: small.waiting)
+    writer.close()
+    await until(lambda: not small.waiting)
+
+
+async def test_disconnect_cancels_a_stream(small: Small) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    writer.write(GET % b"stream")
+    await reader.readuntil(b"1\n")
+    await until(lambda: small.waiting)
+    writer.close()
+    await until(lambda: not small.waiting)
+
+
+async def test_error_in_a_stream_is_its_last_line(small: Small) -> None:
+    small.go.set()
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    writer.write(GET % b"stream")
+    content = await reader.readuntil(b"0\r\n\r\n")
+    assert b'{"error":"over"' in content
+    writer.close()
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+async def test_client_that_does_not_read_is_disconnected(
+    has_tls: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    small = Small(log_requests=True)
+    trusting = await start_with_tls(small) if has_tls else None
+    if not has_tls:
+        await small.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port, limit=1, ssl=trusting)
+    writer.write(GET % b"large")
+    await until(lambda: small.reserved_bytes)
+    await until(lambda: not small.reserved_bytes)
+    await until(lambda: not small.listener.num_connections)
+    [record] = caplog.records
+    assert vars(record)["status"] == "ABORTED"
+    writer.transport.abort()
+    del reader
+    await small.stop()
+
+
+async def test_connections_over_the_limit_are_closed_until_others_end(small: Small) -> None:
+    pairs = []
+    for _ in range(MAX_CONNECTIONS):
+        reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+        writer.write(GET % b"wait")
+        pairs.append((reader, writer))
+    await until(lambda: small.waiting == MAX_CONNECTIONS)
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    assert await received(reader) == b""
+    writer.close()
+    small.go.set()
+    for reader, writer in pairs:
+        assert (await response_from(reader))[0] == 200
+        writer.close()
+    assert await small.ask(EMPTY) == (200, "0")
+
+
+SMALL_BUFFER = 32 << 10
+
+
+async def start_with_tls(small: Small) -> ssl.SSLContext:
+    """Start `small` with TLS and small send buffers. Return an SSL context that trusts it."""
+    authority = trustme.CA()
+    context, trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.configure_trust(trusting)
+    await small.start(context)
+    assert small.listener._server is not None
+    for listening in small.listener._server.sockets:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER)
+    return trusting
+
+
+async def test_large_response_over_tls_is_complete() -> None:
+    small = Small(large=3 << 20)
+    trusting = await start_with_tls(small)
+    for _ in range(5):
+        raw = socket.create_connection(("127.0.0.1", small.port))
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
+        reader, writer = await asyncio.open_connection(sock=raw, ssl=trusting, server_hostname="127.0.0.1")
+        writer.write(GET % b"large")
+        assert len((await response_from(reader))[1]) == 3 << 20
+        writer.close()
+    await small.stop()
+
+
+async def test_idle_connections_are_closed_for_a_new_request(small: Small) -> None:
+    silent = [await asyncio.open_connection("127.0.0.1", small.port) for _ in range(MAX_CONNECTIONS + 2)]
+    async with asyncio.timeout(20):  # closed before they time out
+        assert await received(silent[0][0]) == await received(silent[1][0]) == b""
+    assert await small.ask(EMPTY) == (200, "0")
+    for _, writer in silent:
+        writer.close()
+
+
+async def test_internal_error_exposes_only_an_id(small: Small, caplog: pytest.LogCaptureFixture) -> None:
+    status, body = await small.ask(GET % b"fault")
+    assert status == 500
+    assert "secret" not in body
+    (error_id,) = re.findall(r"error id (\w{12})", body)
+    assert f"error id {error_id}" in caplog.text
+    assert "secret" in caplog.text
+
+
+async def test_overload_tells_when_to_retry(small: Small) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    writer.write(GET % b"busy")
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    assert head.startswith("HTTP/1.1 429 ")
+    assert "\r\nretry-after: 1\r\n" in head
+    assert "\r\nretry-after-ms: 250\r\n" in head
+    writer.close()
+
+
+async def test_request_id_is_returned(small: Small) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    writer.write(HEAD + b"X-Request-Id: abc-1\r\nContent-Length: 0\r\n\r\n")
+    assert b"\r\nx-request-id: abc-1\r\n" in await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+
+
+async def test_stop_ends_waiting_requests(small: Small) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    writer.write(GET % b"wait")
+    await until(lambda: small.waiting)
+    await small.listener.stop(0.05)
+    assert await received(reader) == b""
+    writer.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", small.port)
+
+
+async def test_stop_lets_running_requests_end(small: Small) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    idle, idle_writer = await asyncio.open_connection("127.0.0.1", small.port)
+    writer.write(GET % b"wait")
+    await until(lambda: small.waiting)
+    stopping = asyncio.ensure_future(small.listener.stop(20))
+    assert await received(idle) == b""
+    small.go.set()
+    assert (await response_from(reader))[0] == 200
+    assert await received(reader) == b""
+    await stopping
+    for each in (writer, idle_writer):
+        each.close()
+
+
+async def test_log_contains_the_outcome_of_each_request(caplog: pytest.LogCaptureFixture) -> None:
+    small = await Small(log_requests=True).start()
+    caplog.set_level(logging.INFO)
+    await small.ask(HEAD.replace(b" / ", b" /" + 99 * b"x" + b"?text=a ") + b"\r\n")
+    _, waiting = await asyncio.open_connection("127.0.0.1", small.port)
+    waiting.write(GET % b"wait")
+    await until(lambda: small.waiting)
+    waiting.close()
+    await until(lambda: not small.waiting)
+    _, idle = await asyncio.open_connection("127.0.0.1", small.port)  # sends no request, so nothing is logged
+    await small.stop()
+    idle.close()
+    logged = [(vars(record)["method"], vars(record)["status"]) for record in caplog.records]
+    assert logged == [("POST /" + 63 * "x", "404"), ("GET /wait", "CANCELLED")]
+    assert listener._unlogged.disabled
