@@ -9,13 +9,17 @@ from starlette.middleware.cors import CORSMiddleware
 from attnlens_server.bundle import Model
 from attnlens_server.config import ServerConfig
 from attnlens_server.http_api.app import Authenticate, HttpApp
+from attnlens_server.http_api.cohere import CohereRoutes
 from attnlens_server.http_api.health import HealthRoutes
 from attnlens_server.http_api.listener import HttpListener
+from attnlens_server.http_api.ollama import OllamaRoutes
 from attnlens_server.http_api.openai import OpenAIRoutes
 from attnlens_server.http_api.origins import OriginPolicy
 from attnlens_server.http_api.pages import Pages
 from attnlens_server.http_api.prompts import PromptChoice
+from attnlens_server.http_api.tei import TeiRoutes
 from attnlens_server.http_api.viewer import ViewerRoutes
+from attnlens_server.http_api.weaviate import WeaviateRoutes
 from attnlens_server.listening import TcpAddress
 from attnlens_server.serving.service import ModelService
 
@@ -52,6 +56,10 @@ class HttpHost:
         routes = [
             *HealthRoutes(service.check_serving).routes(),
             *openai.routes(),
+            *TeiRoutes(service, model, config).routes(),
+            *CohereRoutes(service, model, prompts).routes(),
+            *WeaviateRoutes(service, model, prompts).routes(),
+            *OllamaRoutes(service).routes(),
             *self._viewer.routes(),
         ]
         origins = OriginPolicy(

@@ -5,6 +5,7 @@ builds the result. Everything runs on the event loop, except functions that are 
 validation of large requests, tokenization, and the last steps of results.
 """
 
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -182,6 +183,16 @@ class ModelService:
         )
 
     @property
+    def engine(self) -> Engine:
+        """Engine that runs the graphs."""
+        return self._engine
+
+    @property
+    def truncation_side(self) -> str:
+        """Side of a long text that truncation removes, "left" or "right"."""
+        return self._encoder.truncation_side
+
+    @property
     def explain_methods(self) -> tuple[ExplainMethod, ...]:
         """Methods that Explain and Compare accept for this model."""
         return self._explanations.methods
@@ -318,6 +329,24 @@ class ModelService:
                 self._sizes.check("the response", size, "send fewer or shorter texts")
                 budget.memory.grow(costs.sending_copies * part_bytes)  # the part, and its copy in the whole
                 yield texts
+
+    async def decode(
+        self, request: TokenizeRequest, budget: Budget, *, skip_special_tokens: bool
+    ) -> list[str]:
+        """Return the text of each input, which must consist of token ids.
+
+        Raises:
+            RequestError: See `attnlens_server.errors`.
+        """
+        await self._validate(request, self._validator.tokenize)
+        texts: list[str] = []
+        for portion in portions([each.size for each in request.inputs]):
+            decoded = await self.workers.run(
+                self._encoder.decode, request.inputs, portion, skip_special_tokens=skip_special_tokens
+            )
+            budget.memory.grow(sum(map(sys.getsizeof, decoded)))
+            texts += decoded
+        return texts
 
     async def explain(self, request: ExplainRequest, budget: Budget) -> ExplainResult:
         """Return the contribution of each token of each text to its embedding or similarity.
