@@ -47,7 +47,7 @@ def printable_json(value: object, indent: int | None = None) -> bytes:
 
 
 def json_of(array: "npt.NDArray[Any]") -> str:
-    """Return a float16, float32, int8 or uint8 array as nested JSON lists that restore each number exactly."""
+    """Return an array of one of `_FORMATS` as nested JSON lists that restore each number exactly."""
     if array.ndim > 1:
         return f"[{', '.join(map(json_of, array))}]"
     number = _FORMATS[array.dtype.name]

@@ -23,8 +23,8 @@ from attnlens_export.published.prompts import read_prompts
 from attnlens_export.published.side_files import read_max_tokens
 from attnlens_model import EncoderConfig
 
-# Floating-point operations that an export spends: about half a minute on two cores. A larger model is measured on
-# fewer texts, of all kinds.
+# Floating-point operations that an export spends: about half a minute on two cores. A larger model is
+# measured on fewer texts, of all kinds.
 _MAX_FLOPS = 4e12
 _MIN_TEXTS = 100
 

@@ -65,7 +65,8 @@ def _levels(vectors: FloatArray, ranges: FloatArray) -> npt.NDArray[np.uint8]:
     steps = (ranges[1] - ranges[0]) / (NUM_LEVELS - 1)
     steps[steps == 0] = 1
     with np.errstate(over="ignore"):  # far outside the range
-        return np.clip(np.floor((vectors - ranges[0]) / steps), 0, NUM_LEVELS - 1).astype(np.uint8)
+        levels = np.floor((vectors - ranges[0]) / steps)
+    return np.asarray(np.clip(levels, 0, NUM_LEVELS - 1), dtype=np.uint8)
 
 
 def ranges_problem(ranges: npt.NDArray[Any], dimensions: int) -> str | None:

@@ -10,6 +10,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from attnlens.embedding_types import ranges_problem
 from attnlens.tensors import from_tensor, numpy_dtype
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1 import manifest_pb2
@@ -178,11 +179,15 @@ def _checked_ranges(
         return None
     name = f"ranges of {where}"
     ranges = checked_array(response.ranges, DataType.DATA_TYPE_FLOAT32, (2, width), name)
-    if not np.isfinite(ranges).all() or request.ranges.data not in (b"", response.ranges.data):
-        raise invalid_reply(f"{name}: not finite, or not the requested ranges")
+    if problem := ranges_problem(ranges, width):
+        raise invalid_reply(f"{name}: {problem}")
+    if request.HasField("ranges") and response.ranges.data != request.ranges.data:
+        raise invalid_reply(f"{name}: not the requested ranges")
     consistency.check("ranges", hashlib.sha256(response.ranges.data).hexdigest(), where)
     return ranges
-(
+
+
+def tokenized_texts(
     request: pb.TokenizeRequest,
     inputs: Sequence[pb.Input],
     replies: Iterable[Reply[pb.TokenizeResponse]],

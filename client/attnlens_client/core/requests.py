@@ -269,7 +269,7 @@ def embedding_data_type(request: pb.EmbedRequest) -> DataType.ValueType:
 
 
 def num_columns(request: pb.EmbedRequest, embedding_size: int) -> int:
-    """Return the number of elements of an embedding in a response. `embedding_size` is the model's default."""
+    """Return the length of an embedding in a response. `embedding_size` is the model's default."""
     return embedding_type(request).num_columns(request.dimensions or embedding_size)
 
 

@@ -82,7 +82,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedRequest(Request):
-    """Request for one vector per text. `dimensions` 0 means all. The shape of `ranges` is not yet validated."""
+    """Request for one vector per text. `dimensions` 0 means all. `ranges` are not yet validated."""
 
     truncate: bool = False
     pooling: Pooling | None = None

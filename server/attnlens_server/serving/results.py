@@ -251,8 +251,8 @@ def check_finite(vectors: FloatArray, embedding_type: EmbeddingType) -> None:
     is_finite = np.isfinite(vectors).all(axis=1)
     if not is_finite.all():
         problem = (
-            f"is EMBEDDING_TYPE_{embedding_type.name}, but the embedding of inputs[{is_finite.argmin()}] has a "
-            "value that is not finite: use EMBEDDING_TYPE_FLOAT"
+            f"is EMBEDDING_TYPE_{embedding_type.name}, but the embedding of inputs[{is_finite.argmin()}] has "
+            "a value that is not finite: use EMBEDDING_TYPE_FLOAT"
         )
         raise InvalidFieldsError([FieldViolation("embedding_type", problem)])
 

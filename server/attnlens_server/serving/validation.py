@@ -285,8 +285,8 @@ class RequestValidator:
             reason = (
                 "the bundle has none: send them, or export the model again"
                 if measured is None
-                else "those of the bundle need the model's own pooling, normalize and dimensions: send them, or "
-                "omit these fields"
+                else "those of the bundle need the model's own pooling, normalize and dimensions: send them, "
+                "or omit these fields"
             )
             shape = f"ranges of shape [2, {plan.dimensions}]"
             problem = f"is not set, but {_type_name(plan)} needs {shape}, and {reason}"

@@ -90,8 +90,8 @@ Example:
     type=click.Choice(EMBEDDING_TYPES),
     default="float",
     show_default=True,
-    help="Quantization: one byte per component (int8, uint8), or one bit (binary, ubinary). int8 and uint8 use "
-    "the ranges in the bundle.",
+    help="Quantization: one byte per component (int8, uint8; needs the ranges of a bundle), or one bit "
+    "(binary, ubinary).",
 )
 @batch_size_option(128)
 @in_section("Requests")(
