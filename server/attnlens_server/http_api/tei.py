@@ -16,6 +16,7 @@ import numpy as np
 
 from attnlens_server.bundle import Model
 from attnlens_server.config import ServerConfig
+from attnlens_server.engine import Engine
 from attnlens_server.errors import NotSupportedError, RequestError
 from attnlens_server.grpc_api.model_info import own_version
 from attnlens_server.http_api.exchange import (
@@ -138,6 +139,7 @@ class TeiRoutes:
     service: ModelService
     model: Model
     config: ServerConfig
+    engine: Engine
 
     def routes(self) -> list[Route]:
         """Return the routes. `GET /` is the page of the viewer."""
@@ -227,7 +229,7 @@ class TeiRoutes:
                     "model_type": {"embedding": {"pooling": model.pooling.name.lower()}},
                     "max_concurrent_requests": config.max_concurrent_inputs,
                     "max_input_length": service.max_tokens,
-                    "max_batch_tokens": service.engine.max_batch_tokens,
+                    "max_batch_tokens": self.engine.max_batch_tokens,
                     "max_batch_requests": None,
                     "max_client_batch_size": config.inputs_limit,
                     "auto_truncate": True,
@@ -290,7 +292,7 @@ class TeiRoutes:
         metrics = request.budget.metrics
         total = f"{1000 * (time.monotonic() - started):.0f}"
         headers = {
-            "X-Compute-Type": "cpu" if self.service.engine.runtime.is_on_cpu else "gpu",
+            "X-Compute-Type": "cpu" if self.engine.runtime.is_on_cpu else "gpu",
             "X-Compute-Time": total,
             "X-Compute-Characters": str(sum(len(text) for each in converted.inputs for text in each.texts)),
             "X-Compute-Tokens": str(metrics.num_tokens),

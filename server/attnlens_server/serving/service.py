@@ -183,11 +183,6 @@ class ModelService:
         )
 
     @property
-    def engine(self) -> Engine:
-        """Engine that runs the graphs."""
-        return self._engine
-
-    @property
     def truncation_side(self) -> str:
         """Side of a long text that truncation removes, "left" or "right"."""
         return self._encoder.truncation_side
@@ -201,6 +196,11 @@ class ModelService:
     def pair_matrices(self) -> tuple[PairMatrix, ...]:
         """Matrices that Compare accepts for this model."""
         return self._explanations.matrices
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether requests are accepted."""
+        return self.state is State.SERVING
 
     def check_serving(self) -> None:
         """Raise NotReadyError or ShuttingDownError unless the server accepts requests."""
