@@ -10,14 +10,18 @@ from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine
 from attnlens_server.http_api.app import Authenticate, HttpApp
+from attnlens_server.http_api.cohere import CohereRoutes
 from attnlens_server.http_api.listener import HttpListener
 from attnlens_server.http_api.metrics import ServerMetrics
+from attnlens_server.http_api.ollama import OllamaRoutes
 from attnlens_server.http_api.openai import OpenAIRoutes
 from attnlens_server.http_api.operations import OperationsRoutes, OperationsServer
 from attnlens_server.http_api.origins import OriginPolicy
 from attnlens_server.http_api.pages import Pages
 from attnlens_server.http_api.prompts import PromptChoice
+from attnlens_server.http_api.tei import TeiRoutes
 from attnlens_server.http_api.viewer import ViewerRoutes
+from attnlens_server.http_api.weaviate import WeaviateRoutes
 from attnlens_server.listening import TcpAddress
 from attnlens_server.serving.service import ModelService
 
@@ -64,6 +68,10 @@ class HttpHost:
         routes = [
             *self._operations.routes(),
             *openai.routes(),
+            *TeiRoutes(service, model, config, engine).routes(),
+            *CohereRoutes(service, model, prompts).routes(),
+            *WeaviateRoutes(service, model, prompts).routes(),
+            *OllamaRoutes(service).routes(),
             *self._viewer.routes(),
         ]
         origins = OriginPolicy(
