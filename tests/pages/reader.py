@@ -86,7 +86,7 @@ class Reader:
         if "--port" not in words and "--address" not in words:
             server.command += ["--port", "0"]
         self._stack.enter_context(server)
-        viewer = f"The viewer is at {server.viewer_url()}\n" if "--viewer-port" in words else ""
+        viewer = f"HTTP and the viewer are at {server.http_url()}\n" if "--http-port" in words else ""
         return server.ready_line + viewer
 
     def _shell(self, line: str, block: Block) -> str:

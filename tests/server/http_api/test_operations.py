@@ -117,3 +117,11 @@ def test_not_ready_before_and_after_serving(minilm_bundle: Path) -> None:
         assert server.stop() == 0
         with pytest.raises(ConnectionRefusedError):
             ask(port, "GET", "/healthz")
+
+
+def test_http_without_its_extra_aborts_startup(minilm_bundle: Path) -> None:
+    server = ServerProcess(minilm_bundle, "--http-port", "0")
+    code = "import sys; sys.modules['uvicorn'] = None; from attnlens_cli.main import main; main()"
+    server.command[1:3] = ["-c", code]
+    with pytest.raises(RuntimeError, match=r"HTTP needs uvicorn.*install attnlens\[http\]"), server:
+        pass
