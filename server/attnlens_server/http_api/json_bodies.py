@@ -145,10 +145,9 @@ def truncation(service: ModelService, field: str, side: str | None) -> Iterator[
         if side in (None, own):
             raise
         num_tokens, max_tokens = error.metadata["num_tokens"], error.metadata["max_tokens"]
-        problem = f"is {side}, but a text has {num_tokens} tokens, the limit is {max_tokens}, and"
-        raise invalid(
-            field, f"{problem} this model truncates on the {own}: shorten the text, or omit {field}"
-        ) from None
+        problem = f"needs truncation on the {side}, but this model truncates on the {own}, and a text has"
+        tokens = f"{num_tokens} tokens, while the limit is {max_tokens}"
+        raise invalid(field, f"{problem} {tokens}: shorten it, or omit {field}") from None
 
 
 def invalid(field: str, description: str) -> InvalidFieldsError:

@@ -230,13 +230,10 @@ class TeiRoutes:
                     "max_concurrent_requests": config.max_concurrent_inputs,
                     "max_input_length": service.max_tokens,
                     "max_batch_tokens": self.engine.max_batch_tokens,
-                    "max_batch_requests": None,
                     "max_client_batch_size": config.inputs_limit,
                     "auto_truncate": True,
                     "tokenization_workers": config.worker_threads,
                     "version": own_version(),
-                    "sha": None,
-                    "docker_label": None,
                 }
             )
         )
@@ -320,7 +317,7 @@ def _decode_request(body: DecodeBody) -> TokenizeRequest:
 
 def _similarities(rows: FloatArray) -> FloatArray:
     """Return the cosine (N,) of the first of N + 1 vectors of length 1 with each other one."""
-    return (rows[1:] * rows[0]).sum(axis=1, dtype=np.float64).astype(np.float32)
+    return np.asarray(rows[1:].astype(np.float64) @ rows[0], dtype=np.float32)
 
 
 def _token_lists(
