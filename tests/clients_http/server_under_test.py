@@ -1,0 +1,123 @@
+"""The server as the checks see it: its URL, the expected vectors, and how to overload it."""
+
+import json
+import re
+import socket
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+QUERY = "How do I reset a forgotten password?"
+TEXTS = ["It rained.", "Naïve café 😀", "Choose a new password with at least twelve characters."]
+MANY = [f"Passage {number} of a thousand." for number in range(1000)]
+"""As many texts as LangChain sends in a request by default."""
+LONG = "word " * 400
+SLOW = [f"{LONG} {number}" for number in range(200)]
+"""More than a second of computation, if they are truncated."""
+DIMENSIONS = 64
+MAX_INPUTS, MAX_MEMORY_BYTES, HOLDERS = 1024, 16 << 20, 4
+ARGUMENTS = [
+    *("--http-port", "0", "--max-inputs-per-request", str(MAX_INPUTS)),
+    # Small for `Server.full`. The server uses at least five times the size of a response.
+    *("--max-memory-bytes", str(MAX_MEMORY_BYTES), "--max-response-bytes", str(MAX_MEMORY_BYTES // 8)),
+    *("--request-timeout-s", "300"),
+]
+TIMEOUT_S = 60
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server.
+
+    Attributes:
+        url: URL without a trailing slash.
+        model: Name of the model.
+        vectors: Vectors that the gRPC API returns: of each constant above, by its name in lower case; of
+            `TEXTS` also with `DIMENSIONS` and normalized; and of their tokens.
+    """
+
+    url: str
+    model: str
+    vectors: dict[str, list[Any]]
+
+    @classmethod
+    def read(cls, path: Path) -> "Server":
+        """Read a file of `attributes`."""
+        return cls(**json.loads(path.read_text("utf-8")))
+
+    def check(self, found: Any, name: str) -> None:
+        """Check that vectors are those of gRPC, bit for bit."""
+        expected = self.vectors[name]
+        assert len(found) == len(expected), f"{len(found)} vectors instead of {len(expected)}"
+        for row, wanted in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(np.asarray(row, np.float64).astype(np.float32), np.float32(wanted))
+
+    def metric(self, name: str) -> float:
+        """Return the current value of a metric, with its labels."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=TIMEOUT_S) as response:
+            text = response.read().decode()
+        match = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        return float(match[1]) if match else 0.0
+
+    def wait_for_metric(self, name: str, value: float) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while self.metric(name) != value:
+            assert time.monotonic() < deadline, f"{name} is {self.metric(name)} instead of {value}"
+
+    @contextmanager
+    def full(self) -> Iterator[Callable[[], None]]:
+        """Use all memory for calls, so that each other request is rejected. Yields a function that ends this.
+
+        Bodies are sent up to their last byte: the server reserves memory for what it has received.
+        """
+        address = urlsplit(self.url)
+        size = MAX_MEMORY_BYTES // 2 // HOLDERS  # twice the size of a body is reserved
+        head = f"POST /v1/embeddings HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: {size + 1}\r\n\r\n"
+        with ExitStack() as holders:
+
+            def release() -> None:
+                holders.close()
+                self.wait_for_metric("attnlens_reserved_memory_bytes", 0)
+
+            for _ in range(HOLDERS):
+                holder = socket.create_connection((address.hostname or "", address.port or 0), TIMEOUT_S)
+                holders.enter_context(holder)
+                holder.sendall(head.encode() + bytes(size))
+            self.wait_for_metric("attnlens_reserved_memory_bytes", MAX_MEMORY_BYTES)
+            yield release
+            release()
+
+    @contextmanager
+    def drops_work(self) -> Iterator[None]:
+        """Check that the server drops `SLOW`, requested in the block, when the client leaves."""
+        name = 'attnlens_batch_inputs_total{graph="embeddings"}'
+        before = self.metric(name)
+        yield
+        self.wait_for_metric('attnlens_queue_inputs{graph="embeddings"}', 0)
+        self.wait_for_metric("attnlens_reserved_memory_bytes", 0)
+        assert self.metric(name) - before < len(SLOW)
+
+
+@contextmanager
+def raises(kind: type[BaseException], *messages: str) -> Iterator[Any]:
+    """Check that the block raises an error of exactly this type whose message contains the texts.
+
+    Yields a list, which contains the error afterwards.
+    """
+    errors: list[BaseException] = []
+    try:
+        yield errors
+    except kind as error:
+        assert type(error) is kind, f"{type(error)} instead of {kind}: {error}"
+        for message in messages:
+            assert message in str(error), f"{message!r} is not in {error!s}"
+        errors.append(error)
+    else:
+        raise AssertionError(f"no {kind.__name__} was raised")

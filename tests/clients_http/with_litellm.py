@@ -1,0 +1,45 @@
+"""litellm, which needs openai 2."""
+
+import asyncio
+from typing import Any
+
+import litellm
+
+from clients_http.server_under_test import DIMENSIONS, LONG, QUERY, TEXTS, Server, raises
+
+
+def options(server: Server, **others: Any) -> dict[str, Any]:
+    return {
+        "model": f"openai/{server.model}",
+        "api_base": f"{server.url}/v1",
+        "api_key": "-",
+        "input": TEXTS,
+    } | others
+
+
+def rows(result: Any) -> list[Any]:
+    return [item["embedding"] for item in result.data]
+
+
+def check_vectors_are_those_of_grpc(server: Server) -> None:
+    result = litellm.embedding(**options(server))
+    server.check(rows(result), "texts")
+    assert result.usage.prompt_tokens == sum(map(len, server.vectors["tokens"]))
+    server.check(rows(litellm.embedding(**options(server, input=[QUERY], encoding_format="base64"))), "query")
+    short = litellm.embedding(
+        **options(server, dimensions=DIMENSIONS, allowed_openai_params=["dimensions"])
+    )
+    server.check(rows(short), "short")
+
+
+def check_asynchronous_call(server: Server) -> None:
+    server.check(rows(asyncio.run(litellm.aembedding(**options(server)))), "texts")
+
+
+def check_errors_are_those_of_the_client(server: Server) -> None:
+    with raises(litellm.NotFoundError, "other", server.model):
+        litellm.embedding(**options(server, model="openai/other"))
+    with raises(litellm.BadRequestError, "402", "256"):
+        litellm.embedding(**options(server, input=[LONG]))
+    with server.full(), raises(litellm.RateLimitError, "try again later"):
+        litellm.embedding(**options(server, max_retries=0))
