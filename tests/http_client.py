@@ -23,7 +23,7 @@ LONG = "word " * 400
 
 
 class HttpClient:
-    """Sends requests without a Content-Type header. `headers` are those of the last response."""
+    """Sends requests without a Content-Type header. `headers` belong to the last response."""
 
     def __init__(self, url: str) -> None:
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)

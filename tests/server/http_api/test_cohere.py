@@ -62,8 +62,8 @@ def test_integers_use_the_ranges_of_the_bundle() -> None:
 @pytest.mark.parametrize(
     ("body", "ranges", "remedy"),
     [
-        ({}, None, "the bundle has none: use binary, or export it again"),
-        ({"output_dimension": 2}, RANGES, "only embeddings of full size have them: omit output_dimension"),
+        ({}, None, "this bundle lacks ranges: use binary, or export the model again"),
+        ({"output_dimension": 2}, RANGES, "ranges are only known for full size: omit output_dimension"),
     ],
 )
 def test_integers_without_ranges_are_rejected(body: dict[str, Any], ranges: Any, remedy: str) -> None:
@@ -71,7 +71,7 @@ def test_integers_without_ranges_are_rejected(body: dict[str, Any], ranges: Any,
         StubService(VECTORS), {"texts": ["a"], "embedding_types": ["int8"], **body}, embedding_ranges=ranges
     )
     assert status == 400
-    prefix = "embedding_types contains int8, which needs the range of each component, and "
+    prefix = "embedding_types contains int8, which needs the range of each component, but "
     assert value["message"].startswith(prefix + remedy)
 
 
