@@ -86,7 +86,7 @@ class HttpSender:
 
 
 def make_request(protocol: str, what: str, texts: list[str], num_layers: int) -> bytes:
-    """Return a serialized request for `texts`. `http` is Infinity; `http float` and `http base64` are ours."""
+    """Return a serialized request for `texts`. `http` is Infinity, `http float` and `http base64` ours."""
     if protocol == "http":
         return json.dumps({"model": "bundle", "input": texts}).encode()
     if protocol.startswith("http "):
