@@ -82,10 +82,7 @@ def test_quantized_embeddings_equal_the_quantized_floats_in_any_batch(
 def test_model_in_this_process_returns_the_same_bytes(bundle: Path, address: str) -> None:
     with attnlens_server.local(bundle, threads=1) as model, Client(address) as client:
         for embedding_type in ("int8", "binary"):
-            found, expected = (
-                each.embed(TEXTS, embedding_type=embedding_type)  # type: ignore[arg-type]
-                for each in (model, client)
-            )
+            found, expected = (each.embed(TEXTS, embedding_type=embedding_type) for each in (model, client))
             np.testing.assert_array_equal(found, expected)
 
 
@@ -174,10 +171,9 @@ def test_invalid_fields_are_rejected(
 def test_response_of_the_default_type_has_no_ranges(address: str) -> None:
     with grpc.insecure_channel(address) as channel:
         stub = EncoderServiceStub(channel)
-        one, other = (
-            stub.Embed(pb.EmbedRequest(inputs=[pb.Input(text="a")], embedding_type=number))
-            for number in (0, 1)
-        )
+        inputs = [pb.Input(text="a")]
+        one = stub.Embed(pb.EmbedRequest(inputs=inputs))
+        other = stub.Embed(pb.EmbedRequest(inputs=inputs, embedding_type=pb.EMBEDDING_TYPE_FLOAT))
     assert not one.HasField("ranges")
     assert from_tensor(one.embeddings).dtype == FLOAT32
     assert one.embeddings == other.embeddings
