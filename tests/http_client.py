@@ -56,8 +56,9 @@ def grpc_embeddings(address: str, texts: list[str], **options: Any) -> npt.NDArr
         return np.asarray(client.embed(texts, **options), np.float32)
 
 
-def same_bits(value: Any, expected: npt.NDArray[np.float32]) -> bool:
+def same_bits(value: Any, expected: npt.NDArray[np.float32] | None) -> bool:
     """Return whether JSON lists have the values of an array."""
+    assert expected is not None
     found = np.asarray(value, np.float32)
     return found.shape == expected.shape and found.tobytes() == expected.tobytes()
 
@@ -95,7 +96,13 @@ class StubService:
             body_timeout_s=60,
             stall_timeout_s=60,
         )
-        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "client": None}
+        scope: dict[str, Any] = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "headers": [],
+            "client": None,
+        }
         sent: list[Any] = []
         received = [{"type": "http.request", "body": json.dumps(body).encode()}]
 
