@@ -45,7 +45,7 @@ from attnlens_server.serving.service import ModelService
 from attnlens_server.text import Input, Tokens, TokenSource
 
 _DATA_TYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8", "bf16": "bfloat16"}
-_TOKEN_JSON_BYTES = 64
+_TOKEN_BYTES = 400  # a token as a Python dictionary
 _TYPES = {
     "EMPTY": "Empty",
     "OVERLOADED": "Overloaded",
@@ -199,11 +199,13 @@ class TeiRoutes:
         prompt = self.model.prompts.get(body.prompt_name or self.model.default_prompt_name, "")
         lists, texts = [], iter(converted.inputs)
         async with aclosing(self.service.tokenize(converted, request.budget)) as portions:
-            async for portion in portions:  # not all at once, since JSON values are far larger than tokens
-                size = _TOKEN_JSON_BYTES * sum(len(text.tokens.ids) for text in portion)
+            async for portion in portions:  # not all at once, since dictionaries are far larger than tokens
+                size = _TOKEN_BYTES * sum(len(text.tokens.ids) for text in portion)
                 sources = [prompt + (text.text or "") for text in islice(texts, len(portion))]
                 build = partial(_token_lists, portion, sources, len(prompt), body.add_special_tokens)
+                request.budget.memory.grow(size)
                 lists.append((await serialize(self.service, request, size, build))[1:-1])
+                request.budget.memory.shrink(size)
         request.budget.memory.grow(sum(map(len, lists)))
         return HttpResponse(b"[" + b",".join(lists) + b"]")
 
