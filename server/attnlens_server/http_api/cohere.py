@@ -28,7 +28,7 @@ from attnlens_server.serving.service import ModelService
 _SIDES = {"START": "left", "END": "right"}
 
 
-class EmbedBody(msgspec.Struct, kw_only=True):
+class CohereBody(msgspec.Struct, kw_only=True):
     """Body of `/v2/embed`.
 
     Attributes:
@@ -66,7 +66,7 @@ DIALECT = Dialect(
 )
 
 
-_PARSER = BodyParser(EmbedBody)
+_PARSER = BodyParser(CohereBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class CohereRoutes:
         size = len(body.types) * result.embeddings.nbytes
         return await json_response(service, request, size, lambda: self._reply(body, result))
 
-    def _embed_request(self, body: EmbedBody) -> EmbedRequest:
+    def _embed_request(self, body: CohereBody) -> EmbedRequest:
         for name in ("images", "inputs", "max_tokens"):
             if getattr(body, name) is not None:
                 raise invalid(name, "is not supported: omit it, and send texts")
@@ -108,16 +108,17 @@ class CohereRoutes:
             dimensions=body.output_dimension or 0,
         )
 
-    def _check_ranges(self, body: EmbedBody, name: str) -> None:
+    def _check_ranges(self, body: CohereBody, name: str) -> None:
         """Check that the bundle has the ranges of the embeddings, which int8 and uint8 need."""
-        problem = f"contains {name}, which needs the range of each component, and"
+        problem = f"contains {name}, which needs the range of each component,"
         if self.model.embedding_ranges is None:
-            raise invalid("embedding_types", f"{problem} the bundle has none: use binary, or export it again")
+            remedy = "use binary, or export the model again"
+            raise invalid("embedding_types", f"{problem} but this bundle lacks ranges: {remedy}")
         if body.output_dimension is not None:
             remedy = "omit output_dimension, or use binary"
-            raise invalid("embedding_types", f"{problem} only embeddings of full size have them: {remedy}")
+            raise invalid("embedding_types", f"{problem} but ranges are only known for full size: {remedy}")
 
-    def _reply(self, body: EmbedBody, result: EmbedResult) -> dict[str, Any]:
+    def _reply(self, body: CohereBody, result: EmbedResult) -> dict[str, Any]:
         return {
             "id": secrets.token_hex(16),
             "embeddings": {name: self._quantized(name, result) for name in body.types},

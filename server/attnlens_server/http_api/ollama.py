@@ -14,7 +14,7 @@ from attnlens_server.serving.results import EmbedResult
 from attnlens_server.serving.service import ModelService
 
 
-class EmbedBody(msgspec.Struct, kw_only=True):
+class OllamaBody(msgspec.Struct, kw_only=True):
     """Body of `/api/embed`. Other keys, such as `options` and `keep_alive`, are ignored.
 
     Attributes:
@@ -33,7 +33,7 @@ class EmbedBody(msgspec.Struct, kw_only=True):
 DIALECT = Dialect(lambda error: {"error": error.message}, fields={"inputs": "input"})
 
 
-_PARSER = BodyParser(EmbedBody)
+_PARSER = BodyParser(OllamaBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class OllamaRoutes:
         """Return one embedding of length 1 for each text."""
         started = time.monotonic()
 
-        def reply(body: EmbedBody, result: EmbedResult) -> dict[str, Any]:
+        def reply(body: OllamaBody, result: EmbedResult) -> dict[str, Any]:
             return {
                 "model": body.model,
                 "embeddings": np.ascontiguousarray(result.embeddings),
@@ -62,7 +62,7 @@ class OllamaRoutes:
         return await embed(self.service, request, _PARSER, _embed_request, reply)
 
 
-def _embed_request(body: EmbedBody) -> EmbedRequest:
+def _embed_request(body: OllamaBody) -> EmbedRequest:
     return EmbedRequest(
         model=body.model.removesuffix(":latest"),
         inputs=text_inputs(body.input),

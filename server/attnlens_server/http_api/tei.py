@@ -45,7 +45,7 @@ from attnlens_server.serving.service import ModelService
 from attnlens_server.text import Input, Tokens, TokenSource
 
 _DATA_TYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8", "bf16": "bfloat16"}
-_TOKEN_JSON_BYTES = 64
+_TOKEN_BYTES = 400  # a token as a Python dictionary
 _TYPES = {
     "EMPTY": "Empty",
     "OVERLOADED": "Overloaded",
@@ -57,8 +57,8 @@ _REASONS_422 = ("INVALID_FIELD", "INPUT_TOO_LONG", "RESPONSE_TOO_LARGE", "REQUES
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
-class Options(msgspec.Struct, kw_only=True):
-    """Options of all routes that run the model.
+class EmbedOptions(msgspec.Struct, kw_only=True):
+    """EmbedOptions of all routes that run the model.
 
     Attributes:
         truncate: Whether to truncate long texts. Unlike in the other APIs of attnlens, the default is True.
@@ -77,7 +77,7 @@ class Options(msgspec.Struct, kw_only=True):
         return None if direction is None or self.truncate is False else direction.lower()
 
 
-class EmbedBody(Options, kw_only=True):
+class EmbedBody(EmbedOptions, kw_only=True):
     """Body of `/embed` and of `/embed_all`, which ignores the last two fields."""
 
     inputs: Inputs
@@ -96,7 +96,7 @@ class SimilarityBody(msgspec.Struct):
     """Body of `/similarity`."""
 
     inputs: SimilarityInputs
-    parameters: Options | None = None
+    parameters: EmbedOptions | None = None
 
 
 class TokenizeBody(msgspec.Struct):
@@ -199,11 +199,13 @@ class TeiRoutes:
         prompt = self.model.prompts.get(body.prompt_name or self.model.default_prompt_name, "")
         lists, texts = [], iter(converted.inputs)
         async with aclosing(self.service.tokenize(converted, request.budget)) as portions:
-            async for portion in portions:  # not all at once, since JSON values are far larger than tokens
-                size = _TOKEN_JSON_BYTES * sum(len(text.tokens.ids) for text in portion)
+            async for portion in portions:  # not all at once, since dictionaries are far larger than tokens
+                size = _TOKEN_BYTES * sum(len(text.tokens.ids) for text in portion)
                 sources = [prompt + (text.text or "") for text in islice(texts, len(portion))]
                 build = partial(_token_lists, portion, sources, len(prompt), body.add_special_tokens)
+                request.budget.memory.grow(size)
                 lists.append((await serialize(self.service, request, size, build))[1:-1])
+                request.budget.memory.shrink(size)
         request.budget.memory.grow(sum(map(len, lists)))
         return HttpResponse(b"[" + b",".join(lists) + b"]")
 
@@ -215,9 +217,8 @@ class TeiRoutes:
         )
         return await json_response(self.service, request, sum(map(len, texts)), lambda: texts)
 
-    async def info(self, request: HttpRequest) -> HttpResponse:
+    async def info(self, _: HttpRequest) -> HttpResponse:
         """Return the model and the limits of the server."""
-        del request
         config, model, service = self.config, self.model, self.service
         return HttpResponse(
             encode_json(
@@ -238,9 +239,8 @@ class TeiRoutes:
             )
         )
 
-    async def health(self, request: HttpRequest) -> HttpResponse:
+    async def health(self, _: HttpRequest) -> HttpResponse:
         """Return 200 while the server accepts requests."""
-        del request
         self.service.check_serving()
         return HttpResponse(content_type="")
 
@@ -262,7 +262,7 @@ class TeiRoutes:
         )
 
     def _similarity_request(self, body: SimilarityBody) -> EmbedRequest:
-        options = body.parameters or Options()
+        options = body.parameters or EmbedOptions()
         sentences = _not_empty(text_inputs(body.inputs.sentences))
         return EmbedRequest(
             inputs=[Input(text=body.inputs.source_sentence), *sentences],
@@ -274,7 +274,7 @@ class TeiRoutes:
     def _tokenize_request(self, body: TokenizeBody) -> TokenizeRequest:
         return TokenizeRequest(inputs=_not_empty(text_inputs(body.inputs)), prompt=_prompt(body.prompt_name))
 
-    def _truncates(self, options: Options) -> bool:
+    def _truncates(self, options: EmbedOptions) -> bool:
         return options.truncate is not False and options.side in (None, self.service.truncation_side)
 
     def _truncation(self, body: EmbedBody | SimilarityBody) -> AbstractContextManager[None]:
@@ -340,6 +340,6 @@ def _tokens(tokens: Tokens, source: str, prompt_chars: int) -> Iterator[dict[str
         yield {"id": token_id, "text": source[first:last], "special": False, "start": start, "stop": stop}
 
 
-async def _reject(path: str, request: HttpRequest) -> HttpResponse:
-    del request
+async def _reject(path: str, _: HttpRequest) -> HttpResponse:
+    """Reject a request that needs another type of model."""
     raise NotSupportedError(f"{path} needs another type of model, and this is an embedding model: use /embed")

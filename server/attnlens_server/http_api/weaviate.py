@@ -22,7 +22,7 @@ from attnlens_server.serving.results import EmbedResult
 from attnlens_server.serving.service import ModelService
 
 
-class Config(msgspec.Struct):
+class VectorsConfig(msgspec.Struct):
     """Options. Weaviate always sends `pooling_strategy`, which is ignored: the model has its own pooling.
 
     Attributes:
@@ -39,7 +39,7 @@ class VectorsBody(msgspec.Struct):
 
     text: str | None = None
     texts: list[str] | None = None
-    config: Config | None = None
+    config: VectorsConfig | None = None
 
 
 DIALECT = Dialect(
@@ -76,7 +76,7 @@ class WeaviateRoutes:
     def _embed_request(self, body: VectorsBody) -> EmbedRequest:
         if (body.text is None) == (body.texts is None):
             raise invalid("text", "is missing, or texts is set as well: set one of them")
-        config = body.config or Config()
+        config = body.config or VectorsConfig()
         return EmbedRequest(
             inputs=text_inputs(body.text if body.text is not None else body.texts or []),
             prompt=self.prompts.for_purpose(config.task_type) if config.task_type else None,
@@ -84,14 +84,12 @@ class WeaviateRoutes:
             dimensions=config.dimensions or 0,
         )
 
-    async def meta(self, request: HttpRequest) -> HttpResponse:
+    async def meta(self, _: HttpRequest) -> HttpResponse:
         """Return the model, which Weaviate shows with its modules."""
-        del request
         return HttpResponse(encode_json({"model": self.model.name, "model_version": self.model.version}))
 
-    async def live(self, request: HttpRequest) -> HttpResponse:
+    async def live(self, _: HttpRequest) -> HttpResponse:
         """Return 204."""
-        del request
         return HttpResponse(status=204, content_type="")
 
     async def ready(self, request: HttpRequest) -> HttpResponse:
