@@ -16,6 +16,7 @@ import numpy as np
 
 QUERY = "How do I reset a forgotten password?"
 TEXTS = ["It rained.", "Naïve café 😀", "Choose a new password with at least twelve characters."]
+SOME = [f"Passage {number} of forty." for number in range(40)]
 MANY = [f"Passage {number} of a thousand." for number in range(1000)]
 """As many texts as LangChain sends in a request by default."""
 LONG = "word " * 400
@@ -40,7 +41,7 @@ class Server:
         url: URL without a trailing slash.
         model: Name of the model.
         vectors: Vectors that the gRPC API returns: of each constant above, by its name in lower case; of
-            `TEXTS` also with `DIMENSIONS` and normalized; and of their tokens.
+            `TEXTS` also with `DIMENSIONS`, not normalized, and of each token.
     """
 
     url: str

@@ -5,6 +5,7 @@ import tempfile
 from typing import Any
 
 import chromadb
+import ollama
 import openai
 from chromadb.utils.embedding_functions import (
     HuggingFaceEmbeddingServer,
@@ -12,7 +13,7 @@ from chromadb.utils.embedding_functions import (
     OpenAIEmbeddingFunction,
 )
 
-from clients_http.server_under_test import LONG, MANY, QUERY, TEXTS, Server, raises
+from clients_http.server_under_test import LONG, QUERY, SOME, TEXTS, Server, raises
 
 os.environ["CHROMA_OPENAI_API_KEY"] = "-"
 
@@ -43,13 +44,13 @@ def check_openai_function_in_a_collection(server: Server) -> None:
 
 
 def check_openai_function(server: Server) -> None:
-    server.check(openai_function(server)(MANY), "many")
+    server.check(openai_function(server)(SOME), "some")
     with raises(openai.BadRequestError, "402", "256"):
         openai_function(server)([LONG])
 
 
 def check_tei_function(server: Server) -> None:
-    server.check(tei_function(server)(TEXTS), "normalized")
+    server.check(tei_function(server)(TEXTS), "texts")
     server.check(tei_function(server)([LONG]), "long")
 
 
@@ -60,6 +61,6 @@ def check_errors_are_lost_in_the_tei_function(server: Server) -> None:
 
 
 def check_ollama_function(server: Server) -> None:
-    server.check(ollama_function(server)(TEXTS), "normalized")
-    with raises(Exception, "other"):
+    server.check(ollama_function(server)(TEXTS), "texts")
+    with raises(ollama.ResponseError, "other", server.model):
         ollama_function(server, "other")(TEXTS)

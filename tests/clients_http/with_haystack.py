@@ -13,7 +13,7 @@ from haystack_integrations.components.embedders.huggingface_api import (
 )
 from huggingface_hub.errors import HfHubHTTPError
 
-from clients_http.server_under_test import LONG, MANY, QUERY, TEXTS, Server, raises
+from clients_http.server_under_test import LONG, QUERY, SOME, TEXTS, Server, raises
 
 
 def openai_options(server: Server) -> dict[str, Any]:
@@ -47,8 +47,8 @@ def check_openai_text_embedder(server: Server) -> None:
 
 
 def check_openai_document_embedder(server: Server) -> None:
-    embedder = OpenAIDocumentEmbedder(**openai_options(server), batch_size=256, progress_bar=False)
-    server.check(vectors(embedder.run(documents(MANY))), "many")
+    embedder = OpenAIDocumentEmbedder(**openai_options(server), batch_size=16, progress_bar=False)
+    server.check(vectors(embedder.run(documents(SOME))), "some")
 
 
 def check_openai_document_embedder_raises_errors_of_openai(server: Server) -> None:
@@ -61,18 +61,21 @@ def check_openai_document_embedder_raises_errors_of_openai(server: Server) -> No
 
 def check_tei_text_embedder(server: Server) -> None:
     embedder = HuggingFaceAPITextEmbedder(**tei_options(server))
-    server.check([embedder.run(QUERY)["embedding"]], "query")
-    server.check([embedder.run(LONG)["embedding"]], "long")
+    server.check([embedder.run(text)["embedding"] for text in TEXTS], "raw")
+    normalizing = HuggingFaceAPITextEmbedder(**tei_options(server), normalize=True)
+    server.check([normalizing.run(LONG)["embedding"]], "long")
     with raises(HfHubHTTPError, "402", "256"):
         HuggingFaceAPITextEmbedder(**tei_options(server), truncate=False).run(LONG)
 
 
 def check_tei_document_embedder(server: Server) -> None:
-    embedder = HuggingFaceAPIDocumentEmbedder(**tei_options(server), batch_size=256, progress_bar=False)
-    server.check(vectors(embedder.run(documents(MANY))), "many")
-    server.check(vectors(asyncio.run(embedder.run_async(documents(MANY)))), "many")
-    normalizing = HuggingFaceAPIDocumentEmbedder(**tei_options(server), normalize=True, progress_bar=False)
-    server.check(vectors(normalizing.run(documents(TEXTS))), "normalized")
+    """By default, documents and texts are not normalized."""
+    embedder = HuggingFaceAPIDocumentEmbedder(**tei_options(server), progress_bar=False)
+    server.check(vectors(embedder.run(documents(TEXTS))), "raw")
+    options = {"normalize": True, "batch_size": 16, "progress_bar": False}
+    normalizing = HuggingFaceAPIDocumentEmbedder(**tei_options(server), **options)
+    server.check(vectors(normalizing.run(documents(SOME))), "some")
+    server.check(vectors(asyncio.run(normalizing.run_async(documents(SOME)))), "some")
 
 
 def check_tei_embedders_raise_errors_of_huggingface_hub(server: Server) -> None:

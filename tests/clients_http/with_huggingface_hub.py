@@ -11,24 +11,24 @@ from clients_http.server_under_test import DIMENSIONS, LONG, QUERY, SLOW, TEXTS,
 
 
 def client(server: Server, **options: Any) -> InferenceClient:
-    return InferenceClient(base_url=server.url, token=False, **options)
+    return InferenceClient(base_url=server.url, **options)
 
 
 def check_feature_extraction_has_the_vectors_of_grpc(server: Server) -> None:
     extract = client(server).feature_extraction
     found = extract(TEXTS, normalize=False)
     assert (found.dtype, found.shape) == (np.float32, (len(TEXTS), 384))
-    server.check(found, "texts")
-    server.check(extract(TEXTS), "normalized")
-    server.check(extract(QUERY, normalize=False), "query")
-    server.check(extract(LONG, truncate=True, truncation_direction="Right", normalize=False), "long")
+    server.check(found, "raw")
+    server.check(extract(TEXTS), "texts")
+    server.check(extract(QUERY), "query")
+    server.check(extract(LONG, truncate=True, truncation_direction="Right"), "long")
     server.check(extract(TEXTS, dimensions=DIMENSIONS), "short")
 
 
 def check_asynchronous_feature_extraction(server: Server) -> None:
     async def main() -> Any:
-        async with AsyncInferenceClient(base_url=server.url, token=False) as asynchronous:
-            return await asynchronous.feature_extraction(TEXTS, normalize=False)
+        async with AsyncInferenceClient(base_url=server.url) as asynchronous:
+            return await asynchronous.feature_extraction(TEXTS)
 
     server.check(asyncio.run(main()), "texts")
 
@@ -40,9 +40,10 @@ def check_embed_all_returns_the_token_vectors_of_grpc(server: Server) -> None:
 
 
 def check_health_and_info(server: Server) -> None:
-    info = InferenceClient(server.url, token=False).get_endpoint_info()
+    endpoint = InferenceClient(server.url, provider="hf-inference")
+    info = endpoint.get_endpoint_info()
     assert (info["model_id"], info["max_input_length"]) == (server.model, 256)
-    assert InferenceClient(server.url, token=False).health_check()
+    assert endpoint.health_check()
 
 
 def check_errors_have_the_status_and_message(server: Server) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import litellm
 
-from clients_http.server_under_test import DIMENSIONS, LONG, QUERY, TEXTS, Server, raises
+from clients_http.server_under_test import DIMENSIONS, LONG, TEXTS, Server, raises
 
 
 def options(server: Server, **others: Any) -> dict[str, Any]:
@@ -25,7 +25,6 @@ def check_vectors_are_those_of_grpc(server: Server) -> None:
     result = litellm.embedding(**options(server))
     server.check(rows(result), "texts")
     assert result.usage.prompt_tokens == sum(map(len, server.vectors["tokens"]))
-    server.check(rows(litellm.embedding(**options(server, input=[QUERY], encoding_format="base64"))), "query")
     short = litellm.embedding(
         **options(server, dimensions=DIMENSIONS, allowed_openai_params=["dimensions"])
     )

@@ -5,7 +5,7 @@ from typing import Any
 
 from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
 
-from clients_http.server_under_test import LONG, MANY, QUERY, TEXTS, Server, raises
+from clients_http.server_under_test import LONG, QUERY, SOME, TEXTS, Server, raises
 
 
 def embedding(server: Server, **options: Any) -> TextEmbeddingsInference:
@@ -14,7 +14,7 @@ def embedding(server: Server, **options: Any) -> TextEmbeddingsInference:
 
 
 def check_vectors_are_those_of_grpc(server: Server) -> None:
-    server.check(embedding(server, embed_batch_size=500).get_text_embedding_batch(MANY), "many")
+    server.check(embedding(server, embed_batch_size=16).get_text_embedding_batch(SOME), "some")
     server.check([embedding(server).get_query_embedding(QUERY)], "query")
     server.check([embedding(server).get_text_embedding(LONG)], "long")
     server.check(asyncio.run(embedding(server).aget_text_embedding_batch(TEXTS)), "texts")

@@ -11,7 +11,7 @@ from clients_http.server_under_test import DIMENSIONS, LONG, QUERY, TEXTS, Serve
 def check_vectors_are_those_of_grpc(server: Server) -> None:
     embed = ollama.Client(host=server.url).embed
     found = embed(model=server.model, input=TEXTS)
-    server.check(found.embeddings, "normalized")
+    server.check(found.embeddings, "texts")
     assert found.model == server.model
     assert found.prompt_eval_count == sum(map(len, server.vectors["tokens"]))
     server.check(embed(model=f"{server.model}:latest", input=QUERY).embeddings, "query")
@@ -23,7 +23,7 @@ def check_asynchronous_client(server: Server) -> None:
     async def main() -> Any:
         return await ollama.AsyncClient(host=server.url).embed(model=server.model, input=TEXTS)
 
-    server.check(asyncio.run(main()).embeddings, "normalized")
+    server.check(asyncio.run(main()).embeddings, "texts")
 
 
 def check_errors_have_the_status_and_message(server: Server) -> None:
