@@ -7,7 +7,7 @@ VIEWER_NODE := viewer/node_modules/.package-lock.json
 # Without bytecode files, each process would compile torch and transformers again, which takes 15 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-mutations proof pythons test-pythons test-ecosystem test-integrations bench check docs docs-pages docs-pictures docs-site viewer node browser format protos release-record release-check clean
+.PHONY: demo test test-all test-mutations proof pythons test-pythons test-ecosystem test-integrations test-clients bench check docs docs-pages docs-pictures docs-site viewer node browser format protos release-record release-check clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -85,13 +85,17 @@ test-ecosystem: $(MINILM) .ecosystem/ready $(NODE) ## bundles in other tools and
 	$(PYTEST) -m ecosystem
 
 # Frameworks and databases of the recipes, with all versions pinned.
-.integrations/ready: tests/integrations/requirements.txt
+.integrations/ready: tests/integrations/requirements.txt tests/clients_http/openai2.txt
 	$(PYTHON) -m venv --clear .integrations
 	.integrations/bin/python -m pip install --quiet --no-compile --no-deps --requirement $< --editable .
+	.integrations/bin/python -m pip install --quiet --no-compile --no-deps --requirement tests/clients_http/openai2.txt --target .integrations/openai2
 	touch $@
 
 test-integrations: $(MINILM) .integrations/ready ## the recipes of examples/integrations, in frameworks and databases
 	$(PYTEST) -m integrations
+
+test-clients: $(MINILM) .integrations/ready $(NODE) ## other projects' clients of the HTTP APIs, of PyPI and npm
+	$(PYTEST) -m clients
 
 # Takes minutes on an idle machine. The first run also creates the environments of the peers.
 bench: .venv/ready ## compare engine and server with other programs; BENCH=--quick for a short run

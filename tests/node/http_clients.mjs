@@ -1,7 +1,7 @@
 // Checks of clients of npm against a server: `node http_clients.mjs SERVER RESULTS`.
 //
-// SERVER is the file that tests/clients_http writes. RESULTS becomes a JSON file with the error of each check, or null if
-// it passed.
+// SERVER is the file that tests/clients_http/test_npm_clients.py writes. RESULTS becomes a JSON file with the error of
+// each check, or null if it passed.
 
 import assert from "node:assert/strict";
 import { readFileSync, writeFileSync } from "node:fs";
