@@ -156,7 +156,7 @@ class ServerConfig:
     explain: bool = True
     max_computed_tokens: int = 1 << 18
     max_concurrent_inputs: int = 2048
-    max_inputs_per_request: int = 512
+    max_inputs_per_request: int = 1024
     max_text_bytes: int = MIB // 8
     max_request_text_bytes: int = 4 * MIB
     max_response_bytes: int = 32 * MIB
