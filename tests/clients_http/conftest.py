@@ -4,7 +4,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from attnlens_client import Client
@@ -19,7 +21,7 @@ def server_file(minilm_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -
     texts, many, some = constants.TEXTS, constants.MANY, constants.SOME
     with ServerProcess(minilm_bundle, *constants.ARGUMENTS) as process, Client(process.address) as client:
         encoded = client.encode(texts, last_hidden_state=True)
-        vectors = {
+        vectors: dict[str, Any] = {
             "query": client.embed([constants.QUERY]),
             "texts": client.embed(texts),
             "many": client.embed(many),
@@ -27,7 +29,7 @@ def server_file(minilm_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -
             "long": client.embed([constants.LONG], truncate=True),
             "short": client.embed(texts, dimensions=constants.DIMENSIONS),
             "raw": client.embed(texts, normalize=False),
-            "tokens": [text.last_hidden_state for text in encoded],
+            "tokens": [np.asarray(text.last_hidden_state) for text in encoded],
         }
         lists = {name: [row.tolist() for row in rows] for name, rows in vectors.items()}
         server = Server(process.http_url().rstrip("/"), client.get_model().name, lists)

@@ -1,6 +1,7 @@
 """Runs checks in the environment of their clients: `python -m clients_http.runner SERVER RESULTS MODULE...`.
 
-Writes a JSON file with the traceback of each check, or null if it passed, by `MODULE::CHECK`.
+Writes a JSON file with the traceback of each check, or null if it passed, by `MODULE::CHECK`, and the
+durations to stderr.
 """
 
 import importlib
@@ -17,9 +18,7 @@ def main(server: str, results: str, *modules: str) -> None:
     under_test = Server.read(Path(server))
     found: dict[str, str | None] = {}
     for module in modules:
-        started = time.monotonic()
         checks = vars(importlib.import_module(f"clients_http.{module}"))
-        print(f"{module}: import {time.monotonic() - started:.1f} s", file=sys.stderr)
         for name, check in checks.items():
             if name.startswith("check_"):
                 started = time.monotonic()
@@ -29,7 +28,7 @@ def main(server: str, results: str, *modules: str) -> None:
                     found[f"{module}::{name}"] = traceback.format_exc()
                 else:
                     found[f"{module}::{name}"] = None
-                print(f"{module}::{name}: {time.monotonic() - started:.1f} s", file=sys.stderr)
+                sys.stderr.write(f"{module}::{name}: {time.monotonic() - started:.1f} s\n")
     Path(results).write_text(json.dumps(found), encoding="utf-8")
 
 

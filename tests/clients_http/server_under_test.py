@@ -25,7 +25,7 @@ SLOW = [f"{LONG} {number}" for number in range(200)]
 DIMENSIONS = 64
 MAX_INPUTS, MAX_MEMORY_BYTES, HOLDERS = 1024, 16 << 20, 4
 ARGUMENTS = [
-    *("--http-port", "0", "--max-inputs-per-request", str(MAX_INPUTS)),
+    *("--http-port", "0"),
     # Small for `Server.full`. The server uses at least five times the size of a response.
     *("--max-memory-bytes", str(MAX_MEMORY_BYTES), "--max-response-bytes", str(MAX_MEMORY_BYTES // 8)),
     *("--request-timeout-s", "300"),

@@ -1,7 +1,7 @@
 """Python packages that call the HTTP APIs get the vectors of gRPC, and raise errors of their own.
 
-The checks are the functions of `with_*.py`. They run in the environment of tests/integrations, in one process for each
-major version of openai, because importing the packages takes most of the time.
+The checks are the functions of `with_*.py`. They run in the environment of tests/integrations, in one
+process for each major version of openai, because importing the packages takes most of the time.
 """
 
 import json
@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.clients
+# Minutes on a busy machine.
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
 HERE = Path(__file__).parent
 ENVIRONMENT = HERE.parents[1] / ".integrations"
@@ -44,14 +45,15 @@ def results_of(server_file: Path, tmp_path_factory: pytest.TempPathFactory) -> C
         directory = tmp_path_factory.mktemp(name)
         paths = [HERE.parent, *([ENVIRONMENT / "openai2"] if name == "openai2" else [])]
         # No credentials, proxies or caches of the machine, no telemetry, no list of prices from the network.
-        environment = {"PATH": "", "HOME": str(directory), "PYTHONPATH": ":".join(map(str, paths))}
+        environment = {"HOME": str(directory), "PYTHONPATH": ":".join(map(str, paths))}
         environment |= {"ANONYMIZED_TELEMETRY": "False", "HAYSTACK_TELEMETRY_ENABLED": "False"}
         environment |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-        command = [ENVIRONMENT / "bin" / "python", "-m", "clients_http.runner", server_file]
+        command: list[str | Path] = [ENVIRONMENT / "bin" / "python", "-m", "clients_http.runner", server_file]
         command += [directory / "results.json", *RUNS[name]]
-        finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert finished.returncode == 0, finished.stderr
-        print(finished.stderr)  # the duration of each check
+        log = directory / "log.txt"
+        with log.open("w") as output:
+            process = subprocess.run(command, env=environment, stderr=output, timeout=500, check=False)
+        assert process.returncode == 0, log.read_text("utf-8")
         results: Results = json.loads((directory / "results.json").read_text("utf-8"))
         return results
 

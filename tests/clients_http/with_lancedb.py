@@ -10,8 +10,10 @@ from clients_http.server_under_test import QUERY, TEXTS, Server, raises
 
 
 def function(server: Server) -> Any:
-    return get_registry().get("openai").create(
-        name=server.model, base_url=f"{server.url}/v1", api_key="$var:key"
+    return (
+        get_registry()
+        .get("openai")
+        .create(name=server.model, base_url=f"{server.url}/v1", api_key="$var:key")
     )
 
 

@@ -25,9 +25,7 @@ def check_vectors_are_those_of_grpc(server: Server) -> None:
     result = litellm.embedding(**options(server))
     server.check(rows(result), "texts")
     assert result.usage.prompt_tokens == sum(map(len, server.vectors["tokens"]))
-    short = litellm.embedding(
-        **options(server, dimensions=DIMENSIONS, allowed_openai_params=["dimensions"])
-    )
+    short = litellm.embedding(**options(server, dimensions=DIMENSIONS, allowed_openai_params=["dimensions"]))
     server.check(rows(short), "short")
 
 

@@ -136,9 +136,7 @@ def check_server_drops_the_work_of_a_cancelled_call(server: Server) -> None:
     async def main() -> None:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="-") as asynchronous:
             call = asyncio.create_task(
-                asynchronous.embeddings.create(
-                    model=server.model, input=SLOW, extra_body={"truncate": True}
-                )
+                asynchronous.embeddings.create(model=server.model, input=SLOW, extra_body={"truncate": True})
             )
             name = 'attnlens_queue_inputs{graph="embeddings"}'
             await asyncio.to_thread(server.wait_for_metric, name, len(SLOW))
