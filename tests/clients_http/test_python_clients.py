@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
 HERE = Path(__file__).parent
 ENVIRONMENT = HERE.parents[1] / ".integrations"
-NEED_OPENAI_2 = ["with_litellm", "with_llama_index_openai_like"]
+NEED_OPENAI_2 = ["with_litellm"]
 MODULES = sorted(path.stem for path in HERE.glob("with_*.py"))
 RUNS = {
     "openai3": [module for module in MODULES if module not in NEED_OPENAI_2],

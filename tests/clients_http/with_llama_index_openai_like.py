@@ -1,4 +1,4 @@
-"""OpenAILikeEmbedding of LlamaIndex, which needs openai 2."""
+"""OpenAILikeEmbedding of LlamaIndex."""
 
 import asyncio
 from typing import Any
