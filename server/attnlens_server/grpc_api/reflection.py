@@ -31,13 +31,13 @@ class _Pools:
         return find
 
 
-def add_reflection(server: grpc.aio.Server, service_names: Sequence[str], pool: DescriptorPool) -> None:
-    """Register grpc.reflection.v1 and v1alpha for services whose messages are in `pool` or the default pool.
+def add_reflection(server: grpc.aio.Server, service_names: Sequence[str], *pools: DescriptorPool) -> None:
+    """Register grpc.reflection.v1 and v1alpha for services in the default pool or in `pools`.
 
     grpcio-reflection only has v1alpha. v1 has the same messages under another service name (gRFC A15).
     """
     names = [*service_names, REFLECTION_V1, reflection.SERVICE_NAME]
-    servicer = reflection.aio.ReflectionServicer(service_names=names, pool=_Pools(pool, Default()))
+    servicer = reflection.aio.ReflectionServicer(service_names=names, pool=_Pools(*pools, Default()))
 
     async def reflect(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
         async def requests() -> AsyncIterator[ServerReflectionRequest]:

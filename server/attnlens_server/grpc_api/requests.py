@@ -182,7 +182,7 @@ def _input(message: pb.Input) -> Input:
     return Input()
 
 
-def copy_numbers(numbers: Sequence[int], typecode: str = "i") -> array[int]:
+def copy_numbers(numbers: Sequence[int], typecode: str = "i") -> "array[int]":
     """Copy a field with integers. A view of the field would keep the whole message in memory.
 
     Slices of a repeated field are lists, which convert four times as fast as the field itself. Large fields

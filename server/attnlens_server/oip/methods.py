@@ -16,7 +16,7 @@ from attnlens_server.errors import ModelNotFoundError, RequestError, ResponseToo
 from attnlens_server.grpc_api.calls import REQUEST_COPIES, SMALL_BYTES, Call, Calls, Parser
 from attnlens_server.grpc_api.model_info import own_version
 from attnlens_server.grpc_api.status import parse_or_abort
-from attnlens_server.oip.models import PLATFORM, VERSION, Models, TensorType
+from attnlens_server.oip.models import PLATFORM, VERSION, Models
 from attnlens_server.oip.requests import InferRequest, RequestReader
 from attnlens_server.oip.responses import InferResults, serialize
 from attnlens_server.serving.admission import Budget
@@ -35,7 +35,7 @@ class InferenceService:
         self._service = service
         self._models = Models(bundle)
         self._max_response_bytes = config.max_response_bytes
-        self.reader = RequestReader(bundle, self._models, config.max_inputs_per_request)
+        self.reader = RequestReader(bundle.model, self._models, config.max_inputs_per_request)
 
     # --- Health: answered in every state of the server --------------------------------------------
 
@@ -49,7 +49,7 @@ class InferenceService:
 
     def ModelReady(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         try:
-            self._models.signature(request.name, request.version)
+            self._models.find(request.name, request.version)
         except ModelNotFoundError:
             return pb.ModelReadyResponse(ready=False)
         return pb.ModelReadyResponse(ready=self._service.state is State.SERVING)
@@ -62,26 +62,18 @@ class InferenceService:
 
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, call: Call) -> bytes:
         del call
-        signature = self._models.signature(request.name, request.version)
-        response = pb.ModelMetadataResponse(
-            name=request.name,
-            versions=[VERSION],
-            platform=PLATFORM,
-            inputs=map(_metadata, signature.inputs),
-            outputs=map(_metadata, signature.outputs),
-        )
-        return response.SerializeToString()
+        return self._models.find(request.name, request.version).SerializeToString()
 
     async def ModelConfig(self, request: pb.ModelConfigRequest, call: Call) -> bytes:
         del call
-        self._models.signature(request.name, request.version)
-        config = pb.ModelConfig(name=request.name, platform=PLATFORM)
+        name = self._models.find(request.name, request.version).name
+        config = pb.ModelConfig(name=name, platform=PLATFORM)
         return pb.ModelConfigResponse(config=config).SerializeToString()
 
     async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, call: Call) -> bytes:
         del request, call
         response = pb.RepositoryIndexResponse()
-        for name in self._models.signatures:
+        for name in self._models.metadata:
             response.models.add(name=name, version=VERSION, state="READY")
         return response.SerializeToString()
 
@@ -96,7 +88,7 @@ class InferenceService:
             results = await self._run(request, budget)
         except RequestError as error:
             raise request.renamed(error) from None
-        layers = self._models.attentions
+        layers = self._models.layers
         tensors = [results.tensor(name, request.width, layers.get(name)) for name in request.outputs]
         size = sum(tensor.nbytes for tensor in tensors)
         if size > self._max_response_bytes:
@@ -118,12 +110,6 @@ class InferenceService:
             results.explanations = (await self._service.explain(request.explain, budget)).texts
             results.usages = [text.usage for text in results.explanations]
         return results
-
-
-def _metadata(tensor: TensorType) -> pb.ModelMetadataResponse.TensorMetadata:
-    return pb.ModelMetadataResponse.TensorMetadata(
-        name=tensor.name, datatype=tensor.datatype, shape=tensor.shape
-    )
 
 
 def add_service(server: grpc.aio.Server, service: InferenceService, calls: Calls, max_texts: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from attnlens.explanations import ExplainMethod
 from attnlens.oip import open_inference_pb2 as pb
 from attnlens.pooling import Pooling
-from attnlens_server.bundle import Bundle, OutputRole, RowSum
+from attnlens_server.bundle import Model, OutputRole, RowSum
 from attnlens_server.errors import MAX_MESSAGE_BYTES, FieldViolation, RequestError, shortened
 from attnlens_server.oip.models import (
     ATTENTION_MASK,
@@ -21,11 +21,10 @@ from attnlens_server.oip.models import (
     EMBEDDING_ALIAS,
     INPUT_IDS,
     TEXT,
-    TEXT_PAIR,
     TOKEN_TYPE_IDS,
     Models,
 )
-from attnlens_server.oip.tensors import InputTensor, IntArray, invalid, quoted, read_integers, read_texts
+from attnlens_server.oip.tensors import IntArray, invalid, quoted, read_integers, read_texts
 from attnlens_server.serving.requests import (
     AttentionQuery,
     AttentionView,
@@ -35,39 +34,36 @@ from attnlens_server.serving.requests import (
     Prompt,
     Request,
 )
-from attnlens_server.text import Input, TextPair, TokenIds
+from attnlens_server.text import Input, TokenIds
 
 Parameters = Mapping[str, pb.InferParameter]
 
+_FLAG, _TEXT, _INTEGER = ("bool_param",), ("string_param",), ("int64_param", "uint64_param")
+_COMMON = {"truncate": _FLAG, "prompt_name": _TEXT, "timeout": _INTEGER}
+_POOLED = {"pooling": _TEXT, "dimensions": _INTEGER}
+_EMBEDDED = {"normalize": _FLAG}
 _POOLINGS = {pooling.name.lower(): pooling for pooling in Pooling}
 # Parameters of Triton, KServe and MLServer without a meaning here.
-_IGNORED = re.compile(r"priority|headers|(sequence_|triton_).*", re.DOTALL)
 _IGNORED_OF_TENSORS = re.compile(r"content_type|binary_data.*", re.DOTALL)
+_IGNORED = re.compile(rf"priority|headers|(sequence_|triton_).*|{_IGNORED_OF_TENSORS.pattern}", re.DOTALL)
 # Paths in the messages of `serving`.
-_PATH = re.compile(
-    r"(?<![\w-])inputs\b(\[\d+\])?(?:\.token_ids)?(?:\.(text_pair|input_ids|token_type_ids)|\.text)?"
-)
+_PATH = re.compile(r"(?<![\w-])inputs\b(\[\d+\])?(?:\.token_ids)?(?:\.(input_ids|token_type_ids)|\.text\b)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferRequest(Request):
-    """A ModelInfer request, as up to three requests for the same inputs.
+    """A ModelInfer request, as up to three requests for the same inputs. None where no output needs one.
 
     Attributes:
-        name: Name of the model in the request.
         id: Identifier in the request.
         outputs: Names of the requested outputs, in order.
         is_raw: Whether elements are in raw_input_contents, and thus in raw_output_contents.
-        width: Number of tokens T of token ids, with padding. 0 for texts.
+        width: Number of tokens of token ids, with padding. 0 for texts.
         timeout_us: Timeout in microseconds. 0 if there is none.
-        embed: Request for embeddings, or None.
-        encode: Request for token vectors and attention, or None.
-        explain: Request for contributions, or None.
     """
 
-    name: str
     id: str
-    outputs: tuple[str, ...]
+    outputs: Sequence[str]
     is_raw: bool
     width: int
     timeout_us: int
@@ -84,19 +80,17 @@ class InferRequest(Request):
             return text.replace("prompt.name", "prompt_name")
 
         error.violations = tuple(
-            FieldViolation(rename(violation.field), rename(violation.description))
-            for violation in error.violations
+            FieldViolation(rename(violation.field), violation.description) for violation in error.violations
         )
         error.message = shortened(rename(error.message), MAX_MESSAGE_BYTES)
-        error.args = (error.message,)
         return error
 
 
 class RequestReader:
     """Converts requests for the models of one bundle."""
 
-    def __init__(self, bundle: Bundle, models: Models, max_texts: int) -> None:
-        self._weights = bundle.model.outputs.layers(OutputRole.ATTENTION_WEIGHTS)
+    def __init__(self, model: Model, models: Models, max_texts: int) -> None:
+        self._attentions = model.outputs.layers(OutputRole.ATTENTION_WEIGHTS)
         self._models = models
         self._max_texts = max_texts
 
@@ -107,78 +101,68 @@ class RequestReader:
             ModelNotFoundError: The model is unknown.
             InvalidFieldsError: A tensor, an output or a parameter is invalid.
         """
-        signature = self._models.signature(message.model_name, message.model_version)
-        has_text = any(tensor.datatype == BYTES for tensor in message.inputs)
-        if has_text and signature.inputs[0].name != TEXT:
-            raise invalid("inputs", f"has a BYTES tensor: use {INPUT_IDS} and {ATTENTION_MASK}")
+        metadata = self._models.find(message.model_name, message.model_version)
         raw = _raw_contents(message)
-        inputs, width = self._texts(message.inputs, raw) if has_text else self._token_ids(message.inputs, raw)
-        outputs = self._outputs(message, has_text=has_text)
-        settings = _settings(message.parameters, outputs)
-        prompt = None if settings.prompt_name is None else Prompt(name=settings.prompt_name)
-        common: dict[str, Any] = {"inputs": inputs, "prompt": prompt, "truncate": settings.truncate}
-        pooled = common | {"pooling": settings.pooling, "dimensions": settings.dimensions}
+        has_text = any(tensor.datatype == BYTES for tensor in message.inputs)
+        if has_text and metadata.inputs[0].name != TEXT:
+            raise invalid("inputs", f"has a BYTES tensor: use {INPUT_IDS} and {ATTENTION_MASK}")
+        inputs, width = self._texts(message, raw) if has_text else self._token_ids(message, raw)
+        outputs = self._outputs(message) or self._models.default_outputs(metadata, has_text=has_text)
+        is_embedding = EMBEDDING in outputs or EMBEDDING_ALIAS in outputs
+        is_explanation = CONTRIBUTIONS in outputs
+        allowed = _COMMON | (_POOLED if is_embedding or is_explanation else {})
+        settings = _settings(message.parameters, allowed | (_EMBEDDED if is_embedding else {}))
+        common = {"inputs": inputs, "prompt": None, "truncate": settings.pop("truncate", False)}
+        if "prompt_name" in settings:
+            common["prompt"] = Prompt(name=settings.pop("prompt_name"))
+        timeout_us = max(0, settings.pop("timeout", 0))
+        of_embed = common | settings
+        settings.pop("normalize", None)
         queries = self._queries(outputs)
         has_vectors = self._models.hidden_state in outputs
-        has_contributions = CONTRIBUTIONS in outputs
-        is_mask_alone = ATTENTION_MASK in outputs and not has_contributions
+        is_encoding = has_vectors or queries or (ATTENTION_MASK in outputs and not is_explanation)
+        methods = [ExplainMethod.CONTRIBUTIONS]
         return InferRequest(
-            name=message.model_name,
+            model=metadata.name,
             id=message.id,
             inputs=inputs,
             outputs=outputs,
             is_raw=bool(message.raw_input_contents),
             width=width,
-            timeout_us=settings.timeout,
-            embed=EmbedRequest(normalize=settings.normalize, **pooled)
-            if {EMBEDDING, EMBEDDING_ALIAS} & set(outputs)
-            else None,
+            timeout_us=timeout_us,
+            embed=EmbedRequest(**of_embed) if is_embedding else None,
             encode=EncodeRequest(last_hidden_state=has_vectors, attention=queries, **common)
-            if has_vectors or queries or is_mask_alone
+            if is_encoding
             else None,
-            explain=ExplainRequest(methods=[ExplainMethod.CONTRIBUTIONS], **pooled)
-            if has_contributions
-            else None,
+            explain=ExplainRequest(methods=methods, **common, **settings) if is_explanation else None,
         )
 
     def _queries(self, outputs: Sequence[str]) -> list[AttentionQuery]:
         """Return one query per group of layers that a query can combine."""
         groups: dict[tuple[int, RowSum], list[int]] = {}
-        for layer in (self._models.attentions[name] for name in outputs if name in self._models.attentions):
-            output = self._weights[layer]
+        for layer in (self._models.layers[name] for name in outputs if name in self._models.layers):
+            output = self._attentions[layer]
             groups.setdefault((output.num_heads, output.row_sum), []).append(layer)
         return [AttentionQuery(layers=layers, view=AttentionView.DENSE) for layers in groups.values()]
 
-    def _texts(self, tensors: Sequence[InputTensor], raw: Sequence[bytes | None]) -> tuple[list[Input], int]:
-        """Return texts or pairs. A single tensor may have any name."""
-        names = [tensor.name for tensor in tensors] if len(tensors) > 1 else [TEXT]
-        if sorted(names) not in ([TEXT], [TEXT, TEXT_PAIR]):
-            listed = ", ".join(map(quoted, names[:4]))
-            raise invalid("inputs", f"has the tensors {listed}: use {TEXT}, or {TEXT} and {TEXT_PAIR}")
-        found = {
-            name: read_texts(name, tensor, data, self._max_texts)
-            for name, tensor, data in zip(names, tensors, raw, strict=True)
-        }
-        first, second = found[TEXT], found.get(TEXT_PAIR)
-        if second is None:
-            return [Input(text=text) for text in first], 0
-        if len(first) != len(second):
-            problem = f"has {len(second)} elements, but {TEXT} has {len(first)}: use the same shape"
-            raise invalid(TEXT_PAIR, problem)
-        return [Input(text_pair=TextPair(*pair)) for pair in zip(first, second, strict=True)], 0
+    def _texts(self, message: pb.ModelInferRequest, raw: Sequence[bytes | None]) -> tuple[list[Input], int]:
+        """Return texts, whose tensor may have any name."""
+        if len(message.inputs) > 1:
+            raise invalid("inputs", f"has {_names(message)}: use {TEXT} alone")
+        texts = read_texts(TEXT, message.inputs[0], raw[0], self._max_texts)
+        return [Input(text=text) for text in texts], 0
 
     def _token_ids(
-        self, tensors: Sequence[InputTensor], raw: Sequence[bytes | None]
+        self, message: pb.ModelInferRequest, raw: Sequence[bytes | None]
     ) -> tuple[list[Input], int]:
         """Return token ids without padding, and the number of tokens with padding."""
-        names = [tensor.name for tensor in tensors]
+        names = [tensor.name for tensor in message.inputs]
         if len(set(names)) < len(names) or set(names) - {TOKEN_TYPE_IDS} != {INPUT_IDS, ATTENTION_MASK}:
-            listed = f"the tensors {', '.join(map(quoted, names[:4]))}" if names else "no tensors"
             known = f"{TEXT} (BYTES), or {INPUT_IDS}, {ATTENTION_MASK} and optionally {TOKEN_TYPE_IDS}"
-            raise invalid("inputs", f"has {listed}: use {known}")
+            raise invalid("inputs", f"has {_names(message)}: use {known}")
         found = {
             tensor.name: read_integers(tensor.name, tensor, data, self._max_texts)
-            for tensor, data in zip(tensors, raw, strict=True)
+            for tensor, data in zip(message.inputs, raw, strict=True)
         }
         ids, mask, types = found[INPUT_IDS], found[ATTENTION_MASK], found.get(TOKEN_TYPE_IDS)
         for name, values in found.items():
@@ -197,93 +181,72 @@ class RequestReader:
         ]
         return inputs, ids.shape[1]
 
-    def _outputs(self, message: pb.ModelInferRequest, *, has_text: bool) -> tuple[str, ...]:
-        hidden_state, attentions = self._models.hidden_state, self._models.attentions
-        known = (EMBEDDING, EMBEDDING_ALIAS, hidden_state, ATTENTION_MASK, CONTRIBUTIONS, *attentions)
+    def _outputs(self, message: pb.ModelInferRequest) -> list[str]:
+        """Return the requested outputs, or an empty list if the request names none."""
+        known = (EMBEDDING, EMBEDDING_ALIAS, self._models.hidden_state, ATTENTION_MASK, CONTRIBUTIONS)
         names: list[str] = []
         for index, output in enumerate(message.outputs):
-            _check_tensor_parameters(f"outputs[{index}]", output.parameters)
-            if output.name not in known:
-                raise invalid(f"outputs[{index}].name", f"is {quoted(output.name)}: use {', '.join(known)}")
+            _check_parameters(f"outputs[{index}]", output.parameters)
+            if output.name not in known and output.name not in self._models.layers:
+                listed = ", ".join((*known, *self._models.layers))
+                raise invalid(f"outputs[{index}].name", f"is {quoted(output.name)}: use {listed}")
             if output.name in names:
                 raise invalid(f"outputs[{index}].name", f"is {output.name}, which is listed twice: remove it")
             names.append(output.name)
-        return tuple(names) or self._models.default_outputs(message.model_name, has_text=has_text)
+        return names
 
 
 def _row(values: IntArray | None, row: int, length: int) -> Sequence[int]:
     return () if values is None else array("q", values[row, :length].astype(np.int64).tobytes())
 
 
+def _names(message: pb.ModelInferRequest) -> str:
+    return ", ".join(quoted(tensor.name) for tensor in message.inputs[:4]) or "no tensors"
+
+
 def _raw_contents(message: pb.ModelInferRequest) -> Sequence[bytes | None]:
-    """Return the raw elements of each input, or None for each one with `contents`.
+    """Return the raw elements of each input, or None for each input with `contents`.
 
     Raises:
         InvalidFieldsError: There is not one entry per input, or elements are elsewhere.
     """
     raw, count = message.raw_input_contents, len(message.inputs)
     for index, tensor in enumerate(message.inputs):
-        _check_tensor_parameters(f"inputs[{index}]", tensor.parameters)
+        _check_parameters(f"inputs[{index}]", tensor.parameters)
         if raw and tensor.HasField("contents"):
-            problem = "are set in addition to raw_input_contents: send one of them"
-            raise invalid(f"inputs[{index}].contents", problem)
+            raise invalid(f"inputs[{index}].contents", "is set beside raw_input_contents: send one of them")
     if raw and len(raw) != count:
         raise invalid("raw_input_contents", f"has {len(raw)} entries for {count} inputs: send one per input")
     return raw or [None] * count
 
 
-def _check_tensor_parameters(field: str, parameters: Parameters) -> None:
+def _check_parameters(field: str, parameters: Parameters) -> None:
+    """Reject parameters of a tensor, such as those of shared memory."""
     for key in parameters:
         if not _IGNORED_OF_TENSORS.fullmatch(key):
-            problem = "is not supported: omit it, and send the elements in the request"
-            raise invalid(f"{field}.parameters", f"has {quoted(key)}, which {problem}")
+            problem = "which is not supported: omit it, and send the elements in the message"
+            raise invalid(f"{field}.parameters", f"has {quoted(key)}, {problem}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    """Parameters of a request. `timeout` is in microseconds."""
-
-    truncate: bool = False
-    prompt_name: str | None = None
-    timeout: int = 0
-    pooling: Pooling | None = None
-    dimensions: int = 0
-    normalize: bool | None = None
-
-
-_CHOICES = {
-    "truncate": ("bool_param",),
-    "prompt_name": ("string_param",),
-    "timeout": ("int64_param", "uint64_param"),
-    "pooling": ("string_param",),
-    "dimensions": ("int64_param", "uint64_param"),
-    "normalize": ("bool_param",),
-}
-
-
-def _settings(parameters: Parameters, outputs: Sequence[str]) -> _Settings:
-    """Validate the parameters that the requested outputs allow.
+def _settings(parameters: Parameters, allowed: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the values of parameters.
 
     Raises:
-        InvalidFieldsError: A parameter is unknown, or has an invalid type or value.
+        InvalidFieldsError: A parameter is not allowed for the outputs, or has an invalid type.
     """
-    is_embedding = bool({EMBEDDING, EMBEDDING_ALIAS} & set(outputs))
-    allowed = ["truncate", "prompt_name", "timeout"]
-    allowed += ["pooling", "dimensions"] if is_embedding or CONTRIBUTIONS in outputs else []
-    allowed += ["normalize"] if is_embedding else []
     values: dict[str, Any] = {}
     for key, parameter in parameters.items():
+        choice = parameter.WhichOneof("parameter_choice")
         if key in allowed:
-            choice = parameter.WhichOneof("parameter_choice")
-            if choice not in _CHOICES[key]:
-                raise invalid(f"parameters.{key}", f"is {choice or 'empty'}: use {_CHOICES[key][0]}")
+            if choice not in allowed[key]:
+                raise invalid(f"parameters.{key}", f"is {choice or 'empty'}: use {allowed[key][0]}")
             values[key] = getattr(parameter, choice)
-        elif not _IGNORED.fullmatch(key) and not _IGNORED_OF_TENSORS.fullmatch(key):
-            known = f"for {', '.join(outputs[:2])}, use {', '.join(allowed)}"
-            raise invalid("parameters", f"has {quoted(key)}, which is not known: {known}")
+        elif not _IGNORED.fullmatch(key):
+            listed = f"for these outputs, use {', '.join(allowed)}"
+            raise invalid("parameters", f"has {quoted(key)}, which is not known: {listed}")
     if "pooling" in values:
-        if values["pooling"] not in _POOLINGS:
-            problem = f"is {quoted(values['pooling'])}: use one of {', '.join(_POOLINGS)}"
-            raise invalid("parameters.pooling", problem)
-        values["pooling"] = _POOLINGS[values["pooling"]]
-    return _Settings(**values)
+        name = values["pooling"]
+        if name not in _POOLINGS:
+            raise invalid("parameters.pooling", f"is {quoted(name)}: use one of {', '.join(_POOLINGS)}")
+        values["pooling"] = _POOLINGS[name]
+    return values

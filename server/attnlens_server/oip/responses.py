@@ -71,7 +71,7 @@ class InferResults:
     """Results of the requests of an `InferRequest`. Empty if there was no such request."""
 
     usages: Sequence[Usage] = ()
-    embeddings: FloatArray | tuple[()] = ()  # (B, E)
+    embeddings: Sequence[FloatArray] | FloatArray = ()  # (B, E)
     texts: Sequence[EncodedText] = ()
     explanations: Sequence[Explanation] = ()
 
@@ -119,7 +119,7 @@ def serialize(request: InferRequest, tensors: Sequence[Tensor], num_truncated: i
     Elements are joined with the rest of the message without further copies: concatenated messages are a valid
     message.
     """
-    head = pb.ModelInferResponse(model_name=request.name, model_version=VERSION, id=request.id)
+    head = pb.ModelInferResponse(model_name=request.model, model_version=VERSION, id=request.id)
     if num_truncated:
         head.parameters[NUM_TRUNCATED].int64_param = num_truncated
     chunks: list[bytes | memoryview] = []

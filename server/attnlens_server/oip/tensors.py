@@ -1,4 +1,4 @@
-"""Elements of tensors in requests: lengths are checked before anything is allocated.
+"""Elements of input tensors. Sizes are checked before anything is allocated.
 
 Shapes: B texts, T tokens with padding.
 """
@@ -17,7 +17,7 @@ InputTensor = pb.ModelInferRequest.InferInputTensor
 IntArray = npt.NDArray[np.integer]
 
 MAX_QUOTED_CHARS = 40
-_LENGTH_BYTES = 4
+_LENGTH_BYTES = 4  # before each element of BYTES
 
 
 def invalid(field: str, problem: str) -> InvalidFieldsError:
@@ -25,9 +25,9 @@ def invalid(field: str, problem: str) -> InvalidFieldsError:
     return InvalidFieldsError([FieldViolation(field, problem)])
 
 
-def quoted(value: object) -> str:
+def quoted(value: str) -> str:
     """Return the start of a client's value, for a message."""
-    return repr(value)[:MAX_QUOTED_CHARS]
+    return repr(value[:MAX_QUOTED_CHARS])
 
 
 def read_texts(field: str, tensor: InputTensor, raw: bytes | None, max_texts: int) -> list[str]:
@@ -42,16 +42,12 @@ def read_texts(field: str, tensor: InputTensor, raw: bytes | None, max_texts: in
     Raises:
         InvalidFieldsError: Type, shape or elements are invalid.
     """
-    shape = tensor.shape
-    if tensor.datatype != BYTES:
-        raise invalid(field, f"has the datatype {quoted(tensor.datatype)}: use BYTES")
-    if len(shape) not in (1, 2) or shape[0] < 0 or (len(shape) == 2 and shape[1] != 1):  # noqa: PLR2004
-        raise invalid(field, f"has the shape {_format(shape)}: use [n] or [n, 1]")
-    count = shape[0]
-    if count > max_texts:
-        raise invalid(field, f"has {count} texts, but the limit is {max_texts}: send several requests")
-    encoded = tensor.contents.bytes_contents if raw is None else list(_elements(field, raw, count))
-    _check_count(field, len(encoded), shape, "contents.bytes_contents")
+    if tensor.datatype != BYTES or tensor.shape[1:] not in ([], [1]):
+        raise invalid(field, f"is {_described(tensor)}: use BYTES [n] or [n, 1]")
+    _check_batch(field, tensor, max_texts)
+    count, elements = tensor.shape[0], tensor.contents.bytes_contents
+    encoded = elements if raw is None else list(_elements(field, raw, count))
+    _check_size(field, tensor, len(encoded), count, "elements in contents.bytes_contents")
     texts = []
     for index, element in enumerate(encoded):
         try:
@@ -61,7 +57,24 @@ def read_texts(field: str, tensor: InputTensor, raw: bytes | None, max_texts: in
     return texts
 
 
+def read_integers(field: str, tensor: InputTensor, raw: bytes | None, max_texts: int) -> IntArray:
+    """Return the elements of a tensor (B, T). Arguments and errors are those of `read_texts`."""
+    shape, is_long = tuple(tensor.shape), tensor.datatype == INT64
+    if tensor.datatype not in (INT32, INT64) or len(shape) != 2 or shape[1] < 1:  # noqa: PLR2004
+        raise invalid(field, f"is {_described(tensor)}: use INT64 or INT32 [texts, tokens]")
+    _check_batch(field, tensor, max_texts)
+    count, dtype = shape[0] * shape[1], np.dtype("<i8" if is_long else "<i4")
+    if raw is not None:
+        _check_size(field, tensor, len(raw), count * dtype.itemsize, "bytes of data")
+        return np.frombuffer(raw, dtype).reshape(shape)
+    name = "int64_contents" if is_long else "int_contents"
+    numbers: Sequence[int] = getattr(tensor.contents, name)
+    _check_size(field, tensor, len(numbers), count, f"elements in contents.{name}")
+    return np.array(copy_numbers(numbers, "q" if is_long else "i")).reshape(shape)
+
+
 def _elements(field: str, raw: bytes, count: int) -> Iterator[bytes]:
+    """Yield the elements of a BYTES tensor, which each follow their length."""
     position = 0
     for index in range(count):
         start = position + _LENGTH_BYTES
@@ -72,39 +85,21 @@ def _elements(field: str, raw: bytes, count: int) -> Iterator[bytes]:
         yield raw[start:position]
     if position < len(raw):
         problem = f"has {len(raw) - position} bytes of data after the last of {count} elements"
-        raise invalid(field, f"{problem}: correct the shape")
-
-
-def read_integers(field: str, tensor: InputTensor, raw: bytes | None, max_texts: int) -> IntArray:
-    """Return the elements of a tensor (B, T). Arguments and errors are those of `read_texts`."""
-    shape = tensor.shape
-    if tensor.datatype not in (INT32, INT64):
-        raise invalid(field, f"has the datatype {quoted(tensor.datatype)}: use INT64 or INT32")
-    if len(shape) != 2 or min(shape) < 1:  # noqa: PLR2004
-        raise invalid(field, f"has the shape {_format(shape)}: use [texts, tokens]")
-    if shape[0] > max_texts:
-        raise invalid(field, f"has {shape[0]} texts, but the limit is {max_texts}: send several requests")
-    dtype = np.dtype("<i8" if tensor.datatype == INT64 else "<i4")
-    if raw is not None:
-        needed = shape[0] * shape[1] * dtype.itemsize
-        if len(raw) != needed:
-            problem = f"has {len(raw)} bytes of data, but {tensor.datatype} {_format(shape)} has {needed}"
-            raise invalid(field, f"{problem}: correct the shape or the data")
-        return np.frombuffer(raw, dtype).reshape(shape)
-    is_long = tensor.datatype == INT64
-    numbers = tensor.contents.int64_contents if is_long else tensor.contents.int_contents
-    _check_count(field, len(numbers), shape, f"contents.{'int64' if is_long else 'int'}_contents")
-    return np.frombuffer(copy_numbers(numbers, "q" if is_long else "i"), dtype.newbyteorder("=")).reshape(
-        shape
-    )
-
-
-def _check_count(field: str, count: int, shape: Sequence[int], contents: str) -> None:
-    if count != (needed := int(np.prod([int(size) for size in shape], dtype=object))):
-        problem = f"has {count} elements in {contents}, but the shape {_format(shape)} has {needed}"
         raise invalid(field, f"{problem}: correct the shape or the data")
 
 
-def _format(shape: Sequence[int]) -> str:
-    sizes = ", ".join(map(str, shape[:4]))
-    return f"[{sizes}{', ...' if len(shape) > 4 else ''}]"  # noqa: PLR2004
+def _check_batch(field: str, tensor: InputTensor, max_texts: int) -> None:
+    if not tensor.shape or not 1 <= tensor.shape[0] <= max_texts:
+        remedy = f"send 1 to {max_texts} texts per request"
+        raise invalid(field, f"is {_described(tensor)}: {remedy}")
+
+
+def _check_size(field: str, tensor: InputTensor, size: int, needed: int, unit: str) -> None:
+    if size != needed:
+        problem = f"has {size} {unit}, but {_described(tensor)} has {needed}"
+        raise invalid(field, f"{problem}: correct the shape or the data")
+
+
+def _described(tensor: InputTensor) -> str:
+    sizes = ", ".join(map(str, tensor.shape[:4]))
+    return f"{tensor.datatype[:MAX_QUOTED_CHARS]} [{sizes}{', ...' if len(tensor.shape) > 4 else ''}]"  # noqa: PLR2004
