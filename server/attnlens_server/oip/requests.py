@@ -37,11 +37,13 @@ from attnlens_server.serving.requests import (
 from attnlens_server.text import Input, TokenIds
 
 Parameters = Mapping[str, pb.InferParameter]
+Types = dict[str, tuple[str, ...]]
 
+# Types of each parameter: for all outputs, for embeddings and contributions, for embeddings.
 _FLAG, _TEXT, _INTEGER = ("bool_param",), ("string_param",), ("int64_param", "uint64_param")
-_COMMON = {"truncate": _FLAG, "prompt_name": _TEXT, "timeout": _INTEGER}
-_POOLED = {"pooling": _TEXT, "dimensions": _INTEGER}
-_EMBEDDED = {"normalize": _FLAG}
+_COMMON: Types = {"truncate": _FLAG, "prompt_name": _TEXT, "timeout": _INTEGER}
+_POOLED: Types = {"pooling": _TEXT, "dimensions": _INTEGER}
+_EMBEDDED: Types = {"normalize": _FLAG}
 _POOLINGS = {pooling.name.lower(): pooling for pooling in Pooling}
 # Parameters of Triton, KServe and MLServer without a meaning here.
 _IGNORED_OF_TENSORS = re.compile(r"content_type|binary_data.*", re.DOTALL)
@@ -228,7 +230,7 @@ def _check_parameters(field: str, parameters: Parameters) -> None:
             raise invalid(f"{field}.parameters", f"has {quoted(key)}, {problem}")
 
 
-def _settings(parameters: Parameters, allowed: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def _settings(parameters: Parameters, allowed: Types) -> dict[str, Any]:
     """Return the values of parameters.
 
     Raises:
@@ -238,7 +240,7 @@ def _settings(parameters: Parameters, allowed: Mapping[str, Sequence[str]]) -> d
     for key, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
         if key in allowed:
-            if choice not in allowed[key]:
+            if choice is None or choice not in allowed[key]:
                 raise invalid(f"parameters.{key}", f"is {choice or 'empty'}: use {allowed[key][0]}")
             values[key] = getattr(parameter, choice)
         elif not _IGNORED.fullmatch(key):
