@@ -55,7 +55,7 @@ class Models:
         }
 
     def find(self, name: str, version: str) -> pb.ModelMetadataResponse:
-        """Return the metadata of a model. An empty name is that of the bundle.
+        """Return the metadata of a model. An empty name means the bundle's own name.
 
         Raises:
             ModelNotFoundError: The name or the version is different.

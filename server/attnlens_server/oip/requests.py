@@ -61,7 +61,7 @@ class InferRequest(Request):
         outputs: Names of the requested outputs, in order.
         is_raw: Whether elements are in raw_input_contents, and thus in raw_output_contents.
         width: Number of tokens of token ids, with padding. 0 for texts.
-        timeout_us: Timeout in microseconds. 0 if there is none.
+        timeout_us: Timeout in microseconds, or 0.
     """
 
     id: str
@@ -216,14 +216,16 @@ def _raw_contents(message: pb.ModelInferRequest) -> Sequence[bytes | None]:
     for index, tensor in enumerate(message.inputs):
         _check_parameters(f"inputs[{index}]", tensor.parameters)
         if raw and tensor.HasField("contents"):
-            raise invalid(f"inputs[{index}].contents", "is set beside raw_input_contents: send one of them")
+            raise invalid(
+                f"inputs[{index}].contents", "is set in addition to raw_input_contents: send only one"
+            )
     if raw and len(raw) != count:
         raise invalid("raw_input_contents", f"has {len(raw)} entries for {count} inputs: send one per input")
     return raw or [None] * count
 
 
 def _check_parameters(field: str, parameters: Parameters) -> None:
-    """Reject parameters of a tensor, such as those of shared memory."""
+    """Reject parameters of a tensor, such as the name of a region in shared memory."""
     for key in parameters:
         if not _IGNORED_OF_TENSORS.fullmatch(key):
             problem = "which is not supported: omit it, and send the elements in the message"

@@ -68,7 +68,7 @@ class Tensor(NamedTuple):
 
 @dataclass(slots=True)
 class InferResults:
-    """Results of the requests of an `InferRequest`. Empty if there was no such request."""
+    """Results of an `InferRequest`. Fields without a request are empty."""
 
     usages: Sequence[Usage] = ()
     embeddings: Sequence[FloatArray] | FloatArray = ()  # (B, E)
@@ -85,7 +85,7 @@ class InferResults:
 
         Args:
             name: Name of the output.
-            width: Number of tokens T, or 0 for that of the longest text.
+            width: Number of tokens T. If 0, the length of the longest text.
             layer: Layer, if the output is attention weights.
         """
         lengths = [usage.num_tokens for usage in self.usages]
@@ -116,8 +116,7 @@ def _weights(results: Iterable[object], layer: int) -> FloatArray:
 def serialize(request: InferRequest, tensors: Sequence[Tensor], num_truncated: int) -> bytes:
     """Return a serialized ModelInferResponse.
 
-    Elements are joined with the rest of the message without further copies: concatenated messages are a valid
-    message.
+    Elements are copied only once, when the chunks are joined: concatenated messages are a valid message.
     """
     head = pb.ModelInferResponse(model_name=request.model, model_version=VERSION, id=request.id)
     if num_truncated:

@@ -58,7 +58,7 @@ def read_texts(field: str, tensor: InputTensor, raw: bytes | None, max_texts: in
 
 
 def read_integers(field: str, tensor: InputTensor, raw: bytes | None, max_texts: int) -> IntArray:
-    """Return the elements of a tensor (B, T). Arguments and errors are those of `read_texts`."""
+    """Return the elements of a tensor (B, T). For arguments and errors, see `read_texts`."""
     shape, is_long = tuple(tensor.shape), tensor.datatype == INT64
     if tensor.datatype not in (INT32, INT64) or len(shape) != 2 or shape[1] < 1:  # noqa: PLR2004
         raise invalid(field, f"is {_described(tensor)}: use INT64 or INT32 [texts, tokens]")

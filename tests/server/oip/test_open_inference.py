@@ -142,7 +142,7 @@ def test_malformed_integers_are_rejected_without_allocation(
         ({"raw_input_contents": [b""]}, "raw_input_contents has 1 entries for 0 inputs"),
         (
             {"inputs": [in_contents("input_ids", [1])], "raw_input_contents": [b""]},
-            "inputs[0].contents is set beside raw_input_contents: send one of them",
+            "inputs[0].contents is set in addition to raw_input_contents: send only one",
         ),
         (
             {"inputs": [in_contents("input_ids", [1]), in_contents("input_ids", [1])]},
@@ -281,7 +281,7 @@ IDS = [in_contents("input_ids", [101, 102]), in_contents("attention_mask", [1, 1
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_request_gets_a_result_or_a_clear_error(minilm_server: ServerProcess, data: bytes) -> None:
     with grpc.insecure_channel(minilm_server.address) as channel:
-        call = channel.unary_unary(f"/{SERVICE_NAME}/ModelInfer")
+        call: Any = channel.unary_unary(f"/{SERVICE_NAME}/ModelInfer")
         try:
             response = pb.ModelInferResponse.FromString(call(data, timeout=60))
         except grpc.RpcError as error:
@@ -322,7 +322,7 @@ ORDERS = [
 
 @pytest.mark.parametrize("imports", ORDERS)
 def test_messages_can_be_imported_beside_those_of_tritonclient(imports: str) -> None:
-    """Exchange a message between both, because both pools must know it."""
+    """Parse a message from one library with the other one."""
     program = f"""{imports}
 from attnlens.oip import open_inference_pb2 as ours
 from tritonclient.grpc import service_pb2 as theirs

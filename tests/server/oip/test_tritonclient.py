@@ -12,6 +12,7 @@ from tritonclient.utils import InferenceServerException
 from attnlens.tensors import from_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from attnlens.v1.manifest_pb2 import POOLING_MAX
 from references import TEXTS
 from served import ServerProcess
 
@@ -50,8 +51,8 @@ def padded_ids(stub: EncoderServiceStub, dtype: type = np.int64) -> tuple[Array,
     """Return the ids and the mask of all TEXTS."""
     texts = stub.Tokenize(pb.TokenizeRequest(inputs=inputs(TEXTS))).results
     width = max(len(each.tokens) for each in texts) + 3
-    ids, mask = np.full((2, len(texts), width), 7, dtype)
-    mask[:] = 0
+    ids: Array = np.full((len(texts), width), 7, dtype)
+    mask: Array = np.zeros_like(ids)
     for row, each in enumerate(texts):
         ids[row, : len(each.tokens)] = [token.id for token in each.tokens]
         mask[row, : len(each.tokens)] = 1
@@ -122,7 +123,7 @@ def test_parameters_are_those_of_embed(client: Any, stub: EncoderServiceStub) ->
         timeout=60_000_000,
     )
     request = pb.EmbedRequest(
-        inputs=inputs(texts), truncate=True, normalize=False, dimensions=100, pooling="POOLING_MAX"
+        inputs=inputs(texts), truncate=True, normalize=False, dimensions=100, pooling=POOLING_MAX
     )
     np.testing.assert_array_equal(result.as_numpy("embedding"), from_tensor(stub.Embed(request).embeddings))
     assert result.get_response().parameters["num_truncated"].int64_param == 1
