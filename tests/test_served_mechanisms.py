@@ -99,9 +99,9 @@ def test_open_inference_protocol_returns_padded_dense_weights(served: Served) ->
     ids = np.zeros((len(TEXTS), max(LENGTHS)), "<i8")
     for row, text in zip(ids, TEXTS, strict=True):
         row[: len(text)] = text
-    request = open_inference_pb2.ModelInferRequest(
-        outputs=[{"name": "attentions.2"}, {"name": "attentions.1"}]
-    )
+    request = open_inference_pb2.ModelInferRequest()
+    for name in ("attentions.2", "attentions.1"):
+        request.outputs.add(name=name)
     for name, values in (("input_ids", ids), ("attention_mask", (ids != 0).astype("<i8"))):
         request.inputs.add(name=name, datatype="INT64", shape=ids.shape)
         request.raw_input_contents.append(values.tobytes())
