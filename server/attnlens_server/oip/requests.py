@@ -215,7 +215,7 @@ def _raw_contents(message: pb.ModelInferRequest) -> Sequence[bytes | None]:
     raw, count = message.raw_input_contents, len(message.inputs)
     for index, tensor in enumerate(message.inputs):
         _check_parameters(f"inputs[{index}]", tensor.parameters)
-        if raw and tensor.HasField("contents"):
+        if raw and tensor.contents.ByteSize():  # MLServer sets an empty message
             raise invalid(
                 f"inputs[{index}].contents", "is set in addition to raw_input_contents: send only one"
             )

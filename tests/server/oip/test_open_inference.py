@@ -63,7 +63,8 @@ def test_contents_are_answered_by_contents_and_raw_elements_by_raw_elements(
     vectors, given_mask = response.outputs
     raw = pb.ModelInferRequest(model_name=NAME, outputs=outputs)
     for name, values in (("input_ids", rows), ("attention_mask", mask)):
-        raw.inputs.add(name=name, datatype="INT32", shape=[2, 4])
+        empty = pb.InferTensorContents()  # as MLServer sends it
+        raw.inputs.add(name=name, datatype="INT32", shape=[2, 4], contents=empty)
         raw.raw_input_contents.append(np.array(values, "<i4").tobytes())
     in_raw = inference.ModelInfer(raw)
     assert not any(output.HasField("contents") for output in in_raw.outputs)
