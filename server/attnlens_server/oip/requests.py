@@ -114,16 +114,23 @@ class RequestReader:
         is_explanation = CONTRIBUTIONS in outputs
         allowed = _COMMON | (_POOLED if is_embedding or is_explanation else {})
         settings = _settings(message.parameters, allowed | (_EMBEDDED if is_embedding else {}))
-        common = {"inputs": inputs, "prompt": None, "truncate": settings.pop("truncate", False)}
-        if "prompt_name" in settings:
-            common["prompt"] = Prompt(name=settings.pop("prompt_name"))
-        timeout_us = max(0, settings.pop("timeout", 0))
-        of_embed = common | settings
-        settings.pop("normalize", None)
-        queries = self._queries(outputs)
-        has_vectors = self._models.hidden_state in outputs
-        is_encoding = has_vectors or queries or (ATTENTION_MASK in outputs and not is_explanation)
-        methods = [ExplainMethod.CONTRIBUTIONS]
+
+        def arguments(*names: str) -> dict[str, Any]:
+            return common | {name: settings[name] for name in names if name in settings}
+
+        common = {
+            "inputs": inputs,
+            "prompt": Prompt(name=settings["prompt_name"]) if "prompt_name" in settings else None,
+            "truncate": settings.get("truncate", False),
+        }
+        embed = encode = explain = None
+        if is_embedding:
+            embed = EmbedRequest(**arguments(*_POOLED, *_EMBEDDED))
+        if is_explanation:
+            explain = ExplainRequest(methods=[ExplainMethod.CONTRIBUTIONS], **arguments(*_POOLED))
+        queries, has_vectors = self._queries(outputs), self._models.hidden_state in outputs
+        if queries or has_vectors or not (embed or explain):  # the attention mask alone needs some result
+            encode = EncodeRequest(last_hidden_state=has_vectors, attention=queries, **common)
         return InferRequest(
             model=metadata.name,
             id=message.id,
@@ -131,12 +138,10 @@ class RequestReader:
             outputs=outputs,
             is_raw=bool(message.raw_input_contents),
             width=width,
-            timeout_us=timeout_us,
-            embed=EmbedRequest(**of_embed) if is_embedding else None,
-            encode=EncodeRequest(last_hidden_state=has_vectors, attention=queries, **common)
-            if is_encoding
-            else None,
-            explain=ExplainRequest(methods=methods, **common, **settings) if is_explanation else None,
+            timeout_us=max(0, settings.get("timeout", 0)),
+            embed=embed,
+            encode=encode,
+            explain=explain,
         )
 
     def _queries(self, outputs: Sequence[str]) -> list[AttentionQuery]:
