@@ -71,8 +71,8 @@ def test_published_truncation_scales_first(fields: dict[str, Any]) -> None:
 def test_bundle_without_ranges_needs_them_in_the_request() -> None:
     validator = make_validator(embedding_ranges=None)
     assert problem(validator) == (
-        "is not set, but EMBEDDING_TYPE_INT8 needs ranges, and the bundle does not contain any: send ranges of "
-        "shape [2, 3], or export the model again"
+        "is not set, but EMBEDDING_TYPE_INT8 needs ranges, and the bundle does not contain any: send ranges "
+        "of shape [2, 3], or export the model again"
     )
     assert validator.embed(request(ranges=GIVEN)).ranges is GIVEN
     assert validator.embed(request(embedding_type=EmbeddingType.BINARY)).ranges is None
@@ -81,7 +81,8 @@ def test_bundle_without_ranges_needs_them_in_the_request() -> None:
 @pytest.mark.parametrize("embedding_type", [EmbeddingType.FLOAT, EmbeddingType.BINARY, EmbeddingType.UBINARY])
 def test_ranges_are_rejected_if_nothing_uses_them(embedding_type: EmbeddingType) -> None:
     assert problem(make_validator(), embedding_type=embedding_type, ranges=GIVEN) == (
-        f"is set, but embedding_type is EMBEDDING_TYPE_{embedding_type.name}, which does not use ranges: omit it"
+        f"is set, but embedding_type is EMBEDDING_TYPE_{embedding_type.name}, which does not use ranges: "
+        "omit it"
     )
 
 
