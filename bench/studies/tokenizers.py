@@ -36,8 +36,8 @@ from examples.train_masked import PROSE, SPECIAL, train_tokenizer
 VOCAB_SIZE = 2000
 WORD = re.compile(r"\s*[^\W_]+")
 EXAMPLE = "The naïve shopkeeper didn't unbelievably alphabetize 1,962 bookshelves."
-SPACES = "Two  spaces, Überraschung, 東京 and 😀."
-# "cross" attends most to the token "tired", but most to the word "unbelievably".
+DIFFICULT = "Two  spaces, Überraschung, 東京 and 😀."
+# For "cross", "tired" has the largest weight of all tokens, "unbelievably" of all words.
 TEXT, LAYER, HEAD = "The unbelievably tired animal didn't cross.", 0, 1
 ATTENDING, SPLIT = 8, 2  # word indices of "cross" and "unbelievably"
 NUM_SENTENCES = 200
@@ -137,7 +137,7 @@ def print_fragmentation(tokenizers: Mapping[str, Tokenizer], texts: Mapping[str,
 
 
 def print_example(tokenizers: Mapping[str, Tokenizer]) -> None:
-    """Print the tokens of each word of the example, and what decoding makes of two texts."""
+    """Print the tokens of each word of the example, and the difficult text after decoding."""
     print(f"\n| word | {' | '.join(tokenizers)} |\n|{'---|' * (1 + len(tokenizers))}")
     encodings = [each.encode(EXAMPLE, add_special_tokens=False) for each in tokenizers.values()]
     for word in re.finditer(r"\s*\S+", EXAMPLE):
@@ -145,8 +145,8 @@ def print_example(tokenizers: Mapping[str, Tokenizer]) -> None:
         print(f"| {word[0].strip()} | {' | '.join(cells)} |")
     print(f"| words of the tokenizer | {' | '.join(str(len({*each.word_ids})) for each in encodings)} |\n")
     for name, tokenizer in tokenizers.items():
-        ids = tokenizer.encode(SPACES, add_special_tokens=False).ids
-        print(f"{name} restores {SPACES!r} as {tokenizer.decode(ids)!r}")
+        ids = tokenizer.encode(DIFFICULT, add_special_tokens=False).ids
+        print(f"{name} restores {DIFFICULT!r} as {tokenizer.decode(ids)!r}")
 
 
 def print_weights(bundle: Path, sentences: Sequence[str], picture: Path | None) -> None:
@@ -188,7 +188,7 @@ def units_of(text: EncodedText) -> TextUnits:
 
 
 def changes(maps: Weights, units: TextUnits) -> npt.NDArray[np.bool_]:
-    """Return whether the word of the most attended token is not the most attended word.
+    """Return whether the largest weight on a token and the largest weight on a word are on different words.
 
     Args:
         maps: (..., T, T).

@@ -61,7 +61,7 @@ def test_only_byte_level_bpe_restores_case_spaces_and_unknown_characters() -> No
     assert restored == {
         "WordPiece": [True, False, False, False],
         "BPE": [True, True, True, True],
-        "Unigram": [True, False, True, False],  # the prose has no capital T
+        "Unigram": [True, False, True, False],  # T is not in the training text
     }
 
 
