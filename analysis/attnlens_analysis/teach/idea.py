@@ -75,11 +75,11 @@ def assign_roles(trace: HeadTrace) -> Step:
         explanation=(
             "In a library, the query is your question, the key is the label on the spine of a book, and the "
             "value is its content: you compare the question with the labels, and read the content. Here "
-            "every token has all three roles: what it seeks, what it offers, and what it passes on. Unlike "
-            "in a library, the result is a weighted mixture of all books. In self-attention, queries, keys "
-            "and values come from the same sequence. In cross-attention, as in a translation model, queries "
-            "come from one sequence, and keys and values from another. Q, K and V have one row per token; "
-            "Kᵀ, the transpose of K, has one column per token, so Q Kᵀ has one number per pair."
+            "every token has all three: a query, a key and a value. Unlike in a library, the result is a "
+            "weighted mixture of all books. In self-attention, queries, keys and values come from the same "
+            "sequence. In cross-attention, as in a translation model, queries come from one sequence, and "
+            "keys and values from another. Q, K and V have one row per token; Kᵀ, the transpose of K, has "
+            "one column per token, so Q Kᵀ has one number per pair."
         ),
         formula="attention(Q, K, V) = softmax(Q Kᵀ / sqrt(d_k)) V",
         text=text,

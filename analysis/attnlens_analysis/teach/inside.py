@@ -92,10 +92,11 @@ def project(trace: HeadTrace, loading: list[str]) -> Step:
         key="projections",
         title="Query, key and value",
         explanation=(
-            "A head multiplies each token's vector by three trained matrices. The query describes "
-            "what the token seeks, the key what it offers to the queries of others, and the value what "
-            "it passes on when it is attended to. All tokens share the three matrices, so the number of "
-            "parameters does not depend on the length. nn.Linear of PyTorch stores each W transposed."
+            "A head multiplies each token's vector by three trained matrices. The query describes the "
+            "information that the token seeks, the key describes the token to the queries of others, and the "
+            "value is the information that it passes on when it is attended to. All tokens share the three "
+            "matrices, so the number of parameters does not depend on the length. nn.Linear of PyTorch "
+            "stores each W transposed."
         ),
         formula="q = x W_Q + b_Q,  k = x W_K + b_K,  v = x W_V + b_V   (d_k components per head)",
         text=[
@@ -206,15 +207,16 @@ def _describe_scale(trace: HeadTrace, slope: float, other_slope: float, other: s
         ),
         (
             "The Jacobian of the softmax contains the derivatives of all weights with respect to all scores. "
-            f"Its trace, the sum of a_j (1 - a_j), is {number(slope)}, and {other} {number(other_slope)}. "
-            f"With respect to q·k, it is multiplied by the scale: {number(values.scale * slope)} and "
-            f"{number(values.other_scale * other_slope)}. At 0, no gradient reaches q and k."
+            f"Its trace, the sum of its diagonal a_j (1 - a_j), is {number(slope)}, and {other} "
+            f"{number(other_slope)}. With respect to q·k, it is multiplied by the scale: "
+            f"{number(values.scale * slope)} and {number(values.other_scale * other_slope)}. At 0, no "
+            "gradient reaches q and k."
         ),
     ]
     absorbed = values.weights_with(scale=1.0, query=values.scale * values.query)
     text.append(
-        "The scale does not change the order of the scores or what the model can express: with W_Q and b_Q "
-        f"multiplied by {factor} instead, weights differ by at most "
+        "The scale does not change the order of the scores or the functions that the model can express: with "
+        f"W_Q and b_Q multiplied by {factor} instead, weights differ by at most "
         f"{number(float(np.abs(absorbed - values.weights_with()).max()))}."
     )
     if values.has_biases:

@@ -92,7 +92,7 @@ def _difference(trace: HeadTrace) -> list[str]:
         )
     return [
         (
-            f"Layer {trace.layer} has {trace.mechanism} attention: {difference}. The weights are those of "
+            f"Layer {trace.layer} has {trace.mechanism} attention: {difference}. The weights come from "
             f"the graph. {agreement} Contexts are weights times v, before gates and compositions."
         )
     ]

@@ -187,8 +187,8 @@ def compare_subspaces(trace: HeadTrace) -> Step:
         title="The subspaces of queries and keys",
         explanation=(
             "A head reads x only through d_k directions for queries and d_k for keys. If both span the same "
-            "subspace, q and k describe the same features of two tokens, and similar tokens often get large "
-            "products. The first principal angle is the smallest between a direction of one subspace and a "
+            "subspace, q and k describe the same features of two tokens, which favors similar tokens. The "
+            "first principal angle is the smallest between a direction of one subspace and a "
             "direction of the other; the next ones are found in the same way among perpendicular directions. "
             "It is sometimes claimed that subspaces must be orthogonal; the numbers show whether they are."
         ),
