@@ -159,7 +159,7 @@ def compare_contexts(trace: HeadTrace) -> Step:
 
 
 def compare_subspaces(trace: HeadTrace) -> Step:
-    """Compare the subspaces that W_q and W_k read with random subspaces."""
+    """Compare the subspaces that W_Q and W_K read with random subspaces."""
     matrices, sizes = trace.head_matrices, trace.sizes
     rows: dict[str, Array] = {}
     if matrices is not None:
