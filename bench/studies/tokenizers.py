@@ -227,7 +227,8 @@ def draw_maps(
     for axes, first, length, end in ((left, start, size, len(tokens)), (right, SPLIT, 1, len(words))):
         frame(axes, first, length, end)
     scale = figure.colorbar(image, ax=[left, right], shrink=0.8, label="attention weight")
-    scale.set_ticks(np.sqrt([0.01, 0.05, 0.1, 0.2, 0.3]), labels=["0.01", "0.05", "0.1", "0.2", "0.3"])
+    shown = (0.01, 0.05, 0.1, 0.2, 0.3)
+    scale.set_ticks([weight**0.5 for weight in shown], labels=[str(weight) for weight in shown])
     figure.savefig(path, dpi=110)
 
 
