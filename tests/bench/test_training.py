@@ -79,7 +79,7 @@ def test_models_of_a_seed_have_the_same_batches_schedule_and_initial_weights(
 def test_uniform_attention_has_the_properties_of_an_even_distribution(prose: Prose) -> None:
     trainer = training.make_trainer(ROWS[BASELINE].options, TINY, seed=0)
     for layer in trainer.model.encoder.layers:
-        torch.nn.init.zeros_(layer.get_submodule("attention.query").weight)
+        torch.nn.init.zeros_(layer.get_parameter("attention.query.weight"))
     moment = training.observe(trainer.model, TINY, prose.held_out, step=0)
     assert moment.attention.shape == (len(PROPERTIES), TINY.num_layers, 4)
     share = 1 / TINY.num_tokens
