@@ -9,12 +9,13 @@ def motivate(trace: HeadTrace) -> Step:
     """Compare attention with a recurrent layer of the same width."""
     length, hidden = len(trace.sentence), trace.values.entering.shape[-1]
     distance = abs(trace.target - trace.row)
+    direction = "" if trace.target <= trace.row else "that reads from right to left "
     products = 4 * length * hidden**2 + 2 * length**2 * hidden
     text = [
         (
             f"From “{trace.label(trace.target)}” to “{trace.label(trace.row)}”, a recurrent layer "
-            f"takes {distance} {'step' if distance == 1 else 'steps'}, attention 1. For all {length} tokens, "
-            f"a recurrent layer takes {length} steps one after another, attention 1."
+            f"{direction}takes {distance} {'step' if distance == 1 else 'steps'}, attention 1. For all "
+            f"{length} tokens, a recurrent layer takes {length} steps one after another, attention 1."
         ),
         (
             f"Attention is not less work: it needs {products:,} multiplications (4 T D² + 2 T² D), and a "
@@ -44,7 +45,7 @@ def motivate(trace: HeadTrace) -> Step:
         formula="recurrent: h_t = tanh(W h_(t-1) + U x_t)   attention: y_t = sum over j of a_tj v_j",
         text=text,
         picture=Bars(
-            "Steps between the token and each other token, in a recurrent layer",
+            f"Recurrent steps from each token to “{trace.label(trace.row)}”",
             trace.sentence.labels,
             [float(abs(index - trace.row)) for index in range(length)],
             [trace.target],

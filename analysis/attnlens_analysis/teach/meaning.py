@@ -135,7 +135,7 @@ def measure_quadratic_cost(trace: HeadTrace) -> Step:
             ),
         ],
         picture=Bars(
-            "Run time of the attention graph in milliseconds, one thread",
+            "Time of the attention graph in ms, one thread",
             [f"{length:,} tokens" for length in lengths],
             times,
             decimals=1,

@@ -87,7 +87,9 @@ def follow_layers(trace: HeadTrace) -> Step:
                     number(cosine(vectors[0], after)),
                 )
             )
-        table = Table(("", "|x|", "|attention|", "|feed-forward|", "cosine to x", "cosine to layer 0"), rows)
+        table = Table(
+            ("layer", "|x|", "|attention|", "|feed-forward|", "cosine to x", "cosine to layer 0"), rows
+        )
         text = [
             (
                 f"The output for “{trace.label(row)}” has the cosine similarity "
@@ -138,7 +140,7 @@ def compare_contexts(trace: HeadTrace) -> Step:
         formula="cos(x_1, x_2) of the same token at the same position in two texts",
         text=text,
         picture=Bars(
-            "Cosine of texts 1 and 3 minus cosine of texts 1 and 2, input of each layer",
+            "cos(1, 3) - cos(1, 2), input of each layer",
             labels or ["-"],
             [same - different for different, same in pairs] or [0.0],
         ),

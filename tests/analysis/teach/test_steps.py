@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,14 @@ def test_lengths_are_measured_for_attention_and_the_loop(trace: HeadTrace, steps
     [(_, attention, loop)] = measure_recurrence(10, 4, [8])  # the width is not a multiple of the heads
     assert attention > 0
     assert loop > 0
+
+
+def test_recurrent_layer_reads_a_later_token_from_right_to_left(trace: HeadTrace) -> None:
+    later = {step.key: step for step in make_lesson(replace(trace, target=13), "attnlens teach").steps}
+    sentence = (
+        "From “tired” to “it”, a recurrent layer that reads from right to left takes 3 steps, attention 1."
+    )
+    assert sentence in later["why"].text[0]
 
 
 def test_scores_have_two_directions(steps: Mapping[str, Step]) -> None:
