@@ -102,7 +102,7 @@ def _multi_head_attention(
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
     if attn_mask is not None:  # (T, T) or (B * H, T, T), True for keys to ignore
         if attn_mask.ndim == _PER_HEAD_MASK_AXES:
-            attn_mask = attn_mask.unflatten(0, (-1, num_heads))
+            attn_mask = attn_mask.view(-1, num_heads, *attn_mask.shape[1:])
         scores = _masked(scores, ~attn_mask if attn_mask.dtype == torch.bool else attn_mask)
     if key_padding_mask is not None:  # (B, T)
         padding = key_padding_mask[:, None, None]
