@@ -73,6 +73,13 @@ ROWS = {
     "disentangled": Row({"kind": "disentangled", **MECHANISMS["disentangled"]}),
 }
 PROPERTIES = ("entropy", "previous", "next", "own", "special")
+TITLES = (
+    "entropy, relative to uniform",
+    "weight of the previous token",
+    "weight of the next token",
+    "weight of the token itself",
+    "weight of [CLS] and [SEP]",
+)
 CHECKPOINTS = (0, 10, 30, 100, 200, 300, 400, 500, 600)
 """Steps after which the attention of the baseline is measured, in addition to the last one."""
 
@@ -240,24 +247,26 @@ def draw_losses(path: Path, results: dict[str, list[Result]]) -> None:
     figure.savefig(path, dpi=110)
 
 
-def draw_attention(path: Path, moments: list[Moment]) -> None:
+def draw_attention(path: Path, moments: list[Moment], num_tokens: int) -> None:
     """Draw the properties of each head of one model during training."""
-    figure = Figure(figsize=(11, 2.9), layout="constrained")
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    uniform = (1.0, 1 / num_tokens, 1 / num_tokens, 1 / num_tokens, 2 / num_tokens)
     steps = [moment.step for moment in moments]
     attention = torch.stack([moment.attention for moment in moments])  # (steps, M, L, H)
-    loss_axes, *rest = figure.subplots(1, 1 + len(PROPERTIES))
+    loss_axes, *rest = figure.subplots(2, 3).flat
     loss_axes.plot(steps, [moment.loss for moment in moments], "o-", color="black", markersize=3)
     loss_axes.set_title("held-out loss, nats", fontsize=9)
-    for axes, title, values in zip(rest, PROPERTIES, attention.unbind(1), strict=True):
+    for axes, title, level, values in zip(rest, TITLES, uniform, attention.unbind(1), strict=True):
         for layer, (color, style) in enumerate(zip(("#0072B2", "#D55E00"), ("-", "--"), strict=True)):
-            lines = axes.plot(steps, values[:, layer], style, color=color, linewidth=1.2)
-            lines[0].set_label(f"layer {layer}")
-        axes.set_ylim(0, 1.02)
+            head, *_ = axes.plot(steps, values[:, layer], style, color=color, linewidth=1.2)
+            head.set_label(f"head of layer {layer}")
+        axes.axhline(level, color="gray", linestyle=":", label="uniform attention")
+        axes.set_ylim(0, 1.03)
         axes.set_title(title, fontsize=9)
-    rest[0].legend(fontsize=7, loc="lower left")
+    rest[1].legend(fontsize=7, loc="upper left")
     for axes in (loss_axes, *rest):
         axes.set_xlabel("step", fontsize=8)
-        axes.tick_params(labelsize=7)
+        axes.tick_params(labelsize=8)
     figure.savefig(path, dpi=110)
 
 
@@ -295,7 +304,9 @@ def main() -> None:
     print_attention(results[BASELINE])
     if args.pictures:
         draw_losses(args.pictures / "training_losses.png", results)
-        draw_attention(args.pictures / "training_attention.png", results[BASELINE][0].moments)
+        draw_attention(
+            args.pictures / "training_attention.png", results[BASELINE][0].moments, sizes.num_tokens
+        )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,10 +117,11 @@ def test_trained_model_differs_from_its_initial_state(prose: Prose) -> None:
 
 
 def test_command_prints_both_tables_and_compares_each_row_with_its_baseline(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(training, "SIZES", TINY)
-    args = ["--steps", "1", "--seeds", "2", "--rows", "1 head, no scaling", "longformer"]
+    args = ["--steps", "1", "--seeds", "2", "--pictures", str(tmp_path)]
+    args += ["--rows", "1 head, no scaling", "longformer"]
     monkeypatch.setattr(sys, "argv", ["training.py", *args])
     training.main()
     output = capsys.readouterr()
@@ -131,6 +133,8 @@ def test_command_prints_both_tables_and_compares_each_row_with_its_baseline(
         "1 head, no scaling": "1 head",
         "longformer": BASELINE,
     }
+    pictures = sorted(path.name for path in tmp_path.iterdir())
+    assert pictures == ["training_attention.png", "training_losses.png"]
     assert [line[1] for line in lines if len(line) == len(PROPERTIES) + 4] == ["step", "---", "0", "1"]
     # The differences of the table are those of the losses of each seed.
     losses = {
