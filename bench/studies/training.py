@@ -31,6 +31,7 @@ from examples.train_masked import (
     MECHANISMS,
     NOT_MASKED,
     PLAIN,
+    SPECIAL,
     MaskedLanguageModel,
     Sizes,
     Trainer,
@@ -127,6 +128,19 @@ def interval(values: Sequence[float]) -> Interval:
 def paired_interval(values: Sequence[float], baseline: Sequence[float]) -> Interval:
     """Return the mean difference of values with the same seed, and its interval."""
     return interval([value - other for value, other in zip(values, baseline, strict=True)])
+
+
+def read_sorted_prose(vocab_size: int) -> Prose:
+    """Return the prose of `read_prose` with token ids in the order of their spellings.
+
+    The tokenizer assigns other ids in each run, which changes initial weights and random tokens.
+    """
+    tokenizer, train_ids, held_out_ids = read_prose(vocab_size)
+    special, num_ids = [*range(len(SPECIAL))], tokenizer.get_vocab_size()
+    order = special + sorted(range(len(SPECIAL), num_ids), key=tokenizer.id_to_token)
+    new_ids = torch.empty(num_ids, dtype=torch.int64)
+    new_ids[order] = torch.arange(num_ids)
+    return Prose(new_ids[train_ids], new_ids[held_out_ids])
 
 
 def sinusoids(num_tokens: int, size: int) -> Tensor:
@@ -297,10 +311,10 @@ def main() -> None:
     if args.seeds < 2:
         parser.error(f"--seeds {args.seeds}: must be at least 2, because intervals need a variance")
     sizes = SIZES._replace(steps=args.steps)
-    _tokenizer, train_ids, held_out_ids = read_prose(sizes.vocab_size)
-    results = run_rows(args.rows, sizes, Prose(train_ids, held_out_ids), args.seeds)
+    prose = read_sorted_prose(sizes.vocab_size)
+    results = run_rows(args.rows, sizes, prose, args.seeds)
     print_losses(results)
-    print(f"A unigram model has a loss of {frequency_loss(train_ids, held_out_ids, sizes.vocab_size):.3f}.\n")
+    print(f"A unigram model has a loss of {frequency_loss(*prose, sizes.vocab_size):.3f}.\n")
     print_attention(results[BASELINE])
     if args.pictures:
         draw_losses(args.pictures / "training_losses.png", results)

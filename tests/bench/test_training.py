@@ -10,7 +10,7 @@ from scipy.stats import ttest_1samp, ttest_rel
 
 from bench.studies import training
 from bench.studies.training import BASELINE, PROPERTIES, ROWS, SIZES, Prose
-from examples.train_masked import NOT_MASKED, Trainer, draw_batches
+from examples.train_masked import NOT_MASKED, SPECIAL, Trainer, draw_batches, read_prose
 
 TINY = SIZES._replace(hidden_size=16, num_tokens=8, batch_size=4, steps=3)
 VALUES, OTHERS = [2.0, 4.0, 9.0], [1.0, 1.0, 5.0]
@@ -43,6 +43,20 @@ def test_paired_interval_removes_what_seeds_have_in_common() -> None:
     assert found.half < training.interval(VALUES).half
     shifted = training.paired_interval([value + 10 for value in VALUES], [value + 10 for value in OTHERS])
     assert shifted == pytest.approx(found)
+
+
+def test_token_ids_do_not_depend_on_the_run() -> None:
+    first, second = training.read_sorted_prose(60), training.read_sorted_prose(60)
+    assert torch.equal(first.train, second.train)
+    assert torch.equal(first.held_out, second.held_out)
+    # The texts are those of the example, with other ids.
+    tokenizer, train_ids, _held_out_ids = read_prose(60)
+    spellings = sorted(
+        tokenizer.get_vocab(), key=lambda token: (tokenizer.token_to_id(token) >= len(SPECIAL), token)
+    )
+    assert [spellings[token] for token in first.train[:500] if token >= len(SPECIAL)] == [
+        tokenizer.id_to_token(token) for token in train_ids[:500].tolist() if token >= len(SPECIAL)
+    ]
 
 
 def test_models_of_a_seed_have_the_same_batches_schedule_and_initial_weights(
