@@ -61,6 +61,7 @@ NOT_RUN = {
     ("docs/http.md", "from openai import OpenAI"): OPENAI,
     ("docs/layouts.md", "export SOURCE"): PLACEHOLDER,
     ("docs/layouts.md", "tritonserver "): "the program cannot be installed with pip",
+    ("docs/oip.md", "perf_analyzer "): "the program cannot be installed with pip on all systems",
     ("docs/layouts.md", "ovms "): "the program cannot be installed with pip",
     ("docs/operations.md", "NAME"): PLACEHOLDER,
     ("docs/operations.md", "--precision int8"): MINUTES,
@@ -94,4 +95,4 @@ NO_CODE = {
 }
 
 # Pages whose Python blocks share one namespace.
-CONTINUED = {"docs/protocol.md", "docs/python.md", "docs/tutorial.md"}
+CONTINUED = {"docs/oip.md", "docs/protocol.md", "docs/python.md", "docs/tutorial.md"}

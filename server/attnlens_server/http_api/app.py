@@ -279,6 +279,8 @@ class _Exchange:
         Raises:
             _DisconnectedError: The client has disconnected.
         """
+        if ABORT in self.scope:  # our own listener cancels this task
+            return await awaitable
         if self._leaving is None:
             self._leaving = asyncio.ensure_future(self._receive())
         running = asyncio.ensure_future(awaitable)

@@ -26,7 +26,10 @@ from attnlens_server.listening.bind_problems import bind_problem
 MAX_HEAD_BYTES = 32 << 10
 KEEP_ALIVE_S = 75  # longer than the idle timeout of common proxies and client pools
 ABORT = "attnlens.abort"
-"""Key of the ASGI scope with a function that closes the connection without sending buffered data."""
+"""Key of the ASGI scope with a function that closes the connection without sending buffered data.
+
+If it is set, the application's task is cancelled when the client disconnects.
+"""
 _LINGER_S = 2.0  # time to read the rest of a rejected body, so that the client receives the response
 _POLL_S = 0.02
 
@@ -149,10 +152,15 @@ class _Connection(H11Protocol):
         self._application = config.loaded_app
         self._timer: asyncio.TimerHandle | None = None
         self._is_lingering = False
+        self._task: asyncio.Task[Any] | None = None
 
     async def _run(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - types of ASGI
         scope[ABORT] = self.transport.abort
-        await self._application(scope, receive, send)
+        self._task = asyncio.current_task()
+        try:
+            await self._application(scope, receive, send)
+        finally:
+            self._task = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Reject the connection if there are too many, otherwise wait for a request."""
@@ -163,11 +171,13 @@ class _Connection(H11Protocol):
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers."""
+        """Stop the timers and the running request."""
         self._set_timer(None)
         self._listener.idle.pop(self, None)
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+        if self._task is not None:
+            self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
         """Parse data. A request with a complete head has no time limit here."""
