@@ -1,4 +1,4 @@
-"""The server as the checks see it: its URL, the expected vectors, and how to overload it."""
+"""Server under test, with the expected vectors and a method to overload it."""
 
 import json
 import re
@@ -40,8 +40,8 @@ class Server:
     Attributes:
         url: URL without a trailing slash.
         model: Name of the model.
-        vectors: Vectors that the gRPC API returns: of each constant above, by its name in lower case; of
-            `TEXTS` also with `DIMENSIONS`, not normalized, and of each token.
+        vectors: Vectors from the gRPC API. Keys are the names of the constants above in lower case, and for
+            `TEXTS` also `short` (with `DIMENSIONS`), `raw` (not normalized) and `tokens`.
     """
 
     url: str
@@ -50,11 +50,11 @@ class Server:
 
     @classmethod
     def read(cls, path: Path) -> "Server":
-        """Read a file of `attributes`."""
+        """Read a JSON file with the attributes."""
         return cls(**json.loads(path.read_text("utf-8")))
 
     def check(self, found: Any, name: str) -> None:
-        """Check that vectors are those of gRPC, bit for bit."""
+        """Check that vectors equal the expected ones, bit for bit."""
         expected = self.vectors[name]
         assert len(found) == len(expected), f"{len(found)} vectors instead of {len(expected)}"
         for row, wanted in zip(found, expected, strict=True):
@@ -74,9 +74,9 @@ class Server:
 
     @contextmanager
     def full(self) -> Iterator[Callable[[], None]]:
-        """Use all memory for calls, so that each other request is rejected. Yields a function that ends this.
+        """Exhaust the memory for calls, so that the server rejects requests. Yield a function that frees it.
 
-        Bodies are sent up to their last byte: the server reserves memory for what it has received.
+        The memory is reserved by requests whose last byte is not sent.
         """
         address = urlsplit(self.url)
         size = MAX_MEMORY_BYTES // 2 // HOLDERS  # twice the size of a body is reserved
@@ -97,7 +97,7 @@ class Server:
 
     @contextmanager
     def drops_work(self) -> Iterator[None]:
-        """Check that the server drops `SLOW`, requested in the block, when the client leaves."""
+        """Check that the server drops `SLOW`, requested in the block, when the client disconnects."""
         name = 'attnlens_batch_inputs_total{graph="embeddings"}'
         before = self.metric(name)
         yield

@@ -1,4 +1,4 @@
-"""Components of Haystack for OpenAI's API, and of huggingface-api-haystack for that of TEI."""
+"""Components of Haystack for the OpenAI API, and of huggingface-api-haystack for the TEI API."""
 
 import asyncio
 from typing import Any

@@ -23,8 +23,8 @@ def check_vectors_are_those_of_grpc(server: Server) -> None:
     server.check(function(server).compute_query_embeddings(QUERY), "query")
 
 
-def check_schemas_reject_models_of_others(server: Server) -> None:
-    """LanceDB knows the number of dimensions of OpenAI's models only."""
+def check_schemas_reject_other_models(server: Server) -> None:
+    """LanceDB only has the dimensions of OpenAI models."""
     get_registry().set_var("key", "-")
     config = EmbeddingFunctionConfig(source_column="text", vector_column="vector", function=function(server))
     with tempfile.TemporaryDirectory() as directory, raises(ValueError, f"Unknown model name {server.model}"):

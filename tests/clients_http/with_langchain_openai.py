@@ -28,7 +28,7 @@ def check_queries_have_the_vectors_of_grpc(server: Server) -> None:
 
 
 def check_token_ids_are_rejected_with_the_option_to_set(server: Server) -> None:
-    """By default, LangChain sends token ids of OpenAI's vocabulary. Here, of one that needs no download."""
+    """By default, LangChain sends token ids. A vocabulary of bytes replaces the one it would download."""
     ranks = {bytes([byte]): byte for byte in range(256)}
     vocabulary = tiktoken.Encoding("bytes", pat_str=r".", mergeable_ranks=ranks, special_tokens={})
     tiktoken.encoding_for_model = lambda _: vocabulary

@@ -21,6 +21,6 @@ def check_vectors_are_those_of_grpc(server: Server) -> None:
 
 
 def check_errors_are_lost_in_the_client(server: Server) -> None:
-    """The client ignores the status, and uses the error as if it were a list."""
+    """The client ignores the status and indexes the error body like a list."""
     with server.full(), raises(KeyError, "0"):
         embedding(server).get_query_embedding(QUERY)

@@ -17,7 +17,7 @@ const server = JSON.parse(readFileSync(process.argv[2]));
 const { model, texts, vectors } = server;
 const dimensions = vectors.short[0].length;
 
-/** Check that vectors are those of gRPC, bit for bit. */
+/** Check that vectors equal those of gRPC, bit for bit. */
 function check(found, name) {
   const bits = (rows) => rows.map((row) => Array.from(row, Math.fround));
   assert.deepEqual(bits(found), bits(vectors[name]));
@@ -32,7 +32,7 @@ async function waitForMetric(name, value) {
   assert.fail(`${name} is not ${value}`);
 }
 
-/** Call a function while unfinished bodies of other requests use all memory, so that each request is rejected. */
+/** Call a function while unfinished requests hold all memory, so that the server rejects its requests. */
 async function whileFull(call) {
   const { hostname, port, host } = new URL(server.url);
   const size = server.max_memory_bytes / 2 / server.holders; // twice the size of a body is reserved
