@@ -191,7 +191,7 @@ class Server:
     async def _listen_for_http(self) -> None:
         if self._config.http_port is None:
             return
-        self._http = HttpHost(self._service, self._model, self._config)
+        self._http = HttpHost(self._service, self._served.methods, self._model, self._config)
         self._http_url = await self._http.listen(self._config.http_port, _tls_context(self._config))
 
     async def _warm_up(self) -> float:

@@ -8,9 +8,11 @@ from starlette.middleware.cors import CORSMiddleware
 
 from attnlens_server.bundle import Model
 from attnlens_server.config import ServerConfig
+from attnlens_server.grpc_api.methods import EncoderService
 from attnlens_server.http_api.app import Authenticate, HttpApp
 from attnlens_server.http_api.health import HealthRoutes
 from attnlens_server.http_api.listener import HttpListener
+from attnlens_server.http_api.native import NativeRoutes
 from attnlens_server.http_api.openai import OpenAIRoutes
 from attnlens_server.http_api.origins import OriginPolicy
 from attnlens_server.http_api.pages import Pages
@@ -27,6 +29,7 @@ class HttpHost:
 
     Args:
         service: Service of the model.
+        methods: gRPC methods, which the routes of attnlens call.
         model: The model.
         config: Server configuration.
         authenticate: Checks the credentials of a request. If None, none are needed.
@@ -38,6 +41,7 @@ class HttpHost:
     def __init__(
         self,
         service: ModelService,
+        methods: EncoderService,
         model: Model,
         config: ServerConfig,
         authenticate: Authenticate | None = None,
@@ -52,6 +56,7 @@ class HttpHost:
         routes = [
             *HealthRoutes(service.check_serving).routes(),
             *openai.routes(),
+            *NativeRoutes(service, methods, config.max_inputs_per_request).routes(),
             *self._viewer.routes(),
         ]
         origins = OriginPolicy(
