@@ -28,7 +28,7 @@ class ModelDescriber:
         self._engine = engine
         manifest = bundle.manifest
         versions = {f"export/{name}": text for name, text in manifest.tool_versions.items()}
-        versions |= {"attnlens": _own_version(), engine.runtime.name: engine.runtime.version}
+        versions |= {"attnlens": own_version(), engine.runtime.name: engine.runtime.version}
         outputs = find_graph(manifest, GraphPurpose.GRAPH_PURPOSE_ATTENTION).outputs
         self._model = Model(
             name=manifest.model_name,
@@ -75,7 +75,7 @@ class ModelDescriber:
         return self._model
 
 
-def _own_version() -> str:
+def own_version() -> str:
     """Return the version of the installed package. A source tree on `sys.path` has none."""
     try:
         return version("attnlens")

@@ -14,6 +14,7 @@ from attnlens_server.http_api.health import HealthRoutes
 from attnlens_server.http_api.listener import HttpListener
 from attnlens_server.http_api.native import NativeRoutes
 from attnlens_server.http_api.openai import OpenAIRoutes
+from attnlens_server.http_api.openapi import OpenApiRoutes
 from attnlens_server.http_api.origins import OriginPolicy
 from attnlens_server.http_api.pages import Pages
 from attnlens_server.http_api.prompts import PromptChoice
@@ -59,6 +60,7 @@ class HttpHost:
             *NativeRoutes(service, methods, config.max_inputs_per_request).routes(),
             *self._viewer.routes(),
         ]
+        routes += OpenApiRoutes(routes, needs_key=authenticate is not None).routes()
         origins = OriginPolicy(
             self._scheme,
             public_origin=config.http_origin,

@@ -13,6 +13,7 @@ from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.grpc_api.calls import SMALL_BYTES
 from attnlens_server.grpc_api.methods import CONVERSIONS, DESCRIPTOR, EncoderService
 from attnlens_server.http_api.exchange import (
+    JSON,
     NATIVE,
     NDJSON,
     HttpRequest,
@@ -22,7 +23,7 @@ from attnlens_server.http_api.exchange import (
 )
 from attnlens_server.http_api.transcoding import fill_message, message_value, parse_json, parsed_bytes
 from attnlens_server.serving.admission import Budget
-from attnlens_server.serving.requests import Request
+from attnlens_server.serving.requests import EncodeRequest, Request
 from attnlens_server.serving.service import ModelService
 
 PREFIX = "/v1/attnlens"
@@ -93,19 +94,22 @@ class NativeRoutes:
         method = DESCRIPTOR.methods_by_name[_METHODS.get(name, name.capitalize())]
         handler = partial(self._stream if method.server_streaming else self._respond, name, method)
         body = TranscodedBody(method.input_type, has_arrays=name != "tokenize")
-        route = Route("POST", f"{PREFIX}/{name}", handler, NATIVE)
-        return route._replace(
+        media_type = NDJSON if method.server_streaming else JSON
+        return Route(
+            "POST",
+            f"{PREFIX}/{name}",
+            handler,
+            NATIVE,
             summary=summary,
             body=body,
             response=method.output_type,
-            **({"media_type": NDJSON} if method.server_streaming else {}),
+            media_type=media_type,
         )
 
     def _model_route(self, path: str, name: str, summary: str) -> Route:
         method = DESCRIPTOR.methods_by_name[name]
         handler = partial(self._model, method)
-        route = Route("GET", f"{PREFIX}/{path}", handler, NATIVE)
-        return route._replace(summary=summary, response=method.output_type)
+        return Route("GET", f"{PREFIX}/{path}", handler, NATIVE, summary=summary, response=method.output_type)
 
     async def _respond(self, name: str, method: MethodDescriptor, request: HttpRequest) -> HttpResponse:
         typed, as_base64 = await self._parse(name, method, request)
@@ -127,7 +131,11 @@ class NativeRoutes:
         return HttpResponse(all_lines(), content_type=NDJSON)
 
     async def _lines(
-        self, method: MethodDescriptor, typed: Any, as_base64: bool, budget: Budget  # noqa: ANN401
+        self,
+        method: MethodDescriptor,
+        typed: EncodeRequest,
+        as_base64: bool,
+        budget: Budget,
     ) -> AsyncGenerator[bytes]:
         async with aclosing(self._methods.encode_parts(typed, _Call(budget))) as parts:
             async for part in parts:

@@ -13,7 +13,7 @@ import base64
 import binascii
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -97,7 +97,9 @@ def fill_message(message: Message, content: Mapping[str, Any], max_texts: int, p
             child.SetInParent()
             _fill_child(child, value, max_texts, field_path)
         else:
-            _checked(functools.partial(setattr, message, field.name), _scalar(field, value, field_path), field_path)
+            _checked(
+                functools.partial(setattr, message, field.name), _scalar(field, value, field_path), field_path
+            )
 
 
 def _fill_list(
@@ -254,9 +256,14 @@ def _conversion(field: FieldDescriptor) -> Convert | None:
         return convert
     if convert is None:
         return lambda values, _: list(values)
-    if field.message_type is not None and field.message_type.full_name == TOKEN:  # one text in memory at a time
-        return lambda values, _: orjson.Fragment(orjson.dumps([convert(value, False) for value in values]))
+    if field.message_type is not None and field.message_type.full_name == TOKEN:
+        return lambda tokens, _: _serialized_tokens(tokens)
     return lambda values, as_base64: [convert(value, as_base64) for value in values]
+
+
+def _serialized_tokens(tokens: Iterable[Message]) -> orjson.Fragment:
+    """Serialize the tokens of a text, whose dictionaries take several times their size in JSON."""
+    return orjson.Fragment(orjson.dumps([message_value(token, as_base64=False) for token in tokens]))
 
 
 def _single_conversion(field: FieldDescriptor) -> Convert | None:
@@ -264,8 +271,9 @@ def _single_conversion(field: FieldDescriptor) -> Convert | None:
         names = enum_names(field.enum_type)
         return lambda number, _: names.get(number, number)
     if field.message_type is not None:
-        conversions: dict[str, Convert] = {TENSOR: _tensor_value, DURATION: _seconds}
-        return conversions.get(field.message_type.full_name, message_value)
+        special: dict[str, Convert] = {TENSOR: _tensor_value, DURATION: _seconds}
+        name: str = field.message_type.full_name
+        return special.get(name, message_value)
     return None
 
 
