@@ -167,8 +167,8 @@ class NativeRoutes:
 
     def _typed_request(self, name: str, method: MethodDescriptor, body: bytes) -> tuple[Request, bool]:
         content = parse_json(body)
-        arrays = content.pop("arrays", None) or ARRAYS[0]
-        if arrays not in ARRAYS:
+        arrays = content.pop("arrays", None)
+        if arrays is not None and arrays not in ARRAYS:
             problem = f"is invalid: use one of {', '.join(ARRAYS)}"
             raise InvalidFieldsError([FieldViolation("arrays", problem)])
         message: Any = GetMessageClass(method.input_type)()

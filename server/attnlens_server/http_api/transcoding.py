@@ -144,7 +144,8 @@ def _fill_tensor(message: Any, values: list[Any], path: str) -> None:  # noqa: A
         _reject(path, f"is not a rectangular array: {error}")
     if array.size and array.dtype.kind not in "if":
         _reject(path, "is not an array of numbers: send numbers only")
-    fill_tensor(message, array.astype(np.float32), DataType.DATA_TYPE_FLOAT32)
+    with np.errstate(over="ignore"):  # infinite components are rejected by the validation
+        fill_tensor(message, array.astype(np.float32), DataType.DATA_TYPE_FLOAT32)
 
 
 def _scalar(field: FieldDescriptor, value: Any, path: str) -> Any:  # noqa: ANN401
