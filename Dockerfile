@@ -11,7 +11,7 @@ RUN python -m venv /opt/attnlens
 ENV PIP_CONSTRAINT=/source/constraints.txt
 COPY . .
 RUN --mount=type=cache,target=/root/.cache/pip \
-    /opt/attnlens/bin/pip install ".[${EXTRA}]"
+    /opt/attnlens/bin/pip install ".[http,${EXTRA}]"
 
 FROM python:${PYTHON}-slim
 LABEL org.opencontainers.image.title="attnlens" \

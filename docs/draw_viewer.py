@@ -95,7 +95,7 @@ def main(bundle: str) -> None:
         bundle,
         "--port",
         "0",
-        "--viewer-port",
+        "--http-port",
         "0",
     ]
     with (

@@ -88,11 +88,11 @@ def main(bundle: Path) -> None:
             run(TOOLS / "twine", "check", "--strict", wheel, sdist)
         for version in PYTHONS:
             for resolution in ("lowest-direct", "highest"):
-                with step(f"Python {version}, [server], {resolution} dependencies"):
+                with step(f"Python {version}, [http,server], {resolution} dependencies"):
                     environment = new_environment(directory / f"{version}-{resolution}", version)
-                    environment.install(f"{wheel}[server]", "--resolution", resolution)
+                    environment.install(f"{wheel}[http,server]", "--resolution", resolution)
                     environment.use(bundle)
-        with step("licences and SBOM of [server]"):
+        with step("licences and SBOM of [http,server]"):
             report(environment, "server")
         for name, options in {
             "lowest": ("--resolution", "lowest-direct"),

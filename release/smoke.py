@@ -1,9 +1,11 @@
-"""Smoke test of an installed `attnlens[server]`: serves a bundle and calls all methods. Run by check.py."""
+"""Smoke test of an installed `attnlens[http,server]`: serves a bundle and calls all methods. Run by check.py."""
 
 import subprocess
 import sys
+from http import HTTPStatus
 from importlib import import_module
 from pathlib import Path
+from urllib.request import urlopen
 
 from attnlens_client import AttentionQuery, Client
 
@@ -16,11 +18,14 @@ def main(bundle: str) -> None:
     for package in ("attnlens", "attnlens_analysis", "attnlens_cli", "attnlens_server", "attnlens_viewer"):
         import_module(package)
     attnlens = str(Path(sys.executable).with_name("attnlens"))
-    command = [attnlens, "serve", bundle, "--port", "0"]
+    command = [attnlens, "serve", bundle, "--port", "0", "--http-port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             address = server.stdout.readline().split(" is ready at ")[1].split(": ")[0]
+            url = server.stdout.readline().split(" are at ")[1].strip()
+            with urlopen(f"{url}healthz") as response:  # noqa: S310 - our own server
+                assert response.status == HTTPStatus.OK
             ask(address)
             subprocess.run([attnlens, "attend", TEXT, "--address", address], check=True)
         finally:

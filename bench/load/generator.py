@@ -43,7 +43,7 @@ class Target:
 
     def open_sender(self) -> Sender:
         """Return a client that connects on its first request."""
-        if self.protocol == "http":
+        if self.protocol.startswith("http"):
             return HttpSender(self.address)
         return GrpcSender(self.address, self.what)
 

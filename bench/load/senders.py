@@ -4,6 +4,7 @@ The load generator shares the CPU with the measured server, so requests are seri
 """
 
 import asyncio
+import base64
 import json
 from typing import Any, Protocol
 
@@ -56,7 +57,7 @@ class GrpcSender:
 
 
 class HttpSender:
-    """Minimal HTTP/1.1 client for Infinity with a persistent connection.
+    """Minimal HTTP/1.1 client for OpenAI's embeddings API, with a persistent connection.
 
     An HTTP library would use more CPU than the request itself.
     """
@@ -85,9 +86,12 @@ class HttpSender:
 
 
 def make_request(protocol: str, what: str, texts: list[str], num_layers: int) -> bytes:
-    """Return a serialized request for `texts`."""
+    """Return a serialized request for `texts`. `http` is Infinity, `http float` and `http base64` ours."""
     if protocol == "http":
         return json.dumps({"model": "bundle", "input": texts}).encode()
+    if protocol.startswith("http "):
+        encoding = protocol.removeprefix("http ")
+        return json.dumps({"input": texts, "encoding_format": encoding, "truncate": True}).encode()
     inputs = [pb.Input(text=text) for text in texts]
     if what == "embed":
         return pb.EmbedRequest(inputs=inputs, truncate=True).SerializeToString()
@@ -101,8 +105,11 @@ def make_request(protocol: str, what: str, texts: list[str], num_layers: int) ->
 
 def read_reply(protocol: str, what: str, reply: bytes) -> npt.NDArray[Any]:
     """Return the array in a response."""
-    if protocol == "http":
-        return np.array([entry["embedding"] for entry in json.loads(reply)["data"]], dtype=np.float32)
+    if protocol.startswith("http"):
+        rows = [entry["embedding"] for entry in json.loads(reply)["data"]]
+        if protocol == "http base64":
+            return np.array([np.frombuffer(base64.b64decode(row), np.float32) for row in rows])
+        return np.array(rows, dtype=np.float32)
     if what == "embed":
         return from_tensor(pb.EmbedResponse.FromString(reply).embeddings)
     [result] = pb.EncodeResponse.FromString(reply).results

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # importing NumPy would slow down every command
 
 _CONTROLS = re.compile(r"[\x7f-\x9f]")  # json escapes the characters below
 # Enough digits to restore each number exactly.
-_FORMATS = {"float16": "%.5g", "float32": "%.9g"}
+_FORMATS = {"float16": "%.5g", "float32": "%.9g", "int8": "%d", "uint8": "%d"}
 
 
 def is_utf8(text: str) -> bool:
@@ -47,7 +47,7 @@ def printable_json(value: object, indent: int | None = None) -> bytes:
 
 
 def json_of(array: "npt.NDArray[Any]") -> str:
-    """Return a float16 or float32 array as nested JSON lists that restore each number exactly."""
+    """Return an array of one of `_FORMATS` as nested JSON lists that restore each number exactly."""
     if array.ndim > 1:
         return f"[{', '.join(map(json_of, array))}]"
     number = _FORMATS[array.dtype.name]

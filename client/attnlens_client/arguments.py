@@ -10,6 +10,7 @@ from attnlens.signatures import checks_arguments
 
 PoolingName: TypeAlias = Literal["mean", "cls", "max", "last_token", "weighted_mean", "mean_sqrt_length"]
 DataTypeName: TypeAlias = Literal["float32", "float16"]
+EmbeddingTypeName: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]
 RoleName: TypeAlias = Literal["attention_weights", "attention_composed", "head_gates"]
 ViewName: TypeAlias = Literal["full", "head_mean", "dense"]
 ExplainMethodName: TypeAlias = Literal[

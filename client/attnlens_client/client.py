@@ -69,6 +69,11 @@ class BlockingMethods:
             prompt: Text of the prompt, instead of a name. "" for no prompt.
             truncate: Whether to truncate long texts instead of raising InputTooLongError.
             dtype: Data type of the response and the result, "float32" or "float16".
+            embedding_type: Quantization, as by `quantize_embeddings` of sentence-transformers: "float" for
+                none, "int8" or "uint8" for one byte per component, "binary" (int8) or "ubinary" (uint8) for
+                one bit per component, in an array (N, ceil(D / 8)).
+            ranges: Minimum and maximum (2, D) of each component for "int8" and "uint8". If None, those that
+                the export measured. They need the default pooling, normalize and dimensions.
             model: Model name. If empty, the default model.
             progress: If True, show a progress bar with tqdm, or a line on stderr if tqdm is not installed. A
                 function is called with the number of completed texts and the total, first with 0 and then
@@ -82,6 +87,8 @@ class BlockingMethods:
 
         >>> client.embed(["Ottawa is in Canada."], normalize=True, dtype="float16").dtype
         dtype('float16')
+        >>> client.embed(["Ottawa is in Canada."], embedding_type="ubinary").shape
+        (1, 48)
         """
         return self._driver.result(calls.run(self._session, plan)).vectors
 
@@ -108,7 +115,8 @@ class BlockingMethods:
             batch_size: Maximum number of texts per batch. Batches are smaller at the end, and if the server's
                 limits require it. If None, that of the client.
             in_flight: Maximum number of concurrent calls. If None, `max_in_flight` of the client.
-            pooling, normalize, dimensions, prompt_name, prompt, truncate, dtype, model: See `embed`.
+            pooling, normalize, dimensions, prompt_name, prompt, truncate, dtype: See `embed`.
+            embedding_type, ranges, model: See `embed`.
             progress: See `embed`. The total is None if `texts` has no length.
 
         Raises:

@@ -80,6 +80,8 @@ class Embeddings:
         model_version: Model version, see `ModelInfo.version`.
         engine: Runtime, see `ModelInfo.engine`.
         precision: Precision of the computation.
+        ranges: Minimum and maximum (2, D) of each component, in float32, for "int8" and "uint8". Only vectors
+            with the same ranges are comparable. None for other types, and if there are no texts.
     """
 
     vectors: Array
@@ -88,6 +90,7 @@ class Embeddings:
     model_version: str
     engine: str = ""
     precision: str = ""
+    ranges: Array | None = None
 
     def __len__(self) -> int:
         return len(self.vectors)

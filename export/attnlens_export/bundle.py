@@ -1,6 +1,7 @@
 """Export of a checkpoint, or of a configuration with random weights, to a bundle.
 
-    load -> trace -> write graphs and files -> lint -> parity -> manifest -> faithfulness -> move into place
+    load -> trace -> write graphs and files -> lint -> parity -> embedding ranges -> manifest -> faithfulness
+    -> move into place
 
 The bundle is written to a hidden directory next to the target and moved when it is complete. An interrupted
 export does not change the target.
@@ -18,6 +19,7 @@ from attnlens.bundle import embedding_size, write_manifest
 from attnlens.v1.manifest_pb2 import Activation, Dense, Manifest, Pooling
 from attnlens_export.contents import Verdict, check_graphs, measure_graphs
 from attnlens_export.contributions.write import write_contributions
+from attnlens_export.embedding_ranges import measure_ranges
 from attnlens_export.errors import ParityError, SourceError
 from attnlens_export.faithfulness.measure import measure_at_export, record
 from attnlens_export.graph.names import ATTENTIONS_PATH, DATA_PATH, EMBEDDINGS_PATH
@@ -452,6 +454,9 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
     progress("Hashing the files", "", 0, 1)
     origin = Origin(model.name, model.source, model.commit, read_license(model.directory))
     manifest = describe_bundle(directory, config, origin, verdict)
+    ranges = measure_ranges(directory, config, partial(progress, "Embedding ranges"))
+    if ranges is not None:
+        manifest.embedding_ranges.CopyFrom(ranges)
     write_manifest(directory, manifest)
     if options.faithfulness and verdict.passed:
         measured = measure_at_export(directory, partial(progress, "Faithfulness"))

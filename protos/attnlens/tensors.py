@@ -15,6 +15,7 @@ _NUMPY_DTYPES: dict[DataType.ValueType, np.dtype[Any]] = {
     DataType.DATA_TYPE_FLOAT16: np.dtype("<f2"),
     DataType.DATA_TYPE_INT32: np.dtype("<i4"),
     DataType.DATA_TYPE_UINT8: np.dtype("u1"),
+    DataType.DATA_TYPE_INT8: np.dtype("i1"),
 }
 
 

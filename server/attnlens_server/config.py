@@ -30,6 +30,32 @@ REQUEST_OVERHEAD_BYTES = 1024  # per text and per request, including a prompt of
 
 _ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
 
+# Smallest and largest values.
+_RANGES: dict[str, tuple[float, float]] = {
+    "port": (0, 65535),
+    "device_id": (0, 1023),
+    "threads": (0, 1024),
+    "lanes": (0, 1024),
+    "max_batch_tokens": (0, 1 << 24),
+    "max_attention_bytes": (MIB, 1 << 40),
+    "max_computed_tokens": (1, 1 << 40),
+    "max_concurrent_inputs": (1, 1 << 24),
+    "max_inputs_per_request": (1, 1 << 24),
+    "max_response_bytes": (1 << 16, (1 << 31) - 1),
+    "max_request_text_bytes": (1, (1 << 31) - 1),
+    "max_memory_bytes": (1, 1 << 40),
+    "max_calls": (1, 1 << 24),
+    "worker_threads": (1, 256),
+    "stall_timeout_s": (0.001, 86_400),
+    "start_timeout_s": (0.001, 86_400),
+    "drain_timeout_s": (0, 86_400),
+    "max_tokens": (1, 1 << 24),
+    "http_port": (0, 65535),
+    "metrics_port": (0, 65535),
+    "max_connections": (1, 1 << 20),
+    "request_timeout_s": (0.001, 86_400),
+}
+
 # Allowed values by the type of a field. Integral and Real include NumPy scalars.
 _KINDS: dict[type, tuple[type, str]] = {
     bool: (bool, "True or False"),
@@ -105,6 +131,8 @@ class ServerConfig:
         cors_origins: Origins of other web pages that may call the HTTP APIs, separated by commas, or `*`.
         http_token_ids: Whether OpenAI's API accepts token ids. Only for clients that use this model's
             tokenizer.
+        metrics_port: Port for health checks and Prometheus metrics, on `http_host`, without TLS. It is served
+            by a thread of its own. 0 selects a free port. None leaves them on the HTTP port only.
         max_connections: Number of HTTP connections. If there are more, idle ones are closed first.
         request_timeout_s: Maximum time in seconds to receive the head of an HTTP request, and to receive its
             body.
@@ -148,6 +176,7 @@ class ServerConfig:
     http_origin: str | None = None
     cors_origins: str = ""
     http_token_ids: bool = False
+    metrics_port: int | None = None
     max_connections: int = 512
     request_timeout_s: float = 30.0
     log_requests: bool = False
@@ -162,31 +191,11 @@ class ServerConfig:
         if self.engine not in get_args(EngineName):
             raise ConfigError(f"engine is {self.engine!r}: use one of {', '.join(get_args(EngineName))}")
         self._check_engine()
-        self._check_range("port", 0, 65535)
         self._check_address()
-        self._check_range("device_id", 0, 1023)
-        self._check_range("threads", 0, 1024)
-        self._check_range("lanes", 0, 1024)
-        self._check_range("max_batch_tokens", 0, 1 << 24)
-        self._check_range("max_attention_bytes", MIB, 1 << 40)
-        self._check_range("max_computed_tokens", 1, 1 << 40)
-        self._check_range("max_concurrent_inputs", 1, 1 << 24)
-        self._check_range("max_inputs_per_request", 1, 1 << 24)
-        self._check_range("max_response_bytes", 1 << 16, (1 << 31) - 1)
-        self._check_range("max_request_text_bytes", 1, (1 << 31) - 1)
+        for name, (low, high) in _RANGES.items():
+            if getattr(self, name) is not None:
+                self._check_range(name, low, high)
         self._check_range("max_text_bytes", 1, self.max_request_text_bytes)
-        self._check_range("max_memory_bytes", 1, 1 << 40)
-        self._check_range("max_calls", 1, 1 << 24)
-        self._check_range("worker_threads", 1, 256)
-        self._check_range("stall_timeout_s", 0.001, 86_400)
-        self._check_range("start_timeout_s", 0.001, 86_400)
-        self._check_range("drain_timeout_s", 0, 86_400)
-        if self.max_tokens is not None:
-            self._check_range("max_tokens", 1, 1 << 24)
-        if self.http_port is not None:
-            self._check_range("http_port", 0, 65535)
-        self._check_range("max_connections", 1, 1 << 20)
-        self._check_range("request_timeout_s", 0.001, 86_400)
         for name, origins in (("http_origin", [self.http_origin]), ("cors_origins", self.allowed_origins)):
             for origin in origins:
                 self._check_origin(name, origin)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -22,12 +23,14 @@ from attnlens_server.grpc_api.calls import remember_creators
 from attnlens_server.grpc_api.health import HealthService
 from attnlens_server.grpc_api.methods import SERVICE_NAME, add_service
 from attnlens_server.grpc_api.reflection import add_reflection
-from attnlens_server.http_api.host import HttpHost
 from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, find_bind_problem
 from attnlens_server.listening.tls import tls_context, validity_problem
 from attnlens_server.served_model import ServedModel
 from attnlens_server.serving.request_log import is_enabled
 from attnlens_server.serving.service import State
+
+if TYPE_CHECKING:
+    from attnlens_server.http_api.host import HttpHost
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +59,7 @@ class Ready:
         max_batch_tokens: Maximum number of tokens per batch, including padding.
         warm_up_s: Time to load and test the graphs in seconds.
         http_url: URL for HTTP clients and browsers. Empty if HTTP is disabled.
+        metrics_url: URL of the metrics. Empty if they have no port of their own.
     """
 
     address: str
@@ -68,6 +72,7 @@ class Ready:
     max_batch_tokens: int
     warm_up_s: float
     http_url: str = ""
+    metrics_url: str = ""
 
 
 class Server:
@@ -91,7 +96,6 @@ class Server:
         self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME])
         self._releasing: asyncio.Task[None] | None = None
         self._http: HttpHost | None = None
-        self._http_url = ""
         self._socket_file: UnixSocket | None = None
 
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
@@ -124,7 +128,8 @@ class Server:
             lanes=engine.num_lanes,
             max_batch_tokens=engine.max_batch_tokens,
             warm_up_s=warm_up_s,
-            http_url=self._http_url,
+            http_url=self._http.url if self._http else "",
+            metrics_url=self._http.metrics_url if self._http else "",
         )
 
     async def _warm_up_unless(self, stop: asyncio.Event) -> float:
@@ -189,10 +194,19 @@ class Server:
         return str(address)
 
     async def _listen_for_http(self) -> None:
-        if self._config.http_port is None:
+        config = self._config
+        if config.http_port is None and config.metrics_port is None:
             return
-        self._http = HttpHost(self._service, self._served.methods, self._model, self._config)
-        self._http_url = await self._http.listen(self._config.http_port, _tls_context(self._config))
+        try:
+            from attnlens_server.http_api.host import HttpHost  # noqa: PLC0415 - an optional dependency
+        except ModuleNotFoundError as error:
+            raise StartupError(
+                f"HTTP needs {error.name}, which is not installed: install attnlens[http], or omit "
+                "--http-port and --metrics-port"
+            ) from error
+        self._http = HttpHost(self._service, self._served.methods, self._engine, self._bundle, config)
+        self._calls.on_end = self._http.metrics.observe
+        await self._http.listen(_tls_context(config))
 
     async def _warm_up(self) -> float:
         loop = asyncio.get_running_loop()
@@ -244,6 +258,8 @@ class Server:
         drained.cancel()
         await asyncio.get_running_loop().run_in_executor(None, self._engine.close)
         self._service.workers.close()
+        if self._http is not None:
+            self._http.close()
         logger.info("stopped")
 
 

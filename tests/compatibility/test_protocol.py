@@ -35,7 +35,6 @@ FREE_NUMBERS = {
     "PairMatrix": (4,),
     "GraphPurpose": (4, 5, 6, 7),
     "OutputRole": (9, 10, 11, 12, 13),
-    "DataType": (7,),
 }
 
 

@@ -40,9 +40,9 @@ def bare_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> E
 
 @pytest.fixture(scope="session")
 def server_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """Return an environment with the extra `server`."""
+    """Return an environment with the extras of the image."""
     environment = Environment(tmp_path_factory.mktemp("server"), wheel)
-    environment.install("[server]")
+    environment.install("[http,server]")
     return environment
 
 

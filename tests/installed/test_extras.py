@@ -17,6 +17,7 @@ EXTRAS = {
     "viewer/attnlens_viewer": "",
     "cli/attnlens_cli": "plot",
     "server/attnlens_server": "server",
+    "server/attnlens_server/http_api": "http",
     "model/attnlens_model": "export",
     "export/attnlens_export": "export",
 }
@@ -26,8 +27,9 @@ OPTIONAL = {"viewer/attnlens_viewer/widget.py", "protos/attnlens/dense.py"}
 
 def imported(folder: str) -> Iterator[str]:
     """Yield the third-party modules that importing a package imports."""
+    others = [ROOT / other for other in EXTRAS if other.startswith(f"{folder}/")]
     for path in (ROOT / folder).rglob("*.py"):
-        if str(path.relative_to(ROOT)) in OPTIONAL:
+        if str(path.relative_to(ROOT)) in OPTIONAL or any(path.is_relative_to(other) for other in others):
             continue
         for node in ast.parse(path.read_text("utf-8")).body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -34,7 +34,7 @@ exec chroot "$shift_to" setpriv --reuid {uid} --regid {gid} --clear-groups --no-
 def test_build_steps_install_the_extra_with_pinned_versions() -> None:
     [venv, install] = BUILD.run
     assert venv == "python -m venv /opt/attnlens"
-    assert install.endswith('/opt/attnlens/bin/pip install ".[${EXTRA}]"')
+    assert install.endswith('/opt/attnlens/bin/pip install ".[http,${EXTRA}]"')
     assert BUILD.args == {"EXTRA": "server"}
     assert BUILD.env == {"PIP_CONSTRAINT": "/source/constraints.txt"}
 

@@ -38,6 +38,7 @@ INSTALLS = "installs or starts a system service; tests/installed/test_unit.py ve
 MAKE = "CI runs the commands of this target, or it writes into the checkout"
 MINUTES = "exports MiniLM in another precision, which takes minutes; tests/export covers each precision"
 PLACEHOLDER = "has a placeholder"
+OPENAI = "needs the package openai, which the test environment does not contain"
 PROCESSOR = "its output depends on the processor; tests/export/engines tests the command"
 
 # (page, words) -> the reason why the blocks are not run.
@@ -57,6 +58,7 @@ NOT_RUN = {
         "docs/operations.md",
         "--engine openvino",
     ): "needs bf16; server/engine/runtimes/test_openvino.py serves with it if available",
+    ("docs/http.md", "from openai import OpenAI"): OPENAI,
     ("docs/layouts.md", "export SOURCE"): PLACEHOLDER,
     ("docs/layouts.md", "tritonserver "): "the program cannot be installed with pip",
     ("docs/layouts.md", "ovms "): "the program cannot be installed with pip",

@@ -26,6 +26,7 @@ from pages.shown import difference
 from served import ServerProcess
 
 ADDRESS = "127.0.0.1:50051"
+HTTP_URL = "http://127.0.0.1:8080"
 PRINTED_BESIDE = re.compile(r"^print\(.*\)  # (.*)$", re.MULTILINE)
 
 
@@ -36,6 +37,7 @@ class Reader:
         self._folder, self._server, self._stack = folder, server, stack
         self._names: dict[str, Any] = {}
         self._socket = folder / "attnlens.sock"
+        self._http_url = HTTP_URL
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ATTNLENS_")}
         self.env = kept | {
@@ -86,8 +88,11 @@ class Reader:
         if "--port" not in words and "--address" not in words:
             server.command += ["--port", "0"]
         self._stack.enter_context(server)
-        viewer = f"The viewer is at {server.viewer_url()}\n" if "--viewer-port" in words else ""
-        return server.ready_line + viewer
+        if "--http-port" not in words:
+            return server.ready_line
+        url = server.http_url()
+        self._http_url = url.removesuffix("/")
+        return f"{server.ready_line}HTTP and the viewer are at {url}\n"
 
     def _shell(self, line: str, block: Block) -> str:
         if shutil.which("jq") is None:
@@ -108,8 +113,8 @@ class Reader:
         return {name: None for name in os.environ if name.startswith("ATTNLENS_")} | self.env
 
     def _here(self, code: str) -> str:
-        """Replace addresses on the page by the test server's address, and ports by free ports."""
-        code = code.replace(ADDRESS, self._server.address)
+        """Replace addresses on the page by those of the test servers, and ports by free ports."""
+        code = code.replace(ADDRESS, self._server.address).replace(HTTP_URL, self._http_url)
         code = code.replace("/run/attnlens/attnlens.sock", str(self._socket))
         return re.sub(r"-port (50051|8080)\b", "-port 0", code)
 

@@ -12,12 +12,14 @@ import torch
 from click.testing import CliRunner
 from transformers import BertConfig, BertModel
 
-from attnlens.bundle import BundleError
+from attnlens.bundle import BundleError, read_manifest
+from attnlens.tensors import from_tensor
 from attnlens_cli.commands.asking.embed import embed
 from attnlens_cli.commands.asking.info import info
 from attnlens_client import Client, InputTooLongError, InvalidRequestError
 from attnlens_export import ExportOptions, export_bundle
 from attnlens_export.check import check_bundle
+from attnlens_export.int8.texts import read_kinds
 from attnlens_export.parity.grid import Case, Padding
 from served import ServerProcess
 
@@ -186,6 +188,16 @@ def test_dimensions_default_to_the_published_number(checkpoint: Path, tmp_path: 
         assert client.embed([]).shape == (0, 8)
         whole = client.embed(TEXTS, truncate=True, dimensions=48)
     np.testing.assert_allclose(whole, reference.encode(TEXTS, truncate_dim=48), atol=1e-5)
+
+
+def test_exported_ranges_are_those_of_sentence_transformers(bundle: Path, reference: Any) -> None:
+    """With the default prompt, which pooling excludes, and dense layers."""
+    ranges = read_manifest(bundle).embedding_ranges
+    texts = [text for texts in read_kinds(None).values() for text in texts]
+    assert ranges.num_texts == len(texts)
+    embeddings = reference.encode(texts)
+    expected = np.stack([embeddings.min(axis=0), embeddings.max(axis=0)])
+    np.testing.assert_allclose(from_tensor(ranges.values), expected, atol=1e-5)
 
 
 def test_prompt_tokens_count_and_token_ids_have_no_prompt(client: Client) -> None:

@@ -159,11 +159,11 @@ def test_viewer_uses_tls_and_requires_the_same_certificates(
     minilm_bundle: Path, tls_args: list[str], authority: trustme.CA
 ) -> None:
     roots = str(Path(tls_args[1]).with_name("ca.pem"))
-    args = [*tls_args, "--tls-client-ca", roots, "--viewer-port", "0"]
+    args = [*tls_args, "--tls-client-ca", roots, "--http-port", "0"]
     stranger, known = ssl.create_default_context(cafile=roots), ssl.create_default_context(cafile=roots)
     authority.issue_cert("browser").configure_cert(known)
     with ServerProcess(minilm_bundle, *args) as server:
-        url = server.viewer_url()
+        url = server.http_url()
         assert url.startswith("https://127.0.0.1:")
         with urllib.request.urlopen(url, context=known, timeout=30) as reply:
             assert reply.status == 200

@@ -26,6 +26,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 _MAX_INT32 = 2**31 - 1
 _MAX_BATCH_SIZE = 65_536
 POOLINGS = ("mean", "cls", "max", "last_token", "weighted_mean", "mean_sqrt_length")
+EMBEDDING_TYPES = ("float", "int8", "uint8", "binary", "ubinary")
 LAYOUT_NAMES = ("triton", "ovms")
 EXPLAIN_METHODS = (
     "contributions",

@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, get
 import numpy as np
 import numpy.typing as npt
 
+from attnlens.embedding_types import ranges_problem
 from attnlens.signatures import check_arguments
 from attnlens.tensors import numpy_dtype, to_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
@@ -18,6 +19,7 @@ from attnlens.v1.tensor_pb2 import DataType, Tensor
 from attnlens_client.arguments import (
     AttentionQuery,
     DataTypeName,
+    EmbeddingTypeName,
     ExplainLevelName,
     ExplainMethodName,
     PairMatrixName,
@@ -219,6 +221,8 @@ def embed(
     prompt: str | None = None,
     truncate: bool = False,
     dtype: DataTypeName = "float32",
+    embedding_type: EmbeddingTypeName = "float",
+    ranges: npt.ArrayLike | None = None,
     model: str = "",
     progress: Progress = False,
 ) -> EmbedPlan:
@@ -226,6 +230,7 @@ def embed(
     template = _embed_template(
         pooling, normalize, dimensions, requests.prompt(prompt_name, prompt), truncate, dtype, model
     )
+    _set_embedding_type(template, embedding_type, ranges)
     return _embed_plan(template, requests.inputs(texts), progress=checked_progress(progress))
 
 
@@ -241,6 +246,8 @@ def embed_iter(
     prompt: str | None = None,
     truncate: bool = False,
     dtype: DataTypeName = "float32",
+    embedding_type: EmbeddingTypeName = "float",
+    ranges: npt.ArrayLike | None = None,
     model: str = "",
     progress: Progress = False,
 ) -> EmbedIterPlan:
@@ -251,6 +258,7 @@ def embed_iter(
     template = _embed_template(
         pooling, normalize, dimensions, requests.prompt(prompt_name, prompt), truncate, dtype, model
     )
+    _set_embedding_type(template, embedding_type, ranges)
     total = len(texts) if isinstance(texts, Sized) else None
     inputs = requests.messages(texts)
     return EmbedIterPlan(template, inputs, total, batch_size, in_flight, checked_progress(progress))
@@ -276,6 +284,25 @@ def _embed_template(
         dimensions=checked_dimensions(dimensions),
         data_type=requests.data_type(dtype),
     )
+
+
+def _set_embedding_type(
+    template: pb.EmbedRequest, embedding_type: EmbeddingTypeName, ranges: npt.ArrayLike | None
+) -> None:
+    number = requests.choose("embedding_type", embedding_type, _EMBEDDING_TYPES)
+    if number != pb.EMBEDDING_TYPE_FLOAT:
+        template.embedding_type = number
+        if template.data_type != DataType.DATA_TYPE_FLOAT32:
+            raise ValueError(f"dtype is set, but embedding_type is {embedding_type!r}: omit it")
+        template.ClearField("data_type")
+    if ranges is not None:
+        try:
+            array = np.asarray(ranges, dtype=np.float32)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"ranges is {type(ranges).__name__}: use an array of numbers (2, D)") from error
+        if problem := ranges_problem(array, array.shape[-1] if array.ndim else 0):
+            raise ValueError(f"ranges {problem}: use the minimum and maximum of each component")
+        template.ranges.CopyFrom(to_tensor(array, DataType.DATA_TYPE_FLOAT32))
 
 
 def _embed_plan(
@@ -372,9 +399,9 @@ def _no_embeddings(request: pb.EmbedRequest, model: ModelInfo) -> Embeddings:
         names = ", ".join(model.prompts) or "none"
         problem = f"is {request.prompt.name!r}, but the prompts of {model.name} are {names}: use another name"
         raise invalid_argument(problem, field="prompt_name")
-    shape = (0, request.dimensions or model.embedding_size)
+    shape = (0, requests.num_columns(request, model.embedding_size))
     return Embeddings(
-        np.zeros(shape, numpy_dtype(request.data_type)),
+        np.zeros(shape, numpy_dtype(requests.embedding_data_type(request))),
         (),
         model.name,
         model.version,
@@ -392,6 +419,7 @@ def _check_message(index: int, size: int, limit: int) -> None:
 
 ExplainPlan: TypeAlias = Plan[pb.ExplainRequest, pb.ExplainResponse, list[Explanation]]
 
+_EMBEDDING_TYPES = requests.values(pb.EmbeddingType.DESCRIPTOR)
 _METHODS = requests.values(ExplainMethod.DESCRIPTOR)
 _LEVELS = requests.values(ExplainLevel.DESCRIPTOR)
 _MATRICES = requests.values(PairMatrix.DESCRIPTOR)

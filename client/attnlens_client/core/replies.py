@@ -4,16 +4,18 @@ The client does not trust replies: the address may belong to another program, a 
 the model may be replaced between two calls.
 """
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from attnlens.embedding_types import ranges_problem
 from attnlens.tensors import from_tensor, numpy_dtype
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1 import manifest_pb2
 from attnlens.v1.tensor_pb2 import DataType, Tensor
-from attnlens_client.core.requests import name_of
+from attnlens_client.core.requests import embedding_data_type, embedding_type, name_of, num_columns
 from attnlens_client.errors import BadReplyError, FieldViolation
 from attnlens_client.results import Array, Embeddings, Token, TokenizedText, Usage
 
@@ -125,7 +127,7 @@ Reply: TypeAlias = tuple[int, int, _Response]
 
 def embed_consistency(request: pb.EmbedRequest) -> Consistency:
     """Return the consistency checks for all replies of Embed."""
-    return Consistency(model=request.model, width=request.dimensions)
+    return Consistency(model=request.model, width=num_columns(request, 0))
 
 
 def embeddings(
@@ -143,9 +145,10 @@ def embeddings(
         consistency.check_model(response.model, response.model_version, where)
         consistency.check_computation(response.computation, where)
         vectors = checked_array(
-            response.embeddings, request.data_type, (count, None), f"embeddings of {where}"
+            response.embeddings, embedding_data_type(request), (count, None), f"embeddings of {where}"
         )
         consistency.check("width", vectors.shape[1], where)
+        ranges = _checked_ranges(request, consistency, response, vectors.shape[1], where)
         is_finite = np.isfinite(vectors).all(axis=1)
         if not is_finite.all():
             index = first + int(is_finite.argmin())
@@ -164,7 +167,24 @@ def embeddings(
         last.model_version,
         last.computation.engine,
         precision_of(last.computation),
+        ranges,
     )
+
+
+def _checked_ranges(
+    request: pb.EmbedRequest, consistency: Consistency, response: pb.EmbedResponse, width: int, where: str
+) -> Array | None:
+    """Return the ranges of quantized embeddings, which are the requested ones if there are any."""
+    if not embedding_type(request).needs_ranges:
+        return None
+    name = f"ranges of {where}"
+    ranges = checked_array(response.ranges, DataType.DATA_TYPE_FLOAT32, (2, width), name)
+    if problem := ranges_problem(ranges, width):
+        raise invalid_reply(f"{name}: {problem}")
+    if request.HasField("ranges") and response.ranges.data != request.ranges.data:
+        raise invalid_reply(f"{name}: not the requested ranges")
+    consistency.check("ranges", hashlib.sha256(response.ranges.data).hexdigest(), where)
+    return ranges
 
 
 def tokenized_texts(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.descriptor import EnumDescriptor
 
+from attnlens.embedding_types import EmbeddingType
 from attnlens.reductions import AttentionReduction, SqrtUint8, Statistics, Threshold, TopK
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.manifest_pb2 import OutputRole, Pooling
@@ -250,6 +251,26 @@ def data_type(dtype: DataTypeName) -> DataType.ValueType:
         name = str(dtype)
     value: DataType.ValueType = choose("dtype", name, _DATA_TYPES)
     return value
+
+
+def embedding_type(request: pb.EmbedRequest) -> EmbeddingType:
+    """Return the type of the embeddings of a response."""
+    return EmbeddingType(request.embedding_type or EmbeddingType.FLOAT)
+
+
+def embedding_data_type(request: pb.EmbedRequest) -> DataType.ValueType:
+    """Return the data type of the embeddings of a response."""
+    match embedding_type(request):
+        case EmbeddingType.INT8 | EmbeddingType.BINARY:
+            return DataType.DATA_TYPE_INT8
+        case EmbeddingType.UINT8 | EmbeddingType.UBINARY:
+            return DataType.DATA_TYPE_UINT8
+    return request.data_type
+
+
+def num_columns(request: pb.EmbedRequest, embedding_size: int) -> int:
+    """Return the length of an embedding in a response. `embedding_size` is the model's default."""
+    return embedding_type(request).num_columns(request.dimensions or embedding_size)
 
 
 def choose(name: str, value: str, choices: Mapping[str, int]) -> Any:  # noqa: ANN401 - an enum type

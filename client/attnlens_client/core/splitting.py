@@ -20,7 +20,7 @@ from attnlens.v1.encoder_service_pb2 import (
 )
 from attnlens.v1.explanation_pb2 import ExplainMethod
 from attnlens_client.arguments import AttentionQuery
-from attnlens_client.core.requests import prompt_bytes
+from attnlens_client.core.requests import embedding_data_type, num_columns, prompt_bytes
 from attnlens_client.model_info import Limits, ModelInfo
 
 # The rest is for everything but tensors in a message.
@@ -47,8 +47,8 @@ class Cost(NamedTuple):
 
 def embed_response_bytes(request: EmbedRequest, model: ModelInfo) -> int:
     """Return the size of each text in a response."""
-    width = request.dimensions or model.embedding_size
-    return width * numpy_dtype(request.data_type).itemsize + _MESSAGE_BYTES
+    width = num_columns(request, model.embedding_size)
+    return width * numpy_dtype(embedding_data_type(request)).itemsize + _MESSAGE_BYTES
 
 
 def encode_response_bytes(

@@ -35,6 +35,50 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _EmbeddingType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EmbeddingTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EmbeddingType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EMBEDDING_TYPE_UNSPECIFIED: _EmbeddingType.ValueType  # 0
+    """Same as EMBEDDING_TYPE_FLOAT."""
+    EMBEDDING_TYPE_FLOAT: _EmbeddingType.ValueType  # 1
+    """Not quantized."""
+    EMBEDDING_TYPE_INT8: _EmbeddingType.ValueType  # 2
+    """q - 128, DATA_TYPE_INT8."""
+    EMBEDDING_TYPE_UINT8: _EmbeddingType.ValueType  # 3
+    """q, DATA_TYPE_UINT8."""
+    EMBEDDING_TYPE_BINARY: _EmbeddingType.ValueType  # 4
+    """The bytes of EMBEDDING_TYPE_UBINARY minus 128, DATA_TYPE_INT8."""
+    EMBEDDING_TYPE_UBINARY: _EmbeddingType.ValueType  # 5
+    """One bit per component, 1 if x > 0. DATA_TYPE_UINT8, shape (N, ceil(E / 8)). The first component is the most
+    significant bit of the first byte. Unused bits of the last byte are 0.
+    """
+
+class EmbeddingType(_EmbeddingType, metaclass=_EmbeddingTypeEnumTypeWrapper):
+    """Quantization of an embedding with components x, after pooling, truncation and normalization. The results equal
+    those of `quantize_embeddings` in sentence-transformers. For the integer types, component x has the range from
+    `min` to `max` and the level q = floor(255 (x - min) / (max - min)), clipped to 0 to 255. If `max` equals `min`,
+    the step between levels is 1. An embedding that is not finite is rejected.
+    """
+
+EMBEDDING_TYPE_UNSPECIFIED: EmbeddingType.ValueType  # 0
+"""Same as EMBEDDING_TYPE_FLOAT."""
+EMBEDDING_TYPE_FLOAT: EmbeddingType.ValueType  # 1
+"""Not quantized."""
+EMBEDDING_TYPE_INT8: EmbeddingType.ValueType  # 2
+"""q - 128, DATA_TYPE_INT8."""
+EMBEDDING_TYPE_UINT8: EmbeddingType.ValueType  # 3
+"""q, DATA_TYPE_UINT8."""
+EMBEDDING_TYPE_BINARY: EmbeddingType.ValueType  # 4
+"""The bytes of EMBEDDING_TYPE_UBINARY minus 128, DATA_TYPE_INT8."""
+EMBEDDING_TYPE_UBINARY: EmbeddingType.ValueType  # 5
+"""One bit per component, 1 if x > 0. DATA_TYPE_UINT8, shape (N, ceil(E / 8)). The first component is the most
+significant bit of the first byte. Unused bits of the last byte are 0.
+"""
+Global___EmbeddingType: _TypeAlias = EmbeddingType  # noqa: Y015
+
 class _AttentionView:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -434,6 +478,8 @@ class EmbedRequest(_message.Message):
     DIMENSIONS_FIELD_NUMBER: _builtins.int
     DATA_TYPE_FIELD_NUMBER: _builtins.int
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    EMBEDDING_TYPE_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name. If empty, the server's default model (`Model.is_default`)."""
     truncate: _builtins.bool
@@ -450,10 +496,12 @@ class EmbedRequest(_message.Message):
     """
     data_type: _tensor_pb2.DataType.ValueType
     """Element type of the embeddings: DATA_TYPE_FLOAT32 (default) or DATA_TYPE_FLOAT16. With FLOAT16, a request whose
-    result exceeds 65504 is rejected.
+    result exceeds 65504 is rejected. Must be unset unless `embedding_type` is EMBEDDING_TYPE_FLOAT.
     """
     model_version: _builtins.str
     """Model version (`Model.version`), the full SHA-256. If empty, any version."""
+    embedding_type: Global___EmbeddingType.ValueType
+    """Quantization of the embeddings. Defaults to EMBEDDING_TYPE_FLOAT."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """Inputs to embed. At least 1 and at most `Limits.max_inputs_per_request`."""
@@ -461,6 +509,14 @@ class EmbedRequest(_message.Message):
     @_builtins.property
     def prompt(self) -> Global___Prompt:
         """Prompt for all inputs. If unset, the model's default prompt, if there is one."""
+
+    @_builtins.property
+    def ranges(self) -> _tensor_pb2.Tensor:
+        """Minimum and maximum of each component for EMBEDDING_TYPE_INT8 and EMBEDDING_TYPE_UINT8, DATA_TYPE_FLOAT32, shape
+        (2, E). If unset, `Manifest.embedding_ranges`, which require the model's own pooling, normalization and
+        dimensions. A request without any ranges is rejected, because ranges computed from its inputs would make a result
+        depend on the other inputs.
+        """
 
     def __init__(
         self,
@@ -474,10 +530,12 @@ class EmbedRequest(_message.Message):
         dimensions: _builtins.int = ...,
         data_type: _tensor_pb2.DataType.ValueType = ...,
         model_version: _builtins.str = ...,
+        embedding_type: Global___EmbeddingType.ValueType = ...,
+        ranges: _tensor_pb2.Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize", "prompt", b"prompt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize", "prompt", b"prompt", "ranges", b"ranges"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "data_type", b"data_type", "dimensions", b"dimensions", "inputs", b"inputs", "model", b"model", "model_version", b"model_version", "normalize", b"normalize", "pooling", b"pooling", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "data_type", b"data_type", "dimensions", b"dimensions", "embedding_type", b"embedding_type", "inputs", b"inputs", "model", b"model", "model_version", b"model_version", "normalize", b"normalize", "pooling", b"pooling", "prompt", b"prompt", "ranges", b"ranges", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
     _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
@@ -497,13 +555,16 @@ class EmbedResponse(_message.Message):
     USAGES_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     COMPUTATION_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model that was used."""
     model_version: _builtins.str
     """Version of that model."""
     @_builtins.property
     def embeddings(self) -> _tensor_pb2.Tensor:
-        """Embeddings of shape (N, E). E is `EmbedRequest.dimensions`, or `Model.embedding_size` if that is 0."""
+        """Embeddings of shape (N, E). E is `EmbedRequest.dimensions`, or `Model.embedding_size` if that is 0. With
+        EMBEDDING_TYPE_BINARY and EMBEDDING_TYPE_UBINARY, of shape (N, ceil(E / 8)).
+        """
 
     @_builtins.property
     def usages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Usage]:
@@ -517,6 +578,12 @@ class EmbedResponse(_message.Message):
     def computation(self) -> Global___Computation:
         """Engine and precision used."""
 
+    @_builtins.property
+    def ranges(self) -> _tensor_pb2.Tensor:
+        """Minimum and maximum of each component, shape (2, E), DATA_TYPE_FLOAT32. Set for EMBEDDING_TYPE_INT8 and
+        EMBEDDING_TYPE_UINT8. Only compare quantized embeddings that have the same ranges.
+        """
+
     def __init__(
         self,
         *,
@@ -526,10 +593,11 @@ class EmbedResponse(_message.Message):
         usages: _abc.Iterable[Global___Usage] | None = ...,
         timings: Global___Timings | None = ...,
         computation: Global___Computation | None = ...,
+        ranges: _tensor_pb2.Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["computation", b"computation", "embeddings", b"embeddings", "timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["computation", b"computation", "embeddings", b"embeddings", "ranges", b"ranges", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computation", b"computation", "embeddings", b"embeddings", "model", b"model", "model_version", b"model_version", "timings", b"timings", "usages", b"usages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computation", b"computation", "embeddings", b"embeddings", "model", b"model", "model_version", b"model_version", "ranges", b"ranges", "timings", b"timings", "usages", b"usages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -407,6 +407,7 @@ class Manifest(_message.Message):
     FAITHFULNESS_FIELD_NUMBER: _builtins.int
     ENGINE_CHECKS_FIELD_NUMBER: _builtins.int
     REQUIRED_FEATURES_FIELD_NUMBER: _builtins.int
+    EMBEDDING_RANGES_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """Version of this format, now 2. Readers must reject any other version. It only increases if a reader of the
     previous version would misread the bundle; new fields and files do not increase it.
@@ -473,6 +474,10 @@ class Manifest(_message.Message):
         reject the bundle and name the entry. Empty if any reader of this format version can read the bundle.
         """
 
+    @_builtins.property
+    def embedding_ranges(self) -> Global___EmbeddingRanges:
+        """Ranges for quantized embeddings. Unset if not measured, as without a tokenizer."""
+
     def __init__(
         self,
         *,
@@ -495,14 +500,45 @@ class Manifest(_message.Message):
         faithfulness: _abc.Iterable[_explanation_pb2.Faithfulness] | None = ...,
         engine_checks: _abc.Iterable[Global___EngineCheck] | None = ...,
         required_features: _abc.Iterable[_builtins.str] | None = ...,
+        embedding_ranges: Global___EmbeddingRanges | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "embedding_ranges", b"embedding_ranges", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_task", b"adapter_task", "architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "engine_checks", b"engine_checks", "faithfulness", b"faithfulness", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "required_features", b"required_features", "source", b"source", "source_revision", b"source_revision", "supports_text_pairs", b"supports_text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_task", b"adapter_task", "architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "embedding_ranges", b"embedding_ranges", "engine_checks", b"engine_checks", "faithfulness", b"faithfulness", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "required_features", b"required_features", "source", b"source", "source_revision", b"source_revision", "supports_text_pairs", b"supports_text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Manifest: _TypeAlias = Manifest  # noqa: Y015
+
+@_typing.final
+class EmbeddingRanges(_message.Message):
+    """Minimum and maximum of each component over the embeddings of the exporter's texts, computed in fp32 with the
+    default pooling, normalization, dimensions and prompt.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    NUM_TEXTS_FIELD_NUMBER: _builtins.int
+    num_texts: _builtins.int
+    """Number of texts."""
+    @_builtins.property
+    def values(self) -> _tensor_pb2.Tensor:
+        """Minimum and maximum, DATA_TYPE_FLOAT32, shape (2, E)."""
+
+    def __init__(
+        self,
+        *,
+        values: _tensor_pb2.Tensor | None = ...,
+        num_texts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_texts", b"num_texts", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbeddingRanges: _TypeAlias = EmbeddingRanges  # noqa: Y015
 
 @_typing.final
 class Architecture(_message.Message):

@@ -38,7 +38,9 @@ class _DataTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataType.Val
     DATA_TYPE_BFLOAT16: _DataType.ValueType  # 5
     """Upper 16 bits of a binary32 (bfloat16). Not used yet."""
     DATA_TYPE_UINT8: _DataType.ValueType  # 6
-    """Unsigned 8-bit integer. Used for quantized weights, see `AttentionResult.sqrt_uint8`."""
+    """Unsigned 8-bit integer. Used for quantized weights, see `AttentionResult.sqrt_uint8`, and quantized embeddings."""
+    DATA_TYPE_INT8: _DataType.ValueType  # 7
+    """Signed 8-bit integer. Used for quantized embeddings, see `EmbeddingType`."""
 
 class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper):
     """Element type of a tensor, in a graph or in a message."""
@@ -56,7 +58,9 @@ DATA_TYPE_INT64: DataType.ValueType  # 4
 DATA_TYPE_BFLOAT16: DataType.ValueType  # 5
 """Upper 16 bits of a binary32 (bfloat16). Not used yet."""
 DATA_TYPE_UINT8: DataType.ValueType  # 6
-"""Unsigned 8-bit integer. Used for quantized weights, see `AttentionResult.sqrt_uint8`."""
+"""Unsigned 8-bit integer. Used for quantized weights, see `AttentionResult.sqrt_uint8`, and quantized embeddings."""
+DATA_TYPE_INT8: DataType.ValueType  # 7
+"""Signed 8-bit integer. Used for quantized embeddings, see `EmbeddingType`."""
 Global___DataType: _TypeAlias = DataType  # noqa: Y015
 
 @_typing.final

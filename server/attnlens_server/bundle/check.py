@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from attnlens.bundle import MANIFEST_NAME, BundleError, find_graph, max_dimensions
+from attnlens.bundle import MANIFEST_NAME, BundleError, embedding_size, find_graph, max_dimensions
+from attnlens.embedding_types import ranges_problem
+from attnlens.tensors import from_tensor
 from attnlens.v1.manifest_pb2 import Architecture, Graph, GraphOutput, Manifest, Pooling, Precision
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_server.bundle.manifest import CONTRIBUTIONS, PURPOSES, has_contributions, is_known, read_graph
@@ -101,6 +103,15 @@ def _check_defaults(path: Path, manifest: Manifest) -> None:
         raise StartupError(
             f"{path}: the default prompt {manifest.default_prompt_name!r} does not exist: {REMEDY}"
         )
+    if manifest.HasField("embedding_ranges"):
+        try:
+            ranges = from_tensor(manifest.embedding_ranges.values)
+        except ValueError as error:
+            raise StartupError(
+                f"{path}: embedding_ranges is not a valid tensor: {error}: {REMEDY}"
+            ) from error
+        if problem := ranges_problem(ranges, embedding_size(manifest)):
+            raise StartupError(f"{path}: embedding_ranges {problem}: {REMEDY}")
 
 
 def _check_graph(path: Path, graph: Graph, sizes: Architecture) -> None:

@@ -4,6 +4,7 @@ from attnlens.bundle import embedding_size, find_graph, max_dimensions
 from attnlens.costs import flops_per_token
 from attnlens.pattern_messages import read_pattern
 from attnlens.pooling import Pooling
+from attnlens.tensors import from_tensor
 from attnlens.v1 import manifest_pb2 as pb
 from attnlens_server.bundle.model import (
     ContributionsGraph,
@@ -74,6 +75,9 @@ def read_model(manifest: pb.Manifest, version: str, precision: Precision) -> Mod
             int(each.method): Faithfulness(each.rank_correlation, each.num_texts)
             for each in manifest.faithfulness
         },
+        embedding_ranges=(
+            from_tensor(manifest.embedding_ranges.values) if manifest.HasField("embedding_ranges") else None
+        ),
     )
 
 

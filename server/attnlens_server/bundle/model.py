@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Literal
 
 from attnlens.patterns import Band, BlockTable
-from attnlens.pooling import Pooling
+from attnlens.pooling import FloatArray, Pooling
 
 Kind = Literal["embeddings", "attention", "contributions"]
 """Purpose of a graph: token vectors, token vectors and attention of all layers, or contributions of tokens to
@@ -189,6 +189,7 @@ class Model:
         outputs: Outputs of these graphs.
         contributions: Contributions graph, or None.
         faithfulness: Faithfulness by number of the explanation method. Empty if not measured.
+        embedding_ranges: Minimum and maximum of each component (2, embedding_size), or None if not measured.
     """
 
     name: str
@@ -213,6 +214,7 @@ class Model:
     outputs: ModelOutputs
     contributions: ContributionsGraph | None = None
     faithfulness: Mapping[int, Faithfulness] = field(default_factory=dict)
+    embedding_ranges: FloatArray | None = None
 
     @property
     def pair_bytes(self) -> int:

@@ -49,11 +49,14 @@ class Lanes:
         self._queue = ItemQueue(num_lanes)
         self._scheduler = scheduler
         self._pad_token_id = pad_token_id
-        # Protects the three counters against concurrent writes. Readers do not acquire the lock, so one
-        # counter may include a batch that another does not include yet.
+        # Protects the counters against concurrent writes. Readers do not acquire the lock, so one counter may
+        # include a batch that another does not include yet.
         self._counting = threading.Lock()
         self.num_live_tokens = 0
         self.num_computed_tokens = 0  # padding included
+        self.num_batches = 0
+        self.num_items = 0
+        self.compute_s = 0.0  # sum over all batches, including those that ran at the same time
         self._tokens_per_s = 0.0  # moving average over all lanes
         self._threads = [
             threading.Thread(target=self._run_lane, name=f"{name}-{lane}", daemon=True)
@@ -119,7 +122,7 @@ class Lanes:
         ]
         compute_s = time.monotonic() - started
         num_parallel = 1 if batch.has_whole_machine else len(self._threads)
-        self._count(items, inputs.input_ids.size, compute_s / num_parallel)
+        self._count(items, inputs.input_ids.size, compute_s, num_parallel)
         if logger.isEnabledFor(logging.DEBUG):
             _log_batch(batch, inputs.input_ids.size, compute_s)
         return [
@@ -164,10 +167,15 @@ class Lanes:
         wait_s = self.num_waiting_tokens / self._tokens_per_s if self._tokens_per_s > 0 else 0.0
         return min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S)
 
-    def _count(self, items: Iterable[Item], computed_tokens: int, machine_s: float) -> None:
+    def _count(
+        self, items: Sequence[Item], computed_tokens: int, compute_s: float, num_parallel: int
+    ) -> None:
         live_tokens = sum(item.num_tokens for item in items)
-        rate = live_tokens / max(machine_s, 1e-6)
+        rate = live_tokens * num_parallel / max(compute_s, 1e-6)
         with self._counting:
+            self.num_batches += 1
+            self.num_items += len(items)
+            self.compute_s += compute_s
             self.num_live_tokens += live_tokens
             self.num_computed_tokens += computed_tokens
             self._tokens_per_s = rate if self._tokens_per_s == 0 else 0.9 * self._tokens_per_s + 0.1 * rate

@@ -191,6 +191,7 @@ class Calls:
 
     Attributes:
         on_dropped: Called after a call was dropped because its client did not read.
+        on_end: Called with the record of each call that has ended, for metrics.
     """
 
     def __init__(
@@ -204,6 +205,7 @@ class Calls:
         log_requests: bool = False,
     ) -> None:
         self.on_dropped: Callable[[], None] = lambda: None
+        self.on_end: Callable[[RequestRecord], None] = lambda _: None
         self._log_requests = log_requests
         self._admission = admission
         self._max_calls = max_calls
@@ -226,7 +228,7 @@ class Calls:
         self._none.clear()
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - gRPC runs each handler in its own task
-        record = RequestRecord(method, request_bytes=request_bytes)
+        record = RequestRecord(method, method, request_bytes=request_bytes)
         if self._log_requests:
             record.peer = format_peer(context.peer())
             record.request_id = _request_id(context)
@@ -239,6 +241,7 @@ class Calls:
                 self._none.set()
             if self._log_requests:
                 record.write()
+            self.on_end(record)
 
         # `context.add_done_callback` would create a reference cycle that keeps dropped calls alive.
         task.add_done_callback(on_done)

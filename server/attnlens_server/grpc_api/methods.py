@@ -59,7 +59,7 @@ class EncoderService:
     async def Embed(self, request: EmbedRequest, call: HasBudget) -> bytes:
         result = await self._service.embed(request, call.budget())
         size = result.embeddings.nbytes
-        return await self._serialize(size, self._responses.embed, result, request.data_type)
+        return await self._serialize(size, self._responses.embed, result)
 
     async def Encode(self, request: EncodeRequest, call: HasBudget) -> bytes:
         result = await self._service.encode(request, call.budget())

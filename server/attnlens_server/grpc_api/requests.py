@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from google.protobuf.message import Message
 
+from attnlens.embedding_types import EmbeddingType
 from attnlens.explanations import ExplainLevel, ExplainMethod, PairMatrix
 from attnlens.pooling import FloatArray, Pooling
 from attnlens.reductions import (
@@ -95,6 +96,8 @@ def embed_request(message: pb.EmbedRequest) -> EmbedRequest:
         normalize=message.normalize if message.HasField("normalize") else None,
         dimensions=message.dimensions,
         data_type=_data_type(message.data_type, violations),
+        embedding_type=_embedding_type(message, violations),
+        ranges=_array(message.ranges, "ranges", violations) if message.HasField("ranges") else None,
         violations=violations,
     )
 
@@ -267,6 +270,16 @@ def _data_type(number: int, violations: Violations) -> DataType:
     return _choice(_DATA_TYPES, number, "data_type", DataTypeNumber, violations)
 
 
+def _embedding_type(message: pb.EmbedRequest, violations: Violations) -> EmbeddingType:
+    number = message.embedding_type
+    chosen = _member(EmbeddingType, number, "embedding_type", pb.EmbeddingType, violations)
+    embedding_type = chosen or EmbeddingType.FLOAT
+    if embedding_type is not EmbeddingType.FLOAT and message.data_type:
+        problem = f"is set, but embedding_type is {pb.EmbeddingType.Name(number)}: omit it"
+        violations.append(FieldViolation("data_type", problem))
+    return embedding_type
+
+
 def _level(number: int, violations: Violations) -> ExplainLevel:
     level = _member(ExplainLevel, number, "level", explanation_pb2.ExplainLevel, violations)
     return level or ExplainLevel.TOKENS
@@ -284,7 +297,7 @@ def _methods(numbers: Sequence[int], violations: Violations) -> list[ExplainMeth
 def _target(message: pb.ExplainRequest, violations: Violations) -> ExplanationTarget:
     match message.WhichOneof("target"):
         case "direction":
-            return ExplanationTarget(direction=_direction(message.direction, violations))
+            return ExplanationTarget(direction=_array(message.direction, "direction", violations))
         case "to":
             return ExplanationTarget(to=_input(message.to))
         case "contrast":
@@ -293,16 +306,16 @@ def _target(message: pb.ExplainRequest, violations: Violations) -> ExplanationTa
     return ExplanationTarget()
 
 
-def _direction(tensor: Tensor, violations: Violations) -> FloatArray | None:
+def _array(tensor: Tensor, field: str, violations: Violations) -> FloatArray | None:
     if tensor.data_type not in (DataTypeNumber.DATA_TYPE_UNSPECIFIED, DataTypeNumber.DATA_TYPE_FLOAT32):
         violations.append(
-            FieldViolation("direction.data_type", f"is {tensor.data_type}: use DATA_TYPE_FLOAT32")
+            FieldViolation(f"{field}.data_type", f"is {tensor.data_type}: use DATA_TYPE_FLOAT32")
         )
         return None
     try:
         return np.asarray(from_tensor(tensor), dtype=np.float32)
     except ValueError as error:
-        violations.append(FieldViolation("direction", f"is not a valid tensor: {error}"))
+        violations.append(FieldViolation(field, f"is not a valid tensor: {error}"))
         return None
 
 

@@ -32,6 +32,12 @@ _Fill: TypeAlias = Callable[[Tensor, Sequence[FloatArray]], None]
 TEXT_OVERHEAD_BYTES = 128  # field tags, lengths, usage, layer and head numbers
 SERIALIZATION_COPIES = 3  # the message, the serialization buffer, and the bytes
 SENDING_COPIES = 2  # the bytes and gRPC's copy
+_EMBEDDING_DATA_TYPES = {
+    np.dtype(np.float32): DataTypeNumber.DATA_TYPE_FLOAT32,
+    np.dtype(np.float16): DataTypeNumber.DATA_TYPE_FLOAT16,
+    np.dtype(np.int8): DataTypeNumber.DATA_TYPE_INT8,
+    np.dtype(np.uint8): DataTypeNumber.DATA_TYPE_UINT8,
+}
 
 
 def reply_costs(max_response_bytes: int) -> ReplyCosts:
@@ -71,16 +77,18 @@ class Responses:
         self._computation = pb.Computation(engine=engine, precision=PRECISIONS[precision])
         self._fp32_computation = pb.Computation(engine=engine, precision=PRECISIONS["fp32"])
 
-    def embed(self, result: results.EmbedResult, data_type: DataType) -> bytes:
+    def embed(self, result: results.EmbedResult) -> bytes:
         """Serialize an EmbedResponse."""
         response = pb.EmbedResponse(
             model=self._model,
             model_version=self._version,
-            embeddings=to_tensor(result.embeddings, _data_type_number(data_type)),
+            embeddings=to_tensor(result.embeddings, _EMBEDDING_DATA_TYPES[result.embeddings.dtype]),
             usages=[_usage_message(usage) for usage in result.usages],
             timings=_timings_message(result.timings),
             computation=self._computation,
         )
+        if result.ranges is not None:
+            fill_tensor(response.ranges, result.ranges, DataTypeNumber.DATA_TYPE_FLOAT32)
         return response.SerializeToString()
 
     def encode(self, result: results.EncodeResult, data_type: DataType) -> bytes:

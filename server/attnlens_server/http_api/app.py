@@ -65,6 +65,7 @@ class HttpApp:
         stall_timeout_s: Time in seconds that a client may take to read a part of a response.
         log_requests: Whether to log each request.
         authenticate: Checks the credentials of routes that are not public. If None, none are needed.
+        on_end: Called with the record of each request that has ended, for metrics.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class HttpApp:
         stall_timeout_s: float,
         log_requests: bool = False,
         authenticate: Authenticate | None = None,
+        on_end: Callable[[RequestRecord], None] = lambda _: None,
     ) -> None:
+        self._on_end = on_end
         self._service = service
         self._origins = origins
         self._max_body_bytes = max_body_bytes
@@ -120,6 +123,7 @@ class HttpApp:
             memory.release()
             if self._log_requests:
                 record.write()
+            self._on_end(record)
 
     async def _respond(self, exchange: "_Exchange") -> None:
         """Answer a request. The response is sent with the dialect of the route, also if it is an error."""
@@ -127,6 +131,7 @@ class HttpApp:
         try:
             route, path = self._route(exchange.scope["method"], _own_path(exchange.scope))
             dialect = route.dialect
+            exchange.record.route = f"{route.method} {route.path}"
             self._check(route, exchange)
             request = await self._request(path, exchange)
             response = await exchange.unless_disconnected(route.handler(request))

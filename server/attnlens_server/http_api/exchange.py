@@ -17,6 +17,7 @@ JSON = "application/json"
 NDJSON = "application/x-ndjson"
 # Such as: Expected `str`, got `int` - at `$.input[0]`
 _PROBLEM_AT = re.compile(r"(?P<problem>.*) - at `(key in )?\$\.?(?P<path>.*)`", re.DOTALL)
+_OWN_LEVELS = re.compile(r"\.text$|\.token_ids\.input_ids\b")  # other APIs have texts and ids in one list
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
 
 
@@ -95,7 +96,7 @@ class Dialect:
     Attributes:
         body: Returns the JSON value that describes an error.
         statuses: HTTP statuses by reason, if they differ from those of `attnlens_server.errors`.
-        fields: Names of this API for the first part of a field path, such as `input` for `inputs`.
+        fields: Names of this API for a field path or its first part, such as `input` for `inputs`.
         headers: Headers of all responses.
         schema: Type of the body, for the OpenAPI document: see `Route.body`.
     """
@@ -126,7 +127,7 @@ class Route(NamedTuple):
             `TranscodedBody`. None if there is no body.
         response: Type of the response, for the OpenAPI document: a msgspec type, a JSON schema, or the
             descriptor of a message. If None, any JSON value.
-        media_type: Media type of the response.
+        media_type: Media type of the response. Empty for a response without a body.
     """
 
     method: str
@@ -223,7 +224,9 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> Sequence[FieldViol
 
 
 def _rename(path: str, names: Mapping[str, str]) -> str:
-    path = path.removesuffix(".text")
+    path = _OWN_LEVELS.sub("", path)
+    if path in names:
+        return names[path]
     name = re.match(r"\w*", path)
     first = name[0] if name else ""
     return names.get(first, first) + path[len(first) :]

@@ -6,19 +6,25 @@ from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
 
-from attnlens_server.bundle import Model
+from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
+from attnlens_server.engine import Engine
 from attnlens_server.grpc_api.methods import EncoderService
 from attnlens_server.http_api.app import Authenticate, HttpApp
-from attnlens_server.http_api.health import HealthRoutes
+from attnlens_server.http_api.cohere import CohereRoutes
 from attnlens_server.http_api.listener import HttpListener
+from attnlens_server.http_api.metrics import ServerMetrics
 from attnlens_server.http_api.native import NativeRoutes
+from attnlens_server.http_api.ollama import OllamaRoutes
 from attnlens_server.http_api.openai import OpenAIRoutes
 from attnlens_server.http_api.openapi import OpenApiRoutes
+from attnlens_server.http_api.operations import OperationsRoutes, OperationsServer
 from attnlens_server.http_api.origins import OriginPolicy
 from attnlens_server.http_api.pages import Pages
 from attnlens_server.http_api.prompts import PromptChoice
+from attnlens_server.http_api.tei import TeiRoutes
 from attnlens_server.http_api.viewer import ViewerRoutes
+from attnlens_server.http_api.weaviate import WeaviateRoutes
 from attnlens_server.listening import TcpAddress
 from attnlens_server.serving.service import ModelService
 
@@ -31,33 +37,47 @@ class HttpHost:
     Args:
         service: Service of the model.
         methods: gRPC methods, which the routes of attnlens call.
-        model: The model.
+        engine: Engine of the model.
+        bundle: Bundle of the model.
         config: Server configuration.
         authenticate: Checks the credentials of a request. If None, none are needed.
 
     Attributes:
         app: ASGI application with all routes.
+        metrics: Metrics of the server.
+        url: URL of the viewer, once `listen` has returned. Empty if the configuration has no HTTP port.
+        metrics_url: URL of the metrics, if they have a port of their own.
     """
 
     def __init__(
         self,
         service: ModelService,
         methods: EncoderService,
-        model: Model,
+        engine: Engine,
+        bundle: Bundle,
         config: ServerConfig,
         authenticate: Authenticate | None = None,
     ) -> None:
+        model = bundle.model
+        self.url = self.metrics_url = ""
+        self.metrics = ServerMetrics(service, engine, model, bundle.precision)
         self._config = config
         self._scheme = "http" if config.tls_cert is None else "https"
         self._viewer = ViewerRoutes(service, Pages(service, model), config.max_response_bytes)
+        self._operations = OperationsRoutes(service.check_serving, self.metrics)
+        self._operations_server: OperationsServer | None = None
         prompts = PromptChoice(model.prompts)
         openai = OpenAIRoutes(
             service, model.name, int(time.time()), prompts, accepts_token_ids=config.http_token_ids
         )
         routes = [
-            *HealthRoutes(service.check_serving).routes(),
+            *self._operations.routes(),
             *openai.routes(),
             *NativeRoutes(service, methods, config.max_inputs_per_request).routes(),
+            *TeiRoutes(service, model, config, engine).routes(),
+            *CohereRoutes(service, model, prompts).routes(),
+            *WeaviateRoutes(service, model, prompts).routes(),
+            *OllamaRoutes(service).routes(),
             *self._viewer.routes(),
         ]
         routes += OpenApiRoutes(routes, needs_key=authenticate is not None).routes()
@@ -76,25 +96,39 @@ class HttpHost:
             stall_timeout_s=config.stall_timeout_s,
             log_requests=config.log_requests,
             authenticate=authenticate,
+            on_end=self.metrics.observe,
         )
         self.app: Any = _with_cors(app, config.allowed_origins) if config.allowed_origins else app
         self._listener = HttpListener(
             self.app, max_connections=config.max_connections, request_timeout_s=config.request_timeout_s
         )
 
-    async def listen(self, port: int, context: ssl.SSLContext | None) -> str:
-        """Listen and return the URL of the viewer.
+    async def listen(self, context: ssl.SSLContext | None) -> None:
+        """Listen on the configured ports.
 
         Raises:
-            StartupError: The address cannot be bound.
+            StartupError: An address cannot be bound.
         """
-        address = await self._listener.start(TcpAddress(self._config.http_host, port), context, "http-port")
-        return f"{self._scheme}://{address}/"
+        config = self._config
+        if config.metrics_port is not None:
+            self._operations_server = OperationsServer(self._operations)
+            address = self._operations_server.start(TcpAddress(config.http_host, config.metrics_port))
+            self.metrics_url = f"http://{address}/metrics"
+        if config.http_port is not None:
+            address = await self._listener.start(
+                TcpAddress(config.http_host, config.http_port), context, "http-port"
+            )
+            self.url = f"{self._scheme}://{address}/"
 
     async def stop(self, timeout_s: float) -> None:
-        """Reject new requests, and end running ones."""
+        """Reject new requests, and end running ones. Health checks and metrics remain until `close`."""
         await self._listener.stop(timeout_s)
         self._viewer.close()
+
+    def close(self) -> None:
+        """Stop serving health checks and metrics."""
+        if self._operations_server is not None:
+            self._operations_server.stop()
 
 
 def _with_cors(app: HttpApp, origins: tuple[str, ...]) -> CORSMiddleware:

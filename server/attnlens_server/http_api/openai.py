@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from attnlens_server.errors import FieldViolation, InvalidFieldsError, ModelNotFoundError, RequestError
+from attnlens_server.errors import ModelNotFoundError, RequestError
 from attnlens_server.http_api.exchange import (
     BodyParser,
     Dialect,
@@ -15,13 +15,13 @@ from attnlens_server.http_api.exchange import (
     Route,
     encode_json,
 )
+from attnlens_server.http_api.json_bodies import Dimensions, Inputs, embed, inputs_of, invalid, num_tokens
 from attnlens_server.http_api.prompts import PromptChoice
 from attnlens_server.serving.requests import EmbedRequest, Prompt
 from attnlens_server.serving.results import EmbedResult
 from attnlens_server.serving.service import ModelService
-from attnlens_server.text import Input, TokenIds
+from attnlens_server.text import Input
 
-MAX_INLINE_BYTES = 1 << 16
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -50,10 +50,10 @@ class EmbeddingsBody(msgspec.Struct, kw_only=True):
             OpenAI's API.
     """
 
-    input: str | list[str | int | list[int]]
+    input: Inputs
     model: str = ""
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = None
+    dimensions: Dimensions | None = None
     truncate: bool = False
     prompt_name: str | None = None
     input_type: str | None = None
@@ -131,7 +131,7 @@ def error_body(error: RequestError) -> dict[str, Any]:
     }
 
 
-DIALECT = Dialect(error_body, fields={"inputs": "input"}, schema=ErrorResponse)
+DIALECT = Dialect(error_body, fields={"inputs": "input", "prompt.name": "prompt_name"}, schema=ErrorResponse)
 
 
 class OpenAIRoutes:
@@ -173,19 +173,7 @@ class OpenAIRoutes:
 
     async def embeddings(self, request: HttpRequest) -> HttpResponse:
         """Return one embedding for each text."""
-        service, workers = self._service, self._service.workers
-        service.check_serving()
-        is_slow = len(request.body) > MAX_INLINE_BYTES
-        body: EmbeddingsBody = await workers.run_if(is_slow, self._parser.parse, request.body)
-        embed_request = await workers.run_if(is_slow, self._embed_request, body)
-        service.check_model(embed_request.model, "")
-        request.budget.metrics.num_inputs = len(embed_request.inputs)
-        request.budget.memory.grow(embed_request.memory_bytes)
-        result = await service.embed(embed_request, request.budget)
-        is_slow = result.embeddings.nbytes > MAX_INLINE_BYTES
-        content = await workers.run_if(is_slow, self._serialize, result, body.encoding_format)
-        request.budget.memory.grow(len(content))
-        return HttpResponse(content)
+        return await embed(self._service, request, self._parser, self._embed_request, self._reply)
 
     def _embed_request(self, body: EmbeddingsBody) -> EmbedRequest:
         prompt = Prompt(name=body.prompt_name) if body.prompt_name is not None else None
@@ -196,46 +184,36 @@ class OpenAIRoutes:
             inputs=self._inputs(body.input),
             prompt=prompt,
             truncate=body.truncate,
-            dimensions=_dimensions(body.dimensions),
+            dimensions=body.dimensions or 0,
         )
 
-    def _inputs(self, values: str | list[str | int | list[int]]) -> list[Input]:
-        """Convert the input. A list of numbers is one text.
+    def _inputs(self, values: Inputs) -> list[Input]:
+        """Convert the input.
 
         Raises:
-            InvalidFieldsError: It contains token ids although they are not accepted, or several types.
+            InvalidFieldsError: It contains token ids although they are not accepted.
         """
-        if isinstance(values, str):
-            return [Input(text=values)]
-        kinds = {type(value) for value in values}
-        if len(kinds) > 1:
-            raise _invalid("input", "mixes texts and token ids: send one kind")
-        if kinds <= {str}:
-            return [Input(text=value) for value in values if isinstance(value, str)]
-        if not self._accepts_token_ids:
-            raise _invalid("input", _IDS_REJECTED)
-        if kinds == {int}:
-            return [Input(token_ids=TokenIds([value for value in values if isinstance(value, int)]))]
-        return [Input(token_ids=TokenIds(value)) for value in values if isinstance(value, list)]
+        inputs = inputs_of(values)
+        if not self._accepts_token_ids and any(each.token_ids is not None for each in inputs):
+            raise invalid("inputs", _IDS_REJECTED)
+        return inputs
 
-    def _serialize(self, result: EmbedResult, encoding: str) -> bytes:
-        rows = np.ascontiguousarray(result.embeddings)
-        num_tokens = sum(usage.num_tokens for usage in result.usages)
-        return encode_json(
-            {
-                "object": "list",
-                "data": [
-                    {
-                        "object": "embedding",
-                        "index": index,
-                        "embedding": row if encoding == "float" else base64.b64encode(row).decode(),
-                    }
-                    for index, row in enumerate(rows)
-                ],
-                "model": self._model,
-                "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-            }
-        )
+    def _reply(self, body: EmbeddingsBody, result: EmbedResult) -> dict[str, Any]:
+        rows, total = np.ascontiguousarray(result.embeddings), num_tokens(result)
+        is_float = body.encoding_format == "float"
+        return {
+            "object": "list",
+            "data": [
+                {
+                    "object": "embedding",
+                    "index": index,
+                    "embedding": row if is_float else base64.b64encode(row).decode(),
+                }
+                for index, row in enumerate(rows)
+            ],
+            "model": self._model,
+            "usage": {"prompt_tokens": total, "total_tokens": total},
+        }
 
     async def models(self, request: HttpRequest) -> HttpResponse:
         """List the model."""
@@ -250,13 +228,3 @@ class OpenAIRoutes:
 
     def _description(self) -> dict[str, Any]:
         return {"id": self._model, "object": "model", "created": self._created, "owned_by": "attnlens"}
-
-
-def _dimensions(dimensions: int | None) -> int:
-    if dimensions == 0:
-        raise _invalid("dimensions", "is 0: use at least 1, or omit it")
-    return dimensions or 0
-
-
-def _invalid(field: str, description: str) -> InvalidFieldsError:
-    return InvalidFieldsError([FieldViolation(field, description)])

@@ -50,12 +50,14 @@ class OpenApiRoutes:
     """`/openapi.json` and `/docs`.
 
     Args:
-        routes: Routes to describe, except those of pages.
+        routes: Routes to describe, except those of pages, and aliases that end in a slash.
         needs_key: Whether routes that are not public need a key.
     """
 
     def __init__(self, routes: Iterable[Route], *, needs_key: bool) -> None:
-        self._routes = [route for route in routes if not route.needs_page]
+        self._routes = [
+            route for route in routes if not route.needs_page and (route.path == "/" or route.path[-1] != "/")
+        ]
         self._needs_key = needs_key
 
     def routes(self) -> list[Route]:
@@ -91,7 +93,9 @@ class OpenApiRoutes:
     def _operation(self, route: Route, schemas: "_Schemas") -> dict[str, Any]:
         handler = getattr(route.handler, "func", route.handler)
         summary = route.summary or (handler.__doc__ or "").partition("\n")[0]
-        ok = {"description": "Success", "content": {route.media_type: {"schema": schemas.of(route.response)}}}
+        ok: dict[str, Any] = {"description": "Success"}
+        if route.media_type:
+            ok["content"] = {route.media_type: {"schema": schemas.of(route.response)}}
         error: dict[str, Any] = {"schema": schemas.of(route.dialect.schema)}
         error["example"] = route.dialect.body(_ERROR)
         failure = {"description": "Error", "content": {"application/json": error}}
@@ -99,7 +103,7 @@ class OpenApiRoutes:
             "operationId": "_".join([route.method.lower(), *re.findall(r"\w+", route.path)]),
             "tags": [handler.__module__.rpartition(".")[2].replace("native", "attnlens")],
             "summary": summary,
-            "responses": {"200": ok, "4XX": failure, "5XX": failure},
+            "responses": {"200" if route.media_type else "2XX": ok, "4XX": failure, "5XX": failure},
         }
         if route.path.endswith("*"):
             operation["operationId"] += "_name"

@@ -274,7 +274,8 @@ def _single_conversion(field: FieldDescriptor) -> Convert | None:
     if field.message_type is not None:
         special: dict[str, Convert] = {TENSOR: _tensor_value, DURATION: _seconds}
         name: str = field.message_type.full_name
-        return special.get(name, message_value)
+        convert: Convert = special.get(name, message_value)
+        return convert
     return None
 
 

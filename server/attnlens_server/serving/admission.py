@@ -38,6 +38,15 @@ class Admission:
         self._num_texts: Counter[Kind] = Counter()
         self._num_bytes = 0
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory of all calls in bytes."""
+        return self._num_bytes
+
+    def num_texts(self, kind: Kind) -> int:
+        """Return the number of waiting and running texts of a graph."""
+        return self._num_texts[kind]
+
     @contextmanager
     def slots(self, kind: Kind, count: int) -> Iterator[None]:
         """Hold `count` slots of a graph while the block runs. Raises the same errors as `acquire_slots`."""

@@ -67,8 +67,9 @@ class ReplySizes:
         Raises:
             ResponseTooLargeError: The size exceeds the limit.
         """
-        row_bytes = plan.dimensions * plan.data_type.itemsize
-        size = num_texts * (row_bytes + self.costs.text_bytes)
+        size = num_texts * (plan.row_bytes + self.costs.text_bytes)
+        if plan.ranges is not None:
+            size += plan.ranges.nbytes
         self.check("the response", size, "send fewer texts")
         return size
 

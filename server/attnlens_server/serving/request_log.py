@@ -26,6 +26,7 @@ class RequestRecord:
 
     Attributes:
         method: Method name or path.
+        route: Method name or path of the route, for metrics. Unlike `method`, it never comes from the client.
         peer: Client address.
         request_id: Identifier that the client sent. Empty if there is none or it is invalid.
         request_bytes: Size of the request message or body.
@@ -38,6 +39,7 @@ class RequestRecord:
     """
 
     method: str
+    route: str = "other"
     peer: str = ""
     request_id: str = ""
     request_bytes: int = 0
@@ -58,6 +60,11 @@ class RequestRecord:
         is_over = self.deadline is not None and time.monotonic() >= self.deadline - _DEADLINE_SLACK_S
         self.end("DEADLINE_EXCEEDED" if is_over else CANCELLED, "")
 
+    @property
+    def elapsed_s(self) -> float:
+        """Time since the request was received, in seconds."""
+        return time.monotonic() - self.started
+
     def write(self) -> None:
         """Write the log line."""
         metrics = self.metrics
@@ -74,7 +81,7 @@ class RequestRecord:
                 "tokenize_ms": _ms(metrics.tokenize_s),
                 "queue_ms": _ms(metrics.queue_s),
                 "compute_ms": _ms(metrics.compute_s),
-                "total_ms": _ms(time.monotonic() - self.started),
+                "total_ms": _ms(self.elapsed_s),
                 "request_bytes": self.request_bytes,
                 "reply_bytes": self.reply_bytes,
             },

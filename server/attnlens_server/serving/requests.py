@@ -11,6 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from attnlens.embedding_types import EmbeddingType
 from attnlens.explanations import ExplainLevel, ExplainMethod, Float64Array, PairMatrix
 from attnlens.patterns import BlockTable
 from attnlens.pooling import FloatArray, Pooling
@@ -81,13 +82,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedRequest(Request):
-    """Request for one vector per text. `dimensions` 0 means all."""
+    """Request for one vector per text. `dimensions` 0 means all. `ranges` are not yet validated."""
 
     truncate: bool = False
     pooling: Pooling | None = None
     normalize: bool | None = None
     dimensions: int = 0
     data_type: DataType = FLOAT32
+    embedding_type: EmbeddingType = EmbeddingType.FLOAT
+    ranges: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +182,9 @@ class EmbedPlan:
         normalize_first: Whether to normalize before components are cut off, as the publisher does.
         dimensions: Number of components to keep.
         normalize: Whether to normalize at the end.
-        data_type: Element type of the result.
+        data_type: Element type of the result, unless it is quantized.
+        embedding_type: Quantization of the result.
+        ranges: Ranges of the components (2, dimensions), if the quantization needs them.
     """
 
     prompt: str
@@ -188,6 +193,19 @@ class EmbedPlan:
     dimensions: int
     normalize: bool
     data_type: DataType
+    embedding_type: EmbeddingType = EmbeddingType.FLOAT
+    ranges: FloatArray | None = None
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the result is quantized."""
+        return self.embedding_type is not EmbeddingType.FLOAT
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of an embedding in a response."""
+        itemsize = 1 if self.is_quantized else self.data_type.itemsize
+        return self.embedding_type.num_columns(self.dimensions) * itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from attnlens.embedding_types import EmbeddingType
 from attnlens.explanations import ExplainMethod
 from attnlens.patterns import Band, Pattern
 from attnlens.reductions import Reduced
@@ -80,11 +82,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class EmbedResult:
-    """Embeddings (N, dimensions) in the requested data type."""
+    """Embeddings (N, dimensions) in the requested data type, or quantized with `ranges` (2, dimensions)."""
 
-    embeddings: npt.NDArray[np.floating]
+    embeddings: npt.NDArray[Any]
     usages: list[Usage]
     timings: Timings
+    ranges: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +240,21 @@ def check_range(array: FloatArray, data_type: DataType) -> None:
                 f"{largest:.6g}: use DATA_TYPE_FLOAT32"
             )
             raise InvalidFieldsError([FieldViolation("data_type", problem)])
+
+
+def check_finite(vectors: FloatArray, embedding_type: EmbeddingType) -> None:
+    """Check that embeddings (N, E) can be quantized.
+
+    Raises:
+        InvalidFieldsError: A value is not finite.
+    """
+    is_finite = np.isfinite(vectors).all(axis=1)
+    if not is_finite.all():
+        problem = (
+            f"is EMBEDDING_TYPE_{embedding_type.name}, but the embedding of inputs[{is_finite.argmin()}] has "
+            "a value that is not finite: use EMBEDDING_TYPE_FLOAT"
+        )
+        raise InvalidFieldsError([FieldViolation("embedding_type", problem)])
 
 
 @dataclass(frozen=True, slots=True)

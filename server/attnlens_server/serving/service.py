@@ -5,18 +5,20 @@ builds the result. Everything runs on the event loop, except functions that are 
 validation of large requests, tokenization, and the last steps of results.
 """
 
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from enum import Enum
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from attnlens.costs import input_matrix_cost, masked_runs_cost, sweeps_cost
+from attnlens.embedding_types import quantize
 from attnlens.explanations import ExplainLevel, ExplainMethod, Float64Array, PairMatrix
 from attnlens.pooling import finish
 from attnlens_server import errors
@@ -50,6 +52,7 @@ from attnlens_server.serving.explanations import (
     words_of,
 )
 from attnlens_server.serving.requests import (
+    FLOAT32,
     CompareRequest,
     EmbedPlan,
     EmbedRequest,
@@ -74,6 +77,7 @@ from attnlens_server.serving.results import (
     StreamText,
     Timings,
     TokenizedText,
+    check_finite,
     check_range,
     timings,
     usage,
@@ -179,6 +183,11 @@ class ModelService:
         )
 
     @property
+    def truncation_side(self) -> str:
+        """Side of a long text that truncation removes, "left" or "right"."""
+        return self._encoder.truncation_side
+
+    @property
     def explain_methods(self) -> tuple[ExplainMethod, ...]:
         """Methods that Explain and Compare accept for this model."""
         return self._explanations.methods
@@ -187,6 +196,11 @@ class ModelService:
     def pair_matrices(self) -> tuple[PairMatrix, ...]:
         """Matrices that Compare accepts for this model."""
         return self._explanations.matrices
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether requests are accepted."""
+        return self.state is State.SERVING
 
     def check_serving(self) -> None:
         """Raise NotReadyError or ShuttingDownError unless the server accepts requests."""
@@ -219,16 +233,19 @@ class ModelService:
         num_texts = len(request.inputs)
         with self.admission.slots("embeddings", num_texts):
             result_bytes = self._sizes.check_embed(num_texts, plan)
+            vector_bytes = FLOAT32.itemsize * num_texts * plan.dimensions if plan.is_quantized else 0
             budget.memory.grow(
-                self._sizes.costs.serialization_copies * result_bytes + num_texts * TEXT_MEMORY_BYTES
+                self._sizes.costs.serialization_copies * result_bytes
+                + vector_bytes
+                + num_texts * TEXT_MEMORY_BYTES
             )
             inputs, tokenize_s = await self._token_ids(request, plan.prompt, budget)
             items = list(self._embed_items(inputs, plan, budget))
             results = await self._runner.run(items, "embeddings")
-            is_slow = bool(self._dense) or result_bytes > MAX_INLINE_RESULT_BYTES
+            is_slow = bool(self._dense) or result_bytes + vector_bytes > MAX_INLINE_RESULT_BYTES
             embeddings = await self.workers.run_if(is_slow, self._embeddings, results, plan)
         elapsed = budget.metrics.add(timings(tokenize_s, results))
-        return EmbedResult(embeddings, [usage(encoded) for encoded in inputs], elapsed)
+        return EmbedResult(embeddings, [usage(encoded) for encoded in inputs], elapsed, plan.ranges)
 
     async def encode(self, request: EncodeRequest, budget: Budget) -> EncodeResult:
         """Return token vectors, attention or both for each text.
@@ -312,6 +329,24 @@ class ModelService:
                 self._sizes.check("the response", size, "send fewer or shorter texts")
                 budget.memory.grow(costs.sending_copies * part_bytes)  # the part, and its copy in the whole
                 yield texts
+
+    async def decode(
+        self, request: TokenizeRequest, budget: Budget, *, skip_special_tokens: bool
+    ) -> list[str]:
+        """Return the text of each input, which must consist of token ids.
+
+        Raises:
+            RequestError: See `attnlens_server.errors`.
+        """
+        await self._validate(request, self._validator.tokenize)
+        texts: list[str] = []
+        for portion in portions([each.size for each in request.inputs]):
+            decoded = await self.workers.run(
+                self._encoder.decode, request.inputs, portion, skip_special_tokens=skip_special_tokens
+            )
+            budget.memory.grow(sum(map(sys.getsizeof, decoded)))
+            texts += decoded
+        return texts
 
     async def explain(self, request: ExplainRequest, budget: Budget) -> ExplainResult:
         """Return the contribution of each token of each text to its embedding or similarity.
@@ -690,11 +725,11 @@ class ModelService:
             size += self._sizes.costs.tokens_bytes(tokens)
         return texts, size
 
-    def _embeddings(self, results: Sequence[ItemResult], plan: EmbedPlan) -> npt.NDArray[np.floating]:
+    def _embeddings(self, results: Sequence[ItemResult], plan: EmbedPlan) -> npt.NDArray[Any]:
         """Return the embeddings (N, E) of pooled vectors.
 
         Raises:
-            InvalidFieldsError: A value is beyond the range of the data type.
+            InvalidFieldsError: A value is beyond the range of the data type, or cannot be quantized.
         """
         vectors = finish(
             np.array([result.arrays[0] for result in results]),  # (N, D)
@@ -703,6 +738,9 @@ class ModelService:
             normalize_first=plan.normalize_first,
             normalize_last=plan.normalize,
         )
+        if plan.is_quantized:
+            check_finite(vectors, plan.embedding_type)
+            return quantize(vectors, plan.embedding_type, plan.ranges)
         check_range(vectors, plan.data_type)
         return vectors.astype(plan.data_type, copy=False)
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from attnlens.embedding_types import ranges_problem
 from attnlens.explanations import ExplainLevel, ExplainMethod, Float64Array, PairMatrix
 from attnlens.patterns import Band
-from attnlens.pooling import Pooling
+from attnlens.pooling import FloatArray, Pooling
 from attnlens.reductions import MAX_ROWS, AttentionReduction, SqrtUint8, resolve_rows
 from attnlens_server.bundle import Kind, Layout, Model, Output, OutputRole, RowSum
 from attnlens_server.config import ServerConfig
@@ -214,6 +215,10 @@ def rename_error(error: RequestError, inputs: Sequence[str]) -> RequestError:
     return error
 
 
+def _type_name(plan: EmbedPlan) -> str:
+    return f"EMBEDDING_TYPE_{plan.embedding_type.name}"
+
+
 def _check_dimensions(dimensions: int, model: Model) -> Iterator[FieldViolation]:
     if not 0 <= dimensions <= model.max_dimensions:
         problem = f"is {dimensions}: use 1 to {model.max_dimensions}, or 0 for all"
@@ -247,17 +252,58 @@ class RequestValidator:
         model = self._model
         prompt, violations = self.inputs.validate(request)
         violations += _check_dimensions(request.dimensions, model)
-        if violations:
-            raise InvalidFieldsError(violations)
         is_published = not request.dimensions and request.normalize is None
         normalize = model.normalize if request.normalize is None else request.normalize
-        return EmbedPlan(
+        plan = EmbedPlan(
             prompt=prompt,
             pooling=request.pooling or model.pooling,
             normalize_first=normalize and is_published,
             dimensions=request.dimensions or model.embedding_size,
             normalize=normalize and not is_published,
             data_type=request.data_type,
+            embedding_type=request.embedding_type,
+        )
+        ranges = self._ranges(request, plan, violations)
+        if violations:
+            raise InvalidFieldsError(violations)
+        return plan if ranges is None else replace(plan, ranges=ranges)
+
+    def _ranges(
+        self, request: EmbedRequest, plan: EmbedPlan, violations: list[FieldViolation]
+    ) -> FloatArray | None:
+        """Return the ranges for the quantization, or None if it needs none."""
+        measured, problem = self._model.embedding_ranges, None
+        if not plan.embedding_type.needs_ranges:
+            if request.ranges is not None:
+                problem = f"is set, but embedding_type is {_type_name(plan)}, which has no ranges: omit it"
+        elif request.ranges is not None:
+            if defect := ranges_problem(request.ranges, plan.dimensions):
+                problem = f"{defect}: send the minimum and maximum of each component"
+        elif measured is not None and self._has_own_range(plan):
+            return measured
+        else:
+            reason = (
+                "the bundle has none: send them, or export the model again"
+                if measured is None
+                else "those of the bundle need the model's own pooling, normalize and dimensions: send them, "
+                "or omit these fields"
+            )
+            shape = f"ranges of shape [2, {plan.dimensions}]"
+            problem = f"is not set, but {_type_name(plan)} needs {shape}, and {reason}"
+        if problem is not None and not any(each.field.startswith("ranges") for each in violations):
+            violations.append(FieldViolation("ranges", problem))
+        return request.ranges
+
+    def _has_own_range(self, plan: EmbedPlan) -> bool:
+        """Return whether embeddings have the range of those with default pooling, scale and dimensions."""
+        model = self._model
+        is_truncated = model.embedding_size < model.max_dimensions
+        return (
+            plan.pooling is model.pooling
+            and plan.dimensions == model.embedding_size
+            and (plan.normalize_first or plan.normalize) is model.normalize
+            # Default embeddings are scaled to length 1 before components are removed.
+            and not (plan.normalize and is_truncated)
         )
 
     def encode(self, request: EncodeRequest) -> EncodePlan:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from attnlens_server.errors import FieldViolation, InputTooLongError, InvalidFieldsError
+from attnlens_server.errors import FieldViolation, InputTooLongError, InvalidFieldsError, NotSupportedError
 from attnlens_server.text.tokenizer import TextEncoder, UntokenizableError
 from attnlens_server.text.tokens import EncodedInput, Tokens, describe_ids, text_units
 
@@ -71,6 +71,11 @@ class InputEncoder:
         self._text_encoder = text_encoder
         self._max_tokens = max_tokens
         self._exclude_prompt = exclude_prompt
+
+    @property
+    def truncation_side(self) -> str:
+        """Side of a long text that truncation removes, "left" or "right"."""
+        return self._text_encoder.truncation_side if self._text_encoder else "right"
 
     def encode(
         self,
@@ -162,6 +167,17 @@ class InputEncoder:
         except UntokenizableError as error:
             raise InvalidFieldsError([FieldViolation("prompt", str(error))]) from None
 
+    def decode(self, inputs: Sequence[Input], indices: range, *, skip_special_tokens: bool) -> list[str]:
+        """Return the texts of the inputs with the given indices, which consist of token ids.
+
+        Raises:
+            NotSupportedError: The model has no tokenizer.
+        """
+        if self._text_encoder is None:
+            raise NotSupportedError("the model has no tokenizer: decode the token ids in the client")
+        sequences = [ids.input_ids for index in indices if (ids := inputs[index].token_ids) is not None]
+        return [self._text_encoder.decode(ids, skip_special_tokens=skip_special_tokens) for ids in sequences]
+
     def describe(self, encoded: EncodedInput) -> Tokens:
         """Describe the tokens of an input, which must have a record unless it consists of token ids."""
         if self._text_encoder is None:
@@ -189,7 +205,7 @@ class InputEncoder:
             raise InvalidFieldsError([FieldViolation(f"{field}.{name}", description, index)])
 
     def _from_ids(self, ids: TokenIds) -> EncodedInput:
-        is_left = self._text_encoder is not None and self._text_encoder.truncation_side == "left"
+        is_left = self.truncation_side == "left"
         part = slice(-self._max_tokens, None) if is_left else slice(self._max_tokens)
         kept, types = ids.input_ids[part], ids.token_type_ids[part]
         return EncodedInput(

@@ -208,6 +208,10 @@ class TextEncoder:
             [encoding] = self._counting.encode_batch([prompt])
         return len(encoding) - sum(encoding.special_tokens_mask[-1:])
 
+    def decode(self, input_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of token ids. Ids that are not in the vocabulary have none."""
+        return str(self._counting.decode(input_ids, skip_special_tokens=skip_special_tokens))
+
     def token_text(self, token_id: int) -> str:
         """Return the token with this id, or an empty string if the id is unknown."""
         return self._counting.id_to_token(token_id) or ""

@@ -102,6 +102,25 @@ def test_options_reach_the_server(run: Run, minilm_server: ServerProcess, tmp_pa
     assert np.abs(written[0] - expected[0]).max() <= 1e-3
 
 
+def test_binary_embeddings_are_written_as_bytes(
+    run: Run, minilm_server: ServerProcess, vectors: np.ndarray, tmp_path: Path
+) -> None:
+    expected = np.packbits(vectors[:3] > 0, axis=1)
+    args = ("embed", "-", "--address", minilm_server.address, "--embedding-type")
+    result = run(*args, "binary", "-o", tmp_path / "vectors.npy", input="\n".join(TEXTS[:3]))
+    assert result.returncode == 0, result.stderr
+    written = np.load(tmp_path / "vectors.npy")
+    assert written.dtype == np.int8
+    np.testing.assert_array_equal(written.view(np.uint8) ^ 0x80, expected)
+    rows = [
+        json.loads(line) for line in run(*args, "ubinary", input="\n".join(TEXTS[:3])).stdout.splitlines()
+    ]
+    assert [row["embedding"] for row in rows] == expected.tolist()
+    result = run(*args, "int8", "--dtype", "float16", input="a")
+    assert result.returncode == 2
+    assert "dtype is set, but embedding_type is 'int8': omit it" in result.stderr
+
+
 def test_empty_input_gives_an_empty_array(run: Run, minilm_server: ServerProcess, tmp_path: Path) -> None:
     output = tmp_path / "vectors.npy"
     assert run("embed", "--address", minilm_server.address, "-o", output).returncode == 0

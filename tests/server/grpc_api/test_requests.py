@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from attnlens.embedding_types import EmbeddingType
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1 import manifest_pb2
 from attnlens.v1.tensor_pb2 import DATA_TYPE_FLOAT16
@@ -25,6 +26,7 @@ NO_LAYER_OUTPUTS = {"EMBEDDING", "TOKEN_CONTRIBUTIONS", "BASELINE", "HEAD_CONTRI
         (RowSum, manifest_pb2.RowSum, "ROW_SUM_", set()),
         (AttentionView, pb.AttentionView, "ATTENTION_VIEW_", set()),
         (TokenSource, pb.TokenSource, "TOKEN_SOURCE_", set()),
+        (EmbeddingType, pb.EmbeddingType, "EMBEDDING_TYPE_", set()),
     ],
 )
 def test_enums_have_the_names_and_numbers_of_the_protocol(

@@ -36,7 +36,7 @@ def test_unresolvable_name_is_reported() -> None:
 )
 def test_privileged_port_names_the_required_privilege(port: int, message: str) -> None:
     error = OSError(errno.EACCES, os.strerror(errno.EACCES).lower())
-    assert message in bind_problem(error, TcpAddress("127.0.0.1", port), "viewer-port")
+    assert message in bind_problem(error, TcpAddress("127.0.0.1", port), "http-port")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="abstract names are specific to Linux")

@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnlens_server.config import ConfigError
-from attnlens_server.errors import InputTooLongError, InvalidFieldsError, StartupError
+from attnlens_server.errors import (
+    InputTooLongError,
+    InvalidFieldsError,
+    NotSupportedError,
+    StartupError,
+)
 from attnlens_server.text import Input, InputEncoder, TextEncoder, TextPair, TokenIds, TokenSource
 from attnlens_server.text.tokenizer import _growth_of_charsmap
 from attnlens_server.text.tokens import utf8_offsets
@@ -200,3 +205,9 @@ def test_text_that_makes_the_tokenizer_panic_is_reported(minilm_dir: Path, tmp_p
         assert [violation.field for violation in caught.value.violations] == [field]
     with pytest.raises(InvalidFieldsError, match=r"^prompt cannot be tokenized"):
         inputs.encode(texts, range(1), prompt=endless, truncate=True)
+
+
+def test_token_ids_cannot_be_decoded_without_a_tokenizer() -> None:
+    encoder = InputEncoder(None, 8, exclude_prompt=False)
+    with pytest.raises(NotSupportedError, match="no tokenizer: decode the token ids in the client"):
+        encoder.decode([Input(token_ids=TokenIds([1]))], range(1), skip_special_tokens=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attnlens_cli.commands.options import (
+    EMBEDDING_TYPES,
     batch_size_option,
     check_version,
     data_type_option,
@@ -84,6 +85,14 @@ Example:
     help="File that ends in .npy or .jsonl; - writes JSON lines to standard output.  [default: -]",
 )
 @data_type_option
+@in_section("Output")(
+    "--embedding-type",
+    type=click.Choice(EMBEDDING_TYPES),
+    default="float",
+    show_default=True,
+    help="Quantization: one byte per component (int8, uint8; needs the ranges of a bundle), or one bit "
+    "(binary, ubinary).",
+)
 @batch_size_option(128)
 @in_section("Requests")(
     "--in-flight",

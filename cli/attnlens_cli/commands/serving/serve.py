@@ -119,6 +119,12 @@ _http = partial(config_option, section="HTTP")
     "http_token_ids", "Accept token ids in OpenAI's API. Only for clients that use this model's tokenizer."
 )
 @_http(
+    "metrics_port",
+    "Port for health checks and Prometheus metrics alone, without TLS; 0 picks a free one.  [default: only "
+    "the HTTP port has them]",
+    int,
+)
+@_http(
     "max_connections", "Maximum number of HTTP connections. If there are more, idle ones are closed first."
 )
 @_http("request_timeout_s", "Maximum time to receive the head of an HTTP request, and to receive its body.")
@@ -183,3 +189,5 @@ def _print_ready(ready: "Ready") -> None:
     click.echo(f"attnlens is ready at {ready.address}: {', '.join(parts)}")
     if ready.http_url:
         click.echo(f"HTTP and the viewer are at {ready.http_url}")
+    if ready.metrics_url:
+        click.echo(f"Metrics are at {ready.metrics_url}")

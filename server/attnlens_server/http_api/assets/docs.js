@@ -122,7 +122,7 @@ function operationForm(method, path, operation) {
     button.disabled = false;
     button.focus();
   });
-  const answer = Object.values(operation.responses["200"].content)[0].schema;
+  const answer = Object.values(operation.responses["200"]?.content || {})[0]?.schema;
   inside.append(element("div", {}, button), status, output);
   if (propertiesOf(answer)) inside.append(lazyDetails("Fields of the response", answer, 0));
   return inside;

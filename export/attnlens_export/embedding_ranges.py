@@ -1,0 +1,78 @@
+"""Measures the range of each embedding component, for quantized embeddings.
+
+Shapes: N texts, T tokens of a text, D hidden size, E embedding size.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from attnlens.costs import flops_per_token
+from attnlens.dense import open_layers
+from attnlens.pooling import Pooling, finish, pool
+from attnlens.tensors import to_tensor
+from attnlens.v1.manifest_pb2 import EmbeddingRanges
+from attnlens.v1.tensor_pb2 import DataType
+from attnlens_export.graph.names import EMBEDDINGS_PATH, HIDDEN_OUTPUT
+from attnlens_export.int8.texts import make_batches, read_kinds
+from attnlens_export.parity.sessions import open_session
+from attnlens_export.progress import StageProgress, report_each
+from attnlens_export.published.pooling import read_pooling
+from attnlens_export.published.prompts import read_prompts
+from attnlens_export.published.side_files import read_max_tokens
+from attnlens_model import EncoderConfig
+
+# Floating-point operations that an export spends: about half a minute on two cores. A larger model is
+# measured on fewer texts, of all kinds.
+_MAX_FLOPS = 4e12
+_MIN_TEXTS = 100
+
+
+def measure_ranges(directory: Path, config: EncoderConfig, progress: StageProgress) -> EmbeddingRanges | None:
+    """Return the ranges of the embeddings of this package's texts, computed with the defaults of the bundle.
+
+    Returns:
+        The ranges. None if the bundle has no tokenizer, or if the model is too large.
+    """
+    tokenizer_path = directory / "tokenizer.json"
+    if not tokenizer_path.is_file():
+        return None
+    prompts, pooling = read_prompts(directory), read_pooling(directory, config.vector_size)
+    prompt = prompts.texts.get(prompts.default_name, "")
+    num_excluded = _num_prompt_tokens(tokenizer_path, prompt) if pooling.exclude_prompt else 0
+    texts = [prompt + text for texts in read_kinds(None).values() for text in texts]
+    max_tokens = read_max_tokens(directory, config)
+    batches = make_batches(texts, tokenizer_path, config, max_tokens)
+    num_tokens = sum(batch.inputs.input_ids.size for batch in batches)
+    token_flops = flops_per_token(config.hidden_size, config.intermediate_size, config.num_layers)
+    step = max(1, -(-num_tokens * token_flops // int(_MAX_FLOPS)))
+    if len(texts) // step < _MIN_TEXTS:
+        return None
+    if step > 1:
+        batches = make_batches(texts[::step], tokenizer_path, config, max_tokens)
+    session = open_session(directory / EMBEDDINGS_PATH)
+    pooled = []
+    for batch in report_each(batches, progress, ""):
+        (hidden,) = session.run([HIDDEN_OUTPUT], batch.inputs.feed())
+        for vectors, mask in zip(hidden, batch.inputs.attention_mask, strict=True):
+            if mask.sum() > num_excluded:
+                pooled.append(pool(vectors[mask == 1], Pooling(pooling.pooling), num_excluded))
+    embeddings = finish(
+        np.stack(pooled),
+        open_layers(directory, pooling.dense, config.vector_size),
+        dimensions=pooling.truncate_dim or None,
+        normalize_first=pooling.normalize,
+    )  # (N, E)
+    ranges = np.stack([embeddings.min(axis=0), embeddings.max(axis=0)])
+    return EmbeddingRanges(values=to_tensor(ranges, DataType.DATA_TYPE_FLOAT32), num_texts=len(pooled))
+
+
+def _num_prompt_tokens(tokenizer_path: Path, prompt: str) -> int:
+    """Return the number of tokens that pooling excludes, like a server."""
+    if not prompt:
+        return 0
+    tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    tokenizer.no_padding()
+    encoding = tokenizer.encode(prompt)
+    return len(encoding) - sum(encoding.special_tokens_mask[-1:])

@@ -1,0 +1,72 @@
+"""Ollama's embeddings API: `/api/embed`."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from attnlens_server.http_api.exchange import BodyParser, Dialect, HttpRequest, HttpResponse, Route
+from attnlens_server.http_api.json_bodies import Dimensions, Texts, embed, num_tokens, text_inputs
+from attnlens_server.serving.requests import EmbedRequest
+from attnlens_server.serving.results import EmbedResult
+from attnlens_server.serving.service import ModelService
+
+
+class OllamaBody(msgspec.Struct, kw_only=True):
+    """Body of `/api/embed`. Other keys, such as `options` and `keep_alive`, are ignored.
+
+    Attributes:
+        input: One text or several.
+        model: Name of the served model, which may end in `:latest`.
+        truncate: Whether to truncate long texts.
+        dimensions: Number of leading components to keep.
+    """
+
+    input: Texts
+    model: str = ""
+    truncate: bool | None = None
+    dimensions: Dimensions | None = None
+
+
+DIALECT = Dialect(lambda error: {"error": error.message}, fields={"inputs": "input"}, schema=dict[str, str])
+
+
+_PARSER = BodyParser(OllamaBody)
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaRoutes:
+    """Routes of Ollama's API for one model."""
+
+    service: ModelService
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [Route("POST", "/api/embed", self.embed, DIALECT, body=OllamaBody, response=dict[str, Any])]
+
+    async def embed(self, request: HttpRequest) -> HttpResponse:
+        """Return one embedding of length 1 for each text."""
+        started = time.monotonic()
+
+        def reply(body: OllamaBody, result: EmbedResult) -> dict[str, Any]:
+            return {
+                "model": body.model,
+                "embeddings": np.ascontiguousarray(result.embeddings),
+                "total_duration": round(1e9 * (time.monotonic() - started)),
+                "load_duration": 0,
+                "prompt_eval_count": num_tokens(result),
+            }
+
+        return await embed(self.service, request, _PARSER, _embed_request, reply)
+
+
+def _embed_request(body: OllamaBody) -> EmbedRequest:
+    return EmbedRequest(
+        model=body.model.removesuffix(":latest"),
+        inputs=text_inputs(body.input),
+        truncate=body.truncate is not False,
+        normalize=True,
+        dimensions=body.dimensions or 0,
+    )

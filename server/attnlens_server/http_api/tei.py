@@ -1,0 +1,347 @@
+"""API of Text Embeddings Inference (TEI) 1.9 for embedding models, which clients of Hugging Face use.
+
+See docs/http.md for the differences from TEI.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+
+from attnlens_server.bundle import Model
+from attnlens_server.config import ServerConfig
+from attnlens_server.engine import Engine
+from attnlens_server.errors import NotSupportedError, RequestError
+from attnlens_server.grpc_api.model_info import own_version
+from attnlens_server.http_api.exchange import (
+    BodyParser,
+    Dialect,
+    HttpError,
+    HttpRequest,
+    HttpResponse,
+    Route,
+    encode_json,
+)
+from attnlens_server.http_api.json_bodies import (
+    Dimensions,
+    Inputs,
+    Texts,
+    inputs_of,
+    json_response,
+    read_body,
+    serialize,
+    text_inputs,
+    truncation,
+)
+from attnlens_server.serving.requests import EmbedRequest, EncodeRequest, Prompt, Request, TokenizeRequest
+from attnlens_server.serving.results import FloatArray, TokenizedText
+from attnlens_server.serving.service import ModelService
+from attnlens_server.text import Input, Tokens, TokenSource
+
+_DATA_TYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8", "bf16": "bfloat16"}
+_VECTORS, _TOKENS = list[list[float]], list[list[dict[str, Any]]]
+_TOKEN_BYTES = 400  # a token as a Python dictionary
+_TYPES = {
+    "EMPTY": "Empty",
+    "OVERLOADED": "Overloaded",
+    "NOT_READY": "Unhealthy",
+    "SHUTTING_DOWN": "Unhealthy",
+}
+_BACKEND_TYPES = ("NOT_SUPPORTED", "GRAPH_UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED")
+_REASONS_422 = ("INVALID_FIELD", "INPUT_TOO_LONG", "RESPONSE_TOO_LARGE", "REQUEST_TOO_EXPENSIVE")
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
+
+class EmbedOptions(msgspec.Struct, kw_only=True):
+    """EmbedOptions of all routes that run the model.
+
+    Attributes:
+        truncate: Whether to truncate long texts. Unlike in the other APIs of attnlens, the default is True.
+        truncation_direction: Side of a text to remove. If None, the side that the model's tokenizer uses.
+        prompt_name: Name of one of the model's prompts. If None, the default prompt of the model.
+    """
+
+    truncate: bool | None = None
+    truncation_direction: Literal["Left", "Right", "left", "right"] | None = None
+    prompt_name: str | None = None
+
+    @property
+    def side(self) -> str | None:
+        """Side to truncate on. None for the side of the model, or if texts are not truncated."""
+        direction = self.truncation_direction
+        return None if direction is None or self.truncate is False else direction.lower()
+
+
+class EmbedBody(EmbedOptions, kw_only=True):
+    """Body of `/embed` and of `/embed_all`, which ignores the last two fields."""
+
+    inputs: Inputs
+    normalize: bool | None = None
+    dimensions: Dimensions | None = None
+
+
+class SimilarityInputs(msgspec.Struct):
+    """A sentence, and the sentences to compare it with."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class SimilarityBody(msgspec.Struct):
+    """Body of `/similarity`."""
+
+    inputs: SimilarityInputs
+    parameters: EmbedOptions | None = None
+
+
+class TokenizeBody(msgspec.Struct):
+    """Body of `/tokenize`."""
+
+    inputs: Texts
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+
+
+class DecodeBody(msgspec.Struct):
+    """Body of `/decode`: the token ids of one text, or of several."""
+
+    ids: list[TokenId | list[TokenId]]
+    skip_special_tokens: bool = True
+
+
+_EMBED, _SIMILARITY = BodyParser(EmbedBody), BodyParser(SimilarityBody)
+_TOKENIZE, _DECODE = BodyParser(TokenizeBody), BodyParser(DecodeBody)
+
+
+def error_body(error: RequestError) -> dict[str, str]:
+    """Return the body of an error."""
+    default = "Backend" if error.reason in _BACKEND_TYPES else "Validation"
+    return {"error": error.message, "error_type": _TYPES.get(error.reason, default)}
+
+
+DIALECT = Dialect(
+    error_body,
+    statuses={"NOT_SUPPORTED": 424, **dict.fromkeys(_REASONS_422, 422)},
+    fields={"inputs": "inputs", "prompt.name": "prompt_name"},
+    schema=dict[str, str],
+)
+DECODE_DIALECT = replace(DIALECT, fields={"inputs": "ids"})
+
+
+@dataclass(frozen=True, slots=True)
+class TeiRoutes:
+    """Routes of TEI's API for one model."""
+
+    service: ModelService
+    model: Model
+    config: ServerConfig
+    engine: Engine
+
+    def routes(self) -> list[Route]:
+        """Return the routes. `GET /` is the page of the viewer."""
+        return [
+            Route("POST", "/", self.embed, DIALECT, body=EmbedBody, response=_VECTORS),
+            Route("POST", "/embed", self.embed, DIALECT, body=EmbedBody, response=_VECTORS),
+            Route("POST", "/embed_all", self.embed_all, DIALECT, body=EmbedBody, response=list[_VECTORS]),
+            Route("POST", "/similarity", self.similarity, DIALECT, body=SimilarityBody, response=list[float]),
+            Route("POST", "/tokenize", self.tokenize, DIALECT, body=TokenizeBody, response=_TOKENS),
+            Route("POST", "/decode", self.decode, DECODE_DIALECT, body=DecodeBody, response=list[str]),
+            Route("GET", "/info", self.info, DIALECT, response=dict[str, Any]),
+            Route("GET", "/health", self.health, DIALECT, is_public=True, media_type=""),
+            Route("GET", "/ping", self.health, DIALECT, is_public=True, media_type=""),
+            *(
+                Route("POST", path, partial(_reject, path), DIALECT)
+                for path in ("/embed_sparse", "/predict", "/rerank")
+            ),
+        ]
+
+    async def embed(self, request: HttpRequest) -> HttpResponse:
+        """Return one embedding for each text."""
+        return await self._embed(request, _EMBED, self._embed_request, lambda rows: rows)
+
+    async def similarity(self, request: HttpRequest) -> HttpResponse:
+        """Return the cosine similarity of a sentence with each other sentence."""
+        return await self._embed(request, _SIMILARITY, self._similarity_request, _similarities)
+
+    async def _embed(
+        self,
+        request: HttpRequest,
+        parser: BodyParser,
+        convert: Callable[[Any], EmbedRequest],
+        build: Callable[[FloatArray], FloatArray],
+    ) -> HttpResponse:
+        started = time.monotonic()
+        body, converted = await read_body(self.service, request, parser, convert)
+        with self._truncation(body):
+            result = await self.service.embed(converted, request.budget)
+        rows = np.ascontiguousarray(result.embeddings)
+        response = await json_response(self.service, request, rows.nbytes, lambda: build(rows))
+        return self._measured(response, request, converted, started)
+
+    async def embed_all(self, request: HttpRequest) -> HttpResponse:
+        """Return the vectors of all tokens of each text."""
+        started = time.monotonic()
+        body, converted = await read_body(self.service, request, _EMBED, self._encode_request)
+        with self._truncation(body):
+            result = await self.service.encode(converted, request.budget)
+        vectors = [text.last_hidden_state for text in result.texts]
+        size = sum(array.nbytes for array in vectors if array is not None)
+        response = await json_response(self.service, request, size, lambda: vectors)
+        return self._measured(response, request, converted, started)
+
+    async def tokenize(self, request: HttpRequest) -> HttpResponse:
+        """Return the tokens of each text with their byte offsets."""
+        body, converted = await read_body(self.service, request, _TOKENIZE, self._tokenize_request)
+        prompt = self.model.prompts.get(body.prompt_name or self.model.default_prompt_name, "")
+        lists, texts = [], iter(converted.inputs)
+        async with aclosing(self.service.tokenize(converted, request.budget)) as portions:
+            async for portion in portions:  # not all at once, since dictionaries are far larger than tokens
+                size = _TOKEN_BYTES * sum(len(text.tokens.ids) for text in portion)
+                sources = [prompt + (text.text or "") for text in islice(texts, len(portion))]
+                build = partial(_token_lists, portion, sources, len(prompt), body.add_special_tokens)
+                request.budget.memory.grow(size)
+                lists.append((await serialize(self.service, request, size, build))[1:-1])
+                request.budget.memory.shrink(size)
+        request.budget.memory.grow(sum(map(len, lists)))
+        return HttpResponse(b"[" + b",".join(lists) + b"]")
+
+    async def decode(self, request: HttpRequest) -> HttpResponse:
+        """Return the text of token ids."""
+        body, converted = await read_body(self.service, request, _DECODE, _decode_request)
+        texts = await self.service.decode(
+            converted, request.budget, skip_special_tokens=body.skip_special_tokens
+        )
+        return await json_response(self.service, request, sum(map(len, texts)), lambda: texts)
+
+    async def info(self, _: HttpRequest) -> HttpResponse:
+        """Return the model and the limits of the server."""
+        config, model, service = self.config, self.model, self.service
+        return HttpResponse(
+            encode_json(
+                {
+                    "model_id": model.name,
+                    "model_sha": model.version,
+                    "model_dtype": _DATA_TYPES[config.precision],
+                    "served_model_name": model.name,
+                    "model_type": {"embedding": {"pooling": model.pooling.name.lower()}},
+                    "max_concurrent_requests": config.max_concurrent_inputs,
+                    "max_input_length": service.max_tokens,
+                    "max_batch_tokens": self.engine.max_batch_tokens,
+                    "max_client_batch_size": config.inputs_limit,
+                    "auto_truncate": True,
+                    "tokenization_workers": config.worker_threads,
+                    "version": own_version(),
+                }
+            )
+        )
+
+    async def health(self, _: HttpRequest) -> HttpResponse:
+        """Return 200 while the server accepts requests."""
+        self.service.check_serving()
+        return HttpResponse(content_type="")
+
+    def _embed_request(self, body: EmbedBody) -> EmbedRequest:
+        return EmbedRequest(
+            inputs=_not_empty(inputs_of(body.inputs)),
+            prompt=_prompt(body.prompt_name),
+            truncate=self._truncates(body),
+            normalize=body.normalize is not False,
+            dimensions=body.dimensions or 0,
+        )
+
+    def _encode_request(self, body: EmbedBody) -> EncodeRequest:
+        return EncodeRequest(
+            inputs=_not_empty(inputs_of(body.inputs)),
+            prompt=_prompt(body.prompt_name),
+            truncate=self._truncates(body),
+            last_hidden_state=True,
+        )
+
+    def _similarity_request(self, body: SimilarityBody) -> EmbedRequest:
+        options = body.parameters or EmbedOptions()
+        sentences = _not_empty(text_inputs(body.inputs.sentences))
+        return EmbedRequest(
+            inputs=[Input(text=body.inputs.source_sentence), *sentences],
+            prompt=_prompt(options.prompt_name),
+            truncate=self._truncates(options),
+            normalize=True,
+        )
+
+    def _tokenize_request(self, body: TokenizeBody) -> TokenizeRequest:
+        return TokenizeRequest(inputs=_not_empty(text_inputs(body.inputs)), prompt=_prompt(body.prompt_name))
+
+    def _truncates(self, options: EmbedOptions) -> bool:
+        return options.truncate is not False and options.side in (None, self.service.truncation_side)
+
+    def _truncation(self, body: EmbedBody | SimilarityBody) -> AbstractContextManager[None]:
+        options = body.parameters if isinstance(body, SimilarityBody) else body
+        side = options.side if options else None
+        return truncation(self.service, "truncation_direction", side)
+
+    def _measured(
+        self, response: HttpResponse, request: HttpRequest, converted: Request, started: float
+    ) -> HttpResponse:
+        """Add the headers with durations in milliseconds."""
+        metrics = request.budget.metrics
+        total = f"{1000 * (time.monotonic() - started):.0f}"
+        headers = {
+            "X-Compute-Type": "cpu" if self.engine.runtime.is_on_cpu else "gpu",
+            "X-Compute-Time": total,
+            "X-Compute-Characters": str(sum(len(text) for each in converted.inputs for text in each.texts)),
+            "X-Compute-Tokens": str(metrics.num_tokens),
+            "X-Total-Time": total,
+            "X-Tokenization-Time": f"{1000 * metrics.tokenize_s:.0f}",
+            "X-Queue-Time": f"{1000 * metrics.queue_s:.0f}",
+            "X-Inference-Time": f"{1000 * metrics.compute_s:.0f}",
+        }
+        return replace(response, headers=headers)
+
+
+def _not_empty(inputs: list[Input]) -> list[Input]:
+    if not inputs:
+        raise HttpError(400, "EMPTY", "the list of inputs is empty: send at least one")
+    return inputs
+
+
+def _prompt(name: str | None) -> Prompt | None:
+    return None if name is None else Prompt(name=name)
+
+
+def _decode_request(body: DecodeBody) -> TokenizeRequest:
+    return TokenizeRequest(inputs=_not_empty(inputs_of(body.ids)))
+
+
+def _similarities(rows: FloatArray) -> FloatArray:
+    """Return the cosine (N,) of the first of N + 1 vectors of length 1 with each other one."""
+    return np.asarray(rows[1:].astype(np.float64) @ rows[0], dtype=np.float32)
+
+
+def _token_lists(
+    texts: Sequence[TokenizedText], sources: Sequence[str], prompt_chars: int, with_special: bool
+) -> list[list[dict[str, Any]]]:
+    """Return the tokens of each text. Offsets are UTF-8 bytes of the prompt and the text together."""
+    lists = [_tokens(text.tokens, source, prompt_chars) for text, source in zip(texts, sources, strict=True)]
+    return [[token for token in tokens if with_special or not token["special"]] for tokens in lists]
+
+
+def _tokens(tokens: Tokens, source: str, prompt_chars: int) -> Iterator[dict[str, Any]]:
+    prompt_bytes = len(source[:prompt_chars].encode())
+    for index, kind in enumerate(tokens.sources):
+        token_id, is_text = tokens.ids[index], kind is TokenSource.TEXT
+        if kind is TokenSource.SPECIAL:
+            yield {"id": token_id, "text": tokens.texts[index], "special": True}
+            continue
+        first, last = (prompt_chars * is_text + offset for offset in tokens.chars[index])
+        start, stop = (prompt_bytes * is_text + offset for offset in tokens.bytes[index])
+        yield {"id": token_id, "text": source[first:last], "special": False, "start": start, "stop": stop}
+
+
+async def _reject(path: str, _: HttpRequest) -> HttpResponse:
+    """Reject a request that needs another type of model."""
+    raise NotSupportedError(f"{path} needs another type of model, and this is an embedding model: use /embed")

@@ -1,0 +1,106 @@
+"""API of the inference containers of Weaviate's module text2vec-transformers."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from attnlens_server.bundle import Model
+from attnlens_server.http_api.exchange import (
+    BodyParser,
+    Dialect,
+    HttpRequest,
+    HttpResponse,
+    Route,
+    encode_json,
+)
+from attnlens_server.http_api.json_bodies import embed, invalid, text_inputs
+from attnlens_server.http_api.prompts import PromptChoice
+from attnlens_server.serving.requests import EmbedRequest
+from attnlens_server.serving.results import EmbedResult
+from attnlens_server.serving.service import ModelService
+
+
+class VectorsConfig(msgspec.Struct):
+    """Options. Weaviate always sends `pooling_strategy`, which is ignored: the model has its own pooling.
+
+    Attributes:
+        task_type: Purpose of the texts, `query` or `passage`, which selects the prompt.
+        dimensions: Number of leading components to keep.
+    """
+
+    task_type: str | None = None
+    dimensions: int | None = None
+
+
+class VectorsBody(msgspec.Struct):
+    """Body of `/vectors`: one text, or several. Weaviate sends more keys, which are ignored."""
+
+    text: str | None = None
+    texts: list[str] | None = None
+    config: VectorsConfig | None = None
+
+
+DIALECT = Dialect(
+    lambda error: {"error": error.message},
+    fields={"inputs": "texts", "prompt.name": "config.task_type", "dimensions": "config.dimensions"},
+)
+
+
+_PARSER = BodyParser(VectorsBody)
+
+
+@dataclass(frozen=True, slots=True)
+class WeaviateRoutes:
+    """Routes of Weaviate's inference containers for one model."""
+
+    service: ModelService
+    model: Model
+    prompts: PromptChoice
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("POST", "/vectors", self.vectors, DIALECT, body=VectorsBody, response=dict[str, Any]),
+            Route("POST", "/vectors/", self.vectors, DIALECT),
+            Route("GET", "/meta", self.meta, DIALECT, response=dict[str, Any]),
+            Route("GET", "/.well-known/live", self.live, DIALECT, is_public=True, media_type=""),
+            Route("GET", "/.well-known/ready", self.ready, DIALECT, is_public=True, media_type=""),
+        ]
+
+    async def vectors(self, request: HttpRequest) -> HttpResponse:
+        """Return one embedding for each text."""
+        return await embed(self.service, request, _PARSER, self._embed_request, _reply)
+
+    def _embed_request(self, body: VectorsBody) -> EmbedRequest:
+        if (body.text is None) == (body.texts is None):
+            raise invalid("text", "is missing, or texts is set as well: set one of them")
+        config = body.config or VectorsConfig()
+        return EmbedRequest(
+            inputs=text_inputs(body.text if body.text is not None else body.texts or []),
+            prompt=self.prompts.for_purpose(config.task_type) if config.task_type else None,
+            truncate=True,
+            dimensions=config.dimensions or 0,
+        )
+
+    async def meta(self, _: HttpRequest) -> HttpResponse:
+        """Return the model, which Weaviate shows with its modules."""
+        return HttpResponse(encode_json({"model": self.model.name, "model_version": self.model.version}))
+
+    async def live(self, _: HttpRequest) -> HttpResponse:
+        """Return 204."""
+        return HttpResponse(status=204, content_type="")
+
+    async def ready(self, request: HttpRequest) -> HttpResponse:
+        """Return 204 while the server accepts requests."""
+        self.service.check_serving()
+        return await self.live(request)
+
+
+def _reply(body: VectorsBody, result: EmbedResult) -> dict[str, Any]:
+    rows = np.ascontiguousarray(result.embeddings)
+    sizes = {"dim": rows.shape[1], "dims": rows.shape[1]}  # of containers and of Weaviate
+    if body.texts is not None:
+        return {"vectors": rows, **sizes}
+    return {"text": body.text, "vector": rows[0], **sizes}

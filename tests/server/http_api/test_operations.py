@@ -1,0 +1,127 @@
+"""Health checks and metrics of a real server process."""
+
+import http.client
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from attnlens_client import AttnlensError, Client
+from served import ServerProcess
+
+
+class Ports(NamedTuple):
+    server: ServerProcess
+    http: int
+    operations: int
+
+
+@pytest.fixture(scope="module")
+def ports(minilm_bundle: Path) -> Iterator[Ports]:
+    with ServerProcess(minilm_bundle, "--http-port", "0", "--metrics-port", "0") as server:
+        http_port = urlsplit(server.http_url()).port
+        assert server.process.stdout is not None
+        metrics = re.fullmatch(
+            r"Metrics are at http://127.0.0.1:(\d+)/metrics\n", server.process.stdout.readline()
+        )
+        assert metrics is not None
+        assert http_port is not None
+        yield Ports(server, http_port, int(metrics[1]))
+
+
+def ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request(method, path, body)
+    reply = connection.getresponse()
+    content = reply.read()
+    connection.close()
+    return reply.status, content
+
+
+def samples(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Return the metrics once they are stable: a request is counted shortly after its response."""
+    found: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    while True:
+        status, content = ask(port, "GET", "/metrics")
+        assert status == 200
+        before, found = (
+            found,
+            {
+                (sample.name, frozenset(sample.labels.items())): sample.value
+                for family in text_string_to_metric_families(content.decode())
+                for sample in family.samples
+                if not sample.name.startswith("process_cpu")
+            },
+        )
+        if found == before:
+            return found
+
+
+def value(found: dict[tuple[str, frozenset[tuple[str, str]]], float], name: str, **labels: str) -> float:
+    return found.get((name, frozenset(labels.items())), 0.0)
+
+
+def test_health_is_reported_on_both_ports(ports: Ports) -> None:
+    for port in (ports.http, ports.operations):
+        for path in ("/healthz", "/readyz"):
+            assert ask(port, "GET", path) == (200, b'{"status":"ok"}')
+    assert ask(ports.operations, "GET", "/v1/models")[0] == 404
+
+
+def test_requests_of_both_protocols_are_counted(ports: Ports) -> None:
+    before = samples(ports.operations)
+    texts = ["A man is playing a guitar.", "a"]
+    with Client(ports.server.address) as client:
+        client.embed(texts)
+        with pytest.raises(AttnlensError):
+            client.embed(["word " * 400])
+    body = json.dumps({"input": texts}).encode()
+    assert ask(ports.http, "POST", "/v1/embeddings", body)[0] == 200
+    assert ask(ports.http, "POST", "/v1/embeddings", b"{")[0] == 400
+    assert ask(ports.http, "GET", "/nowhere/private-text")[0] == 404
+    after = samples(ports.operations)
+
+    def change(name: str, **labels: str) -> float:
+        return value(after, name, **labels) - value(before, name, **labels)
+
+    assert change("attnlens_requests_total", method="Embed", status="OK") == 1
+    assert change("attnlens_requests_total", method="Embed", status="INVALID_ARGUMENT") == 1
+    assert change("attnlens_request_errors_total", method="Embed", reason="INPUT_TOO_LONG") == 1
+    assert change("attnlens_requests_total", method="POST /v1/embeddings", status="200") == 1
+    assert change("attnlens_requests_total", method="POST /v1/embeddings", status="400") == 1
+    assert change("attnlens_requests_total", method="other", status="404") == 1
+    num_tokens = 9 + 3
+    for method in ("Embed", "POST /v1/embeddings"):
+        assert change("attnlens_inputs_total", method=method) == 2
+        assert change("attnlens_input_tokens_total", method=method) == num_tokens
+    assert change("attnlens_batch_inputs_total", graph="embeddings") == 4
+    assert change("attnlens_batch_tokens_total", graph="embeddings", kind="text") == 2 * num_tokens
+    assert 1 <= change("attnlens_batches_total", graph="embeddings") <= 4
+    assert change("attnlens_stage_duration_seconds_count", stage="compute") == 2
+    assert value(after, "attnlens_reserved_memory_bytes") == 0
+    assert value(after, "attnlens_queue_inputs", graph="embeddings") == 0
+    assert value(after, "process_resident_memory_bytes") > 1e8
+    assert "private" not in ask(ports.operations, "GET", "/metrics")[1].decode()
+
+
+def test_not_ready_before_and_after_serving(minilm_bundle: Path) -> None:
+    with ServerProcess(minilm_bundle, "--metrics-port", "0") as server:
+        assert server.process.stdout is not None
+        port = int(server.process.stdout.readline().rsplit(":", 1)[1].partition("/")[0])
+        assert ask(port, "GET", "/readyz")[0] == 200
+        assert server.stop() == 0
+        with pytest.raises(ConnectionRefusedError):
+            ask(port, "GET", "/healthz")
+
+
+def test_http_without_its_extra_aborts_startup(minilm_bundle: Path) -> None:
+    server = ServerProcess(minilm_bundle, "--http-port", "0")
+    code = "import sys; sys.modules['uvicorn'] = None; from attnlens_cli.main import main; main()"
+    server.command[1:3] = ["-c", code]
+    with pytest.raises(RuntimeError, match=r"HTTP needs uvicorn.*install attnlens\[http\]"), server:
+        pass

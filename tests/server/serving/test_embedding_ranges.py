@@ -1,0 +1,110 @@
+"""Which ranges quantized embeddings use, and which combinations of fields are rejected."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnlens.embedding_types import EmbeddingType
+from attnlens.pooling import Pooling
+from attnlens_server.config import ServerConfig
+from attnlens_server.errors import InvalidFieldsError
+from attnlens_server.serving.requests import EmbedRequest
+from attnlens_server.serving.results import check_finite
+from attnlens_server.serving.validation import RequestValidator
+from attnlens_server.text import Input
+from toy_models import make_model
+
+MEASURED = np.array([[-1, -1, -1], [1, 1, 1]], np.float32)
+GIVEN = 2 * MEASURED
+INT8 = EmbeddingType.INT8
+
+
+def make_validator(**changes: Any) -> RequestValidator:
+    facts = {"normalize": True, "embedding_size": 3, "max_dimensions": 3, "embedding_ranges": MEASURED}
+    model = make_model(**facts | changes)
+    return RequestValidator(
+        model, ServerConfig(bundle=Path()), max_tokens=8, has_tokenizer=True, takes_pairs=True
+    )
+
+
+def request(**fields: Any) -> EmbedRequest:
+    return EmbedRequest(inputs=[Input(text="a")], **{"embedding_type": INT8} | fields)
+
+
+def problem(validator: RequestValidator, **fields: Any) -> str:
+    with pytest.raises(InvalidFieldsError) as caught:
+        validator.embed(request(**fields))
+    [violation] = caught.value.violations
+    assert violation.field == "ranges"
+    return violation.description
+
+
+@pytest.mark.parametrize("fields", [{}, {"dimensions": 3}, {"normalize": True}, {"pooling": Pooling.MEAN}])
+def test_measured_ranges_are_used_if_they_fit(fields: dict[str, Any]) -> None:
+    plan = make_validator().embed(request(**fields))
+    assert plan.ranges is MEASURED
+
+
+@pytest.mark.parametrize("fields", [{"dimensions": 2}, {"normalize": False}, {"pooling": Pooling.CLS}])
+def test_measured_ranges_are_rejected_for_embeddings_with_another_scale(fields: dict[str, Any]) -> None:
+    size = fields.get("dimensions", 3)
+    assert problem(make_validator(), **fields) == (
+        f"is not set, but EMBEDDING_TYPE_INT8 needs ranges of shape [2, {size}], and those of the bundle "
+        "need the model's own pooling, normalize and dimensions: send them, or omit these fields"
+    )
+    ranges = GIVEN[:, :size]
+    assert make_validator().embed(request(ranges=ranges, **fields)).ranges is ranges
+
+
+@pytest.mark.parametrize("fields", [{"dimensions": 3}, {"normalize": True}])
+def test_published_truncation_scales_first(fields: dict[str, Any]) -> None:
+    """The default embedding is shorter than 1. With these fields, it has length 1."""
+    validator = make_validator(max_dimensions=4)
+    assert validator.embed(request()).ranges is MEASURED
+    assert problem(validator, **fields).endswith("send them, or omit these fields")
+    unscaled = make_validator(max_dimensions=4, normalize=False)
+    assert unscaled.embed(request(dimensions=3)).ranges is MEASURED
+
+
+def test_bundle_without_ranges_needs_them_in_the_request() -> None:
+    validator = make_validator(embedding_ranges=None)
+    assert problem(validator) == (
+        "is not set, but EMBEDDING_TYPE_INT8 needs ranges of shape [2, 3], and the bundle has none: send "
+        "them, or export the model again"
+    )
+    assert validator.embed(request(ranges=GIVEN)).ranges is GIVEN
+    assert validator.embed(request(embedding_type=EmbeddingType.BINARY)).ranges is None
+
+
+@pytest.mark.parametrize("embedding_type", [EmbeddingType.FLOAT, EmbeddingType.BINARY, EmbeddingType.UBINARY])
+def test_ranges_are_rejected_if_nothing_uses_them(embedding_type: EmbeddingType) -> None:
+    assert problem(make_validator(), embedding_type=embedding_type, ranges=GIVEN) == (
+        f"is set, but embedding_type is EMBEDDING_TYPE_{embedding_type.name}, which has no ranges: omit it"
+    )
+
+
+def test_defective_ranges_are_rejected_with_the_expected_shape() -> None:
+    assert problem(make_validator(), ranges=GIVEN[:, :2]) == (
+        "has the shape [2, 2], expected [2, 3]: send the minimum and maximum of each component"
+    )
+
+
+def test_request_ranges_take_precedence() -> None:
+    assert make_validator().embed(request(ranges=GIVEN)).ranges is GIVEN
+
+
+@pytest.mark.parametrize(("embedding_type", "size"), [(1, 40), (2, 10), (3, 10), (4, 2), (5, 2)])
+def test_row_size_is_that_of_the_type(embedding_type: int, size: int) -> None:
+    validator = make_validator(embedding_size=10, max_dimensions=10, embedding_ranges=np.zeros((2, 10)))
+    assert validator.embed(request(embedding_type=EmbeddingType(embedding_type))).row_bytes == size
+
+
+def test_embedding_that_is_not_finite_is_not_quantized() -> None:
+    check_finite(np.ones((2, 3), np.float32), INT8)
+    message = (
+        r"embedding_type is EMBEDDING_TYPE_INT8, but the embedding of inputs\[1\] has a value that is not"
+    )
+    with pytest.raises(InvalidFieldsError, match=message):
+        check_finite(np.array([[1, 2], [np.inf, 0]], np.float32), INT8)
