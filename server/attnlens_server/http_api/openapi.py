@@ -50,7 +50,7 @@ class OpenApiRoutes:
     """`/openapi.json` and `/docs`.
 
     Args:
-        routes: Routes to describe, except those of pages, and aliases that end in a slash.
+        routes: Routes to describe. Pages, and aliases that end in a slash, are omitted.
         needs_key: Whether routes that are not public need a key.
     """
 

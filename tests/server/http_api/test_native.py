@@ -1,4 +1,4 @@
-"""The routes of attnlens return what gRPC returns, bit for bit."""
+"""The routes of attnlens return the same results as gRPC, bit for bit."""
 
 import base64
 import json
@@ -73,7 +73,7 @@ def _long(value: Any, name: str = "") -> Any:
 
 
 def check(found: Any, expected: Any, path: str = "") -> None:
-    """Compare JSON of a route with that of protobuf, which writes all fields here."""
+    """Compare a response with the JSON of protobuf, in which `as_dict` writes all fields."""
     if isinstance(expected, dict) and {"data_type", "shape", "data"} == expected.keys():
         check_array(found, expected, path)
     elif isinstance(expected, dict):
