@@ -2,7 +2,7 @@
 
 import base64
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -14,6 +14,8 @@ from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.grpc_api.responses import Responses
 from mounted import Mounted
+
+AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 TEXTS = ["The animal didn't cross the street because it was too tired.", "", "Zoë 東京 😀"]
 DTYPES = {"FLOAT32": "<f4", "FLOAT16": "<f2", "INT32": "<i4", "UINT8": "u1", "INT8": "i1"}
@@ -39,7 +41,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-def message_of(message_class: type[Message], content: dict[str, Any]) -> Message:
+def message_of(message_class: type[AnyMessage], content: dict[str, Any]) -> AnyMessage:
     """Return the request with protobuf's own JSON mapping, which has long names only."""
     return json_format.ParseDict(json.loads(json.dumps(_long(content))), message_class())
 
