@@ -1,4 +1,4 @@
-"""OpenAPI document of all routes, and a page that shows it and sends requests.
+"""OpenAPI document of all routes, and the page that displays it and sends requests.
 
 The document is built from the routes, msgspec types, and the descriptors and comments of the .proto files.
 """

@@ -42,7 +42,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def message_of(message_class: type[AnyMessage], content: dict[str, Any]) -> AnyMessage:
-    """Return the request with protobuf's own JSON mapping, which has long names only."""
+    """Parse a request with protobuf's own JSON mapping, which needs long names."""
     return json_format.ParseDict(json.loads(json.dumps(_long(content))), message_class())
 
 
