@@ -213,7 +213,7 @@ class Server:
                 f"HTTP needs {error.name}, which is not installed: install attnlens[http], or omit "
                 "--http-port and --metrics-port"
             ) from error
-        self._http = HttpHost(self._service, self._engine, self._bundle, config)
+        self._http = HttpHost(self._service, self._served.methods, self._engine, self._bundle, config)
         self._calls.on_end = self._http.metrics.observe
         await self._http.listen(_tls_context(config))
 

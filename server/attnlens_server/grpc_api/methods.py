@@ -1,8 +1,8 @@
 """The gRPC methods of `attnlens.v1.EncoderService`."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, Protocol
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
@@ -12,6 +12,7 @@ from attnlens_server.grpc_api import requests
 from attnlens_server.grpc_api.calls import SMALL_BYTES, Call, Calls, Context, Parser
 from attnlens_server.grpc_api.model_info import ModelDescriber
 from attnlens_server.grpc_api.responses import Responses
+from attnlens_server.serving.admission import Budget
 from attnlens_server.serving.requests import (
     CompareRequest,
     EmbedRequest,
@@ -29,7 +30,7 @@ Handler = Callable[[bytes, Context], Awaitable[bytes | None]]
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["EncoderService"]
 SERVICE_NAME: str = DESCRIPTOR.full_name
 
-_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "Embed": requests.embed_request,
     "Encode": requests.encode_request,
     "EncodeStream": requests.encode_request,
@@ -37,6 +38,14 @@ _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "Explain": requests.explain_request,
     "Compare": requests.compare_request,
 }
+"""Conversions of request messages to typed requests by method name."""
+
+
+class HasBudget(Protocol):
+    """A call over any protocol."""
+
+    def budget(self) -> Budget:
+        """Return the budget of the call: memory, deadline and metrics."""
 
 
 class EncoderService:
@@ -47,22 +56,27 @@ class EncoderService:
         self._responses = responses
         self._describer = describer
 
-    async def Embed(self, request: EmbedRequest, call: Call) -> bytes:
+    async def Embed(self, request: EmbedRequest, call: HasBudget) -> bytes:
         result = await self._service.embed(request, call.budget())
         size = result.embeddings.nbytes
         return await self._serialize(size, self._responses.embed, result)
 
-    async def Encode(self, request: EncodeRequest, call: Call) -> bytes:
+    async def Encode(self, request: EncodeRequest, call: HasBudget) -> bytes:
         result = await self._service.encode(request, call.budget())
         return await self._service.workers.run(self._responses.encode, result, request.data_type)
 
     async def EncodeStream(self, request: EncodeRequest, call: Call) -> None:
+        async with aclosing(self.encode_parts(request, call)) as parts:
+            async for part in parts:
+                await call.write(part)
+
+    async def encode_parts(self, request: EncodeRequest, call: HasBudget) -> AsyncGenerator[bytes]:
         run = self._service.workers.run
         async with aclosing(self._service.encode_stream(request, call.budget())) as parts:
             async for part in parts:
-                await call.write(await run(self._responses.stream_part, part, request.data_type))
+                yield await run(self._responses.stream_part, part, request.data_type)
 
-    async def Tokenize(self, request: TokenizeRequest, call: Call) -> bytes:
+    async def Tokenize(self, request: TokenizeRequest, call: HasBudget) -> bytes:
         serialized = [self._responses.tokenize_head()]
         async with aclosing(self._service.tokenize(request, call.budget())) as portions:
             async for texts in portions:
@@ -70,21 +84,21 @@ class EncoderService:
                 serialized.append(await self._serialize(size, self._responses.tokenize, texts))
         return await self._serialize(sum(map(len, serialized)), b"".join, serialized)
 
-    async def Explain(self, request: ExplainRequest, call: Call) -> bytes:
+    async def Explain(self, request: ExplainRequest, call: HasBudget) -> bytes:
         result = await self._service.explain(request, call.budget())
         return await self._serialize(_tokens_bytes(result.texts), self._responses.explain, result)
 
-    async def Compare(self, request: CompareRequest, call: Call) -> bytes:
+    async def Compare(self, request: CompareRequest, call: HasBudget) -> bytes:
         result = await self._service.compare(request, call.budget())
         size = _tokens_bytes(text for pair in result.pairs for text in (pair.a, pair.b))
         size += sum(pair.matrix.nbytes for pair in result.pairs if pair.matrix is not None)
         return await self._serialize(size, self._responses.compare, result)
 
-    async def ListModels(self, request: pb.ListModelsRequest, call: Call) -> bytes:
+    async def ListModels(self, request: pb.ListModelsRequest, call: HasBudget) -> bytes:
         del request, call
         return pb.ListModelsResponse(models=[self._describer.model()]).SerializeToString()
 
-    async def GetModel(self, request: pb.GetModelRequest, call: Call) -> bytes:
+    async def GetModel(self, request: pb.GetModelRequest, call: HasBudget) -> bytes:
         del call
         self._service.check_model(request.model, request.model_version)
         return pb.GetModelResponse(model=self._describer.model()).SerializeToString()
@@ -109,7 +123,7 @@ def handlers(service: EncoderService, calls: Calls, max_texts: int) -> dict[str,
         inputs = fields.get("inputs") or fields.get("pairs")
         parser = Parser(
             GetMessageClass(method.input_type),
-            _CONVERSIONS.get(method.name, lambda message: message),
+            CONVERSIONS.get(method.name, lambda message: message),
             inputs.number if inputs else None,
             max_texts,
         )

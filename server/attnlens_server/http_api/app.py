@@ -129,7 +129,7 @@ class HttpApp:
         """Answer a request. The response is sent with the dialect of the route, also if it is an error."""
         dialect, reason = NATIVE, ""
         try:
-            route, path = self._route(exchange.scope["method"], exchange.scope["path"])
+            route, path = self._route(exchange.scope["method"], _own_path(exchange.scope))
             dialect = route.dialect
             exchange.record.route = f"{route.method} {route.path}"
             self._check(route, exchange)
@@ -211,7 +211,8 @@ class HttpApp:
                 415, "WRONG_CONTENT_ENCODING", f"{encoding[:40]!r} is not supported: use gzip, or no encoding"
             )
         budget = Budget(exchange.memory, None, exchange.record.metrics)
-        return HttpRequest(exchange.scope["method"], path, exchange.headers, content, budget)
+        root_path = exchange.scope.get("root_path", "").rstrip("/")
+        return HttpRequest(exchange.scope["method"], path, exchange.headers, content, budget, root_path)
 
     def _gunzip(self, body: bytes) -> bytes:
         decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)
@@ -351,6 +352,13 @@ class _Exchange:
         abort = self.scope.get(ABORT)
         if abort is not None:
             abort()
+
+
+def _own_path(scope: Scope) -> str:
+    """Return the path without the prefix under which the application is mounted."""
+    path: str = scope["path"]
+    root_path = scope.get("root_path", "").rstrip("/")
+    return path.removeprefix(root_path) if path.startswith(f"{root_path}/") else path
 
 
 def _headers(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:

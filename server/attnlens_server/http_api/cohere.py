@@ -63,6 +63,7 @@ class CohereBody(msgspec.Struct, kw_only=True):
 DIALECT = Dialect(
     lambda error: {"message": error.message},
     fields={"inputs": "texts", "prompt.name": "input_type", "dimensions": "output_dimension"},
+    schema=dict[str, str],
 )
 
 
@@ -79,7 +80,7 @@ class CohereRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        return [Route("POST", "/v2/embed", self.embed, DIALECT)]
+        return [Route("POST", "/v2/embed", self.embed, DIALECT, body=CohereBody, response=dict[str, Any])]
 
     async def embed(self, request: HttpRequest) -> HttpResponse:
         """Return one embedding of each type for each text."""

@@ -58,6 +58,7 @@ class HttpRequest:
         headers: Headers by lower-case name.
         body: Decompressed body.
         budget: Memory, deadline and metrics of the call.
+        root_path: Prefix of all paths, if the application is mounted in another one.
     """
 
     method: str
@@ -65,6 +66,7 @@ class HttpRequest:
     headers: Mapping[str, str]
     body: bytes
     budget: Budget
+    root_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +98,14 @@ class Dialect:
         statuses: HTTP statuses by reason, if they differ from those of `attnlens_server.errors`.
         fields: Names of this API for a field path or its first part, such as `input` for `inputs`.
         headers: Headers of all responses.
+        schema: Type of the body, for the OpenAPI document: see `Route.body`.
     """
 
     body: Callable[[RequestError], Any]
     statuses: Mapping[str, int] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
+    schema: Any = None
 
     def status(self, error: RequestError) -> int:
         """Return the HTTP status for an error."""
@@ -118,6 +122,12 @@ class Route(NamedTuple):
         dialect: How errors are reported.
         is_public: Whether the route needs no credentials.
         needs_page: Whether browsers may only send the request from this server's own pages.
+        summary: What the route does, for the OpenAPI document. Defaults to the docstring of the handler.
+        body: Type of the request body, for the OpenAPI document: a msgspec type, a JSON schema, or a
+            `TranscodedBody`. None if there is no body.
+        response: Type of the response, for the OpenAPI document: a msgspec type, a JSON schema, or the
+            descriptor of a message. If None, any JSON value.
+        media_type: Media type of the response. Empty for a response without a body.
     """
 
     method: str
@@ -126,6 +136,10 @@ class Route(NamedTuple):
     dialect: Dialect
     is_public: bool = False
     needs_page: bool = False
+    summary: str = ""
+    body: Any = None
+    response: Any = None
+    media_type: str = JSON
 
 
 def encode_json(value: Any) -> bytes:  # noqa: ANN401 - any JSON value
@@ -145,7 +159,23 @@ def native_error(error: RequestError) -> dict[str, Any]:
     return body
 
 
-NATIVE = Dialect(native_error)
+class NativeError(msgspec.Struct, omit_defaults=True):
+    """Body of an error.
+
+    Attributes:
+        error: What is wrong, and how to fix it.
+        reason: Machine-readable reason, such as INVALID_FIELD.
+        violations: Invalid fields.
+        metadata: Further values by name.
+    """
+
+    error: str
+    reason: str
+    violations: list[dict[str, str]] = []
+    metadata: dict[str, str] = {}
+
+
+NATIVE = Dialect(native_error, schema=NativeError)
 """Error format of the routes of attnlens, and of unknown paths."""
 
 

@@ -9,12 +9,15 @@ from starlette.middleware.cors import CORSMiddleware
 from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine
+from attnlens_server.grpc_api.methods import EncoderService
 from attnlens_server.http_api.app import Authenticate, HttpApp
 from attnlens_server.http_api.cohere import CohereRoutes
 from attnlens_server.http_api.listener import HttpListener
 from attnlens_server.http_api.metrics import ServerMetrics
+from attnlens_server.http_api.native import NativeRoutes
 from attnlens_server.http_api.ollama import OllamaRoutes
 from attnlens_server.http_api.openai import OpenAIRoutes
+from attnlens_server.http_api.openapi import OpenApiRoutes
 from attnlens_server.http_api.operations import OperationsRoutes, OperationsServer
 from attnlens_server.http_api.origins import OriginPolicy
 from attnlens_server.http_api.pages import Pages
@@ -33,6 +36,7 @@ class HttpHost:
 
     Args:
         service: Service of the model.
+        methods: gRPC methods, which the routes of attnlens call.
         engine: Engine of the model.
         bundle: Bundle of the model.
         config: Server configuration.
@@ -48,6 +52,7 @@ class HttpHost:
     def __init__(
         self,
         service: ModelService,
+        methods: EncoderService,
         engine: Engine,
         bundle: Bundle,
         config: ServerConfig,
@@ -68,12 +73,14 @@ class HttpHost:
         routes = [
             *self._operations.routes(),
             *openai.routes(),
+            *NativeRoutes(service, methods, config.max_inputs_per_request).routes(),
             *TeiRoutes(service, model, config, engine).routes(),
             *CohereRoutes(service, model, prompts).routes(),
             *WeaviateRoutes(service, model, prompts).routes(),
             *OllamaRoutes(service).routes(),
             *self._viewer.routes(),
         ]
+        routes += OpenApiRoutes(routes, needs_key=authenticate is not None).routes()
         origins = OriginPolicy(
             self._scheme,
             public_origin=config.http_origin,

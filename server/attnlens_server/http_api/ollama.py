@@ -30,7 +30,7 @@ class OllamaBody(msgspec.Struct, kw_only=True):
     dimensions: Dimensions | None = None
 
 
-DIALECT = Dialect(lambda error: {"error": error.message}, fields={"inputs": "input"})
+DIALECT = Dialect(lambda error: {"error": error.message}, fields={"inputs": "input"}, schema=dict[str, str])
 
 
 _PARSER = BodyParser(OllamaBody)
@@ -44,7 +44,7 @@ class OllamaRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        return [Route("POST", "/api/embed", self.embed, DIALECT)]
+        return [Route("POST", "/api/embed", self.embed, DIALECT, body=OllamaBody, response=dict[str, Any])]
 
     async def embed(self, request: HttpRequest) -> HttpResponse:
         """Return one embedding of length 1 for each text."""

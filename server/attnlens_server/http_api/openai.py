@@ -59,6 +59,61 @@ class EmbeddingsBody(msgspec.Struct, kw_only=True):
     input_type: str | None = None
 
 
+class Embedding(msgspec.Struct):
+    """An embedding, as a list or in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(msgspec.Struct):
+    """Number of tokens of all texts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(msgspec.Struct):
+    """Response of `/v1/embeddings`."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class ServedModel(msgspec.Struct):
+    """A model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelList(msgspec.Struct):
+    """Response of `/v1/models`."""
+
+    object: Literal["list"]
+    data: list[ServedModel]
+
+
+class ErrorDetails(msgspec.Struct):
+    """Description of an error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorResponse(msgspec.Struct):
+    """Response to a request that failed."""
+
+    error: ErrorDetails
+
+
 def error_body(error: RequestError) -> dict[str, Any]:
     """Return the body of an error."""
     kind = "server_error" if error.http_status >= _SERVER_ERROR else _TYPES.get(error.http_status)
@@ -76,7 +131,7 @@ def error_body(error: RequestError) -> dict[str, Any]:
     }
 
 
-DIALECT = Dialect(error_body, fields={"inputs": "input", "prompt.name": "prompt_name"})
+DIALECT = Dialect(error_body, fields={"inputs": "input", "prompt.name": "prompt_name"}, schema=ErrorResponse)
 
 
 class OpenAIRoutes:
@@ -108,11 +163,12 @@ class OpenAIRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
+        embeddings: dict[str, Any] = {"body": EmbeddingsBody, "response": EmbeddingsResponse}
         return [
-            Route("POST", "/v1/embeddings", self.embeddings, DIALECT),
-            Route("POST", "/embeddings", self.embeddings, DIALECT),
-            Route("GET", "/v1/models", self.models, DIALECT),
-            Route("GET", "/v1/models/*", self.model, DIALECT),
+            Route("POST", "/v1/embeddings", self.embeddings, DIALECT, **embeddings),
+            Route("POST", "/embeddings", self.embeddings, DIALECT, **embeddings),
+            Route("GET", "/v1/models", self.models, DIALECT, response=ModelList),
+            Route("GET", "/v1/models/*", self.model, DIALECT, response=ServedModel),
         ]
 
     async def embeddings(self, request: HttpRequest) -> HttpResponse:

@@ -37,9 +37,9 @@ class OperationsRoutes:
     def routes(self) -> list[Route]:
         """Return the routes. Metrics need the same credentials as requests."""
         return [
-            Route("GET", "/healthz", self.live, NATIVE, is_public=True),
-            Route("GET", "/readyz", self.ready, NATIVE, is_public=True),
-            Route("GET", "/metrics", self.metrics, NATIVE),
+            Route("GET", "/healthz", self.live, NATIVE, is_public=True, response=dict[str, str]),
+            Route("GET", "/readyz", self.ready, NATIVE, is_public=True, response=dict[str, str]),
+            Route("GET", "/metrics", self.metrics, NATIVE, response=str, media_type=CONTENT_TYPE),
         ]
 
     async def live(self, _: HttpRequest | None = None) -> HttpResponse:

@@ -45,6 +45,7 @@ from attnlens_server.serving.service import ModelService
 from attnlens_server.text import Input, Tokens, TokenSource
 
 _DATA_TYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8", "bf16": "bfloat16"}
+_VECTORS, _TOKENS = list[list[float]], list[list[dict[str, Any]]]
 _TOKEN_BYTES = 400  # a token as a Python dictionary
 _TYPES = {
     "EMPTY": "Empty",
@@ -128,6 +129,7 @@ DIALECT = Dialect(
     error_body,
     statuses={"NOT_SUPPORTED": 424, **dict.fromkeys(_REASONS_422, 422)},
     fields={"inputs": "inputs", "prompt.name": "prompt_name"},
+    schema=dict[str, str],
 )
 DECODE_DIALECT = replace(DIALECT, fields={"inputs": "ids"})
 
@@ -144,15 +146,22 @@ class TeiRoutes:
     def routes(self) -> list[Route]:
         """Return the routes. `GET /` is the page of the viewer."""
         return [
-            Route("POST", "/", self.embed, DIALECT),
-            Route("POST", "/embed", self.embed, DIALECT),
-            Route("POST", "/embed_all", self.embed_all, DIALECT),
-            Route("POST", "/similarity", self.similarity, DIALECT),
-            Route("POST", "/tokenize", self.tokenize, DIALECT),
-            Route("POST", "/decode", self.decode, DECODE_DIALECT),
-            Route("GET", "/info", self.info, DIALECT),
-            Route("GET", "/health", self.health, DIALECT, is_public=True),
-            Route("GET", "/ping", self.health, DIALECT, is_public=True),
+            Route("POST", "/", self.embed, DIALECT, body=EmbedBody, response=_VECTORS),
+            Route("POST", "/embed", self.embed, DIALECT, body=EmbedBody, response=_VECTORS),
+            Route(
+                "POST",
+                "/embed_all",
+                self.embed_all,
+                DIALECT,
+                body=EmbedBody,
+                response=list[list[list[float]]],
+            ),
+            Route("POST", "/similarity", self.similarity, DIALECT, body=SimilarityBody, response=list[float]),
+            Route("POST", "/tokenize", self.tokenize, DIALECT, body=TokenizeBody, response=_TOKENS),
+            Route("POST", "/decode", self.decode, DECODE_DIALECT, body=DecodeBody, response=list[str]),
+            Route("GET", "/info", self.info, DIALECT, response=dict[str, Any]),
+            Route("GET", "/health", self.health, DIALECT, is_public=True, media_type=""),
+            Route("GET", "/ping", self.health, DIALECT, is_public=True, media_type=""),
             *(
                 Route("POST", path, partial(_reject, path), DIALECT)
                 for path in ("/embed_sparse", "/predict", "/rerank")

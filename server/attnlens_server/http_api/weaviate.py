@@ -45,6 +45,7 @@ class VectorsBody(msgspec.Struct):
 DIALECT = Dialect(
     lambda error: {"error": error.message},
     fields={"inputs": "texts", "prompt.name": "config.task_type", "dimensions": "config.dimensions"},
+    schema=dict[str, str],
 )
 
 
@@ -62,11 +63,11 @@ class WeaviateRoutes:
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
-            Route("POST", "/vectors", self.vectors, DIALECT),
+            Route("POST", "/vectors", self.vectors, DIALECT, body=VectorsBody, response=dict[str, Any]),
             Route("POST", "/vectors/", self.vectors, DIALECT),
-            Route("GET", "/meta", self.meta, DIALECT),
-            Route("GET", "/.well-known/live", self.live, DIALECT, is_public=True),
-            Route("GET", "/.well-known/ready", self.ready, DIALECT, is_public=True),
+            Route("GET", "/meta", self.meta, DIALECT, response=dict[str, Any]),
+            Route("GET", "/.well-known/live", self.live, DIALECT, is_public=True, media_type=""),
+            Route("GET", "/.well-known/ready", self.ready, DIALECT, is_public=True, media_type=""),
         ]
 
     async def vectors(self, request: HttpRequest) -> HttpResponse:

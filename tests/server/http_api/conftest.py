@@ -1,10 +1,12 @@
 """Fixtures of the tests of HTTP APIs."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from http_client import HttpClient
+from mounted import Mounted
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +14,10 @@ def http(viewer_url: str) -> Iterator[HttpClient]:
     """Return a client of the server that also serves the viewer."""
     with HttpClient(viewer_url) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def mounted(minilm_bundle: Path) -> Iterator[Mounted]:
+    """Return MiniLM in a Starlette application, shared by the tests of this package."""
+    with Mounted(minilm_bundle) as mounted:
+        yield mounted

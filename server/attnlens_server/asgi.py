@@ -1,0 +1,89 @@
+"""A model as an ASGI application, for any ASGI server or inside another application."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from attnlens_server.config import ServerConfig
+from attnlens_server.http_api.app import Authenticate
+from attnlens_server.http_api.host import HttpHost
+from attnlens_server.http_api.keys import bearer_keys
+from attnlens_server.served_model import ServedModel
+from attnlens_server.serving.service import State
+
+__all__ = ["ModelApp", "bearer_keys"]
+
+logger = logging.getLogger(__name__)
+
+
+class ModelApp:
+    """ASGI application with all HTTP routes of one model.
+
+    The lifespan of the application opens and closes the model. If the application is mounted in another one,
+    which does not run the lifespan of mounted applications, use `open` in the lifespan of the outer one.
+
+    Args:
+        config: Configuration. Options for gRPC, ports and TLS have no effect.
+        authenticate: Checks the headers of each request, such as `bearer_keys`. If None, no key is needed.
+    """
+
+    def __init__(self, config: ServerConfig, *, authenticate: Authenticate | None = None) -> None:
+        self._config = config
+        self._authenticate = authenticate
+        self._app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle an ASGI connection."""
+        if scope["type"] == "lifespan":
+            await self._run_lifespan(receive, send)
+        elif self._app is None:
+            raise RuntimeError(
+                "the model is not open: run the lifespan of the application, or use `async with app.open()` "
+                "in the lifespan of the application that it is mounted in"
+            )
+        else:
+            await self._app(scope, receive, send)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator["ModelApp"]:
+        """Open the model while the block runs.
+
+        Raises:
+            StartupError: The bundle is invalid, or a graph cannot be loaded.
+            ConfigError: An option does not fit the bundle.
+            RuntimeError: The model is open.
+        """
+        if self._app is not None:
+            raise RuntimeError("the model is open already: open it once")
+        loop = asyncio.get_running_loop()
+        served = await loop.run_in_executor(None, ServedModel, self._config)
+        service, engine = served.service, served.engine
+        host = HttpHost(service, served.methods, engine, served.bundle, self._config, self._authenticate)
+        try:
+            await loop.run_in_executor(None, engine.start, served.max_tokens)
+            fail = partial(setattr, service, "state", State.FAILED)
+            engine.watch(partial(loop.call_soon_threadsafe, fail), lambda _: None)
+            service.state, self._app = State.SERVING, host.app
+            logger.info("serving %s", served.model.name)
+            yield self
+        finally:
+            service.state, self._app = State.DRAINING, None
+            await host.stop(0)
+            await loop.run_in_executor(None, engine.close)
+            service.workers.close()
+
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self.open())
+            except Exception as error:  # noqa: BLE001 - the ASGI server reports it and exits
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                return
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        await send({"type": "lifespan.shutdown.complete"})
