@@ -157,8 +157,16 @@ class _Connection(H11Protocol):
     async def _run(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - types of ASGI
         scope[ABORT] = self.transport.abort
         self._task = asyncio.current_task()
+
+        async def receive_all() -> Any:  # noqa: ANN401
+            message = await receive()
+            if not message.get("more_body"):
+                # Reading was paused if the body is large, and a disconnection would not be noticed.
+                self.flow.resume_reading()
+            return message
+
         try:
-            await self._application(scope, receive, send)
+            await self._application(scope, receive_all, send)
         finally:
             self._task = None
 

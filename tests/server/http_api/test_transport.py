@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 import trustme
+from uvicorn.protocols.http import h11_impl
 
 from attnlens_server.errors import OverloadedError, RequestError
 from attnlens_server.http_api import listener
@@ -261,6 +262,20 @@ async def test_second_request_of_a_connection_times_out_too() -> None:
 async def test_disconnect_cancels_the_call(small: Small) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", small.port)
     writer.write(GET % b"wait")
+    await until(lambda: small.waiting)
+    writer.close()
+    await until(lambda: not small.waiting)
+
+
+async def test_disconnect_after_a_large_body_cancels_the_call(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(h11_impl, "HIGH_WATER_LIMIT", 1)  # bytes after which uvicorn stops reading
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    head = b"POST /wait HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+    writer.write(head % 2)
+    await reader.readuntil(b"100 Continue\r\n\r\n")  # the server waits for the body
+    writer.write(bytes(2))
     await until(lambda: small.waiting)
     writer.close()
     await until(lambda: not small.waiting)
