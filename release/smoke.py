@@ -1,4 +1,4 @@
-"""Smoke test of an installed `attnlens[http,server]`: serves a bundle and calls all methods. Run by check.py."""
+"""Smoke test of an installed `attnlens[http,server]`: serves a bundle and calls it. Run by check.py."""
 
 import subprocess
 import sys

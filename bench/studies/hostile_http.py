@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.servers import RunningServer
 from bench.studies.hostile import Measured, served
@@ -43,7 +44,23 @@ PATHS = (
     "/v1/models/a",
     "/nowhere",
 )
-VALUES = (None, True, 0, -1, 1e400, 2**70, "", "a", "\ud800", [], [[]], {}, [None], ["a", 1], "word " * 300)
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    0,
+    -1,
+    1e400,
+    2**70,
+    "",
+    "a",
+    "\ud800",
+    [],
+    [[]],
+    {},
+    [None],
+    ["a", 1],
+    "word " * 300,
+)
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,9 @@ def read_sorted_prose(vocab_size: int) -> Prose:
     """
     tokenizer, train_ids, held_out_ids = read_prose(vocab_size)
     special, num_ids = [*range(len(SPECIAL))], tokenizer.get_vocab_size()
-    order = special + sorted(range(len(SPECIAL), num_ids), key=tokenizer.id_to_token)
+    order = special + sorted(
+        range(len(SPECIAL), num_ids), key=lambda token: str(tokenizer.id_to_token(token))
+    )
     new_ids = torch.empty(num_ids, dtype=torch.int64)
     new_ids[order] = torch.arange(num_ids)
     return Prose(new_ids[train_ids], new_ids[held_out_ids])
