@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 PROTO_ROOT = Path(__file__).resolve().parent
+# Client libraries such as tritonclient register their own copy of this package in the default pool, which
+# rejects a second one.
+OWN_POOL = "attnlens/oip/open_inference_pb2.py"
 
 
 def generate(output_dir: Path) -> None:
@@ -33,6 +36,9 @@ def generate(output_dir: Path) -> None:
         if "class " not in path.read_text(encoding="utf-8"):  # .proto files without a service
             path.unlink()
             path.with_suffix(".pyi").unlink()
+    stub = output_dir / OWN_POOL
+    default, own = "_descriptor_pool.Default()", "_descriptor_pool.DescriptorPool()"
+    stub.write_text(stub.read_text(encoding="utf-8").replace(default, own), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -55,6 +55,23 @@ class WithMultiheadAttention(Base):
         return states, all_weights
 
 
+class WithBiasPerHead(WithMultiheadAttention):
+    """ALiBi and padding in one mask per text and head, (B * H, T, T)."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Result:
+        index = torch.arange(input_ids.shape[1])
+        slopes = 2.0 ** -torch.arange(1.0, 1 + NUM_HEADS)
+        bias = -slopes[:, None, None] * (index[:, None] - index).abs()  # (H, T, T)
+        mask = bias.expand(input_ids.shape[0], -1, -1, -1)
+        mask = mask.masked_fill(attention_mask[:, None, None] == 0, -math.inf).flatten(0, 1)
+        states, all_weights = self.tokens(input_ids), []
+        for attention in self.attentions:
+            output, weights = attention(states, states, states, attn_mask=mask, average_attn_weights=False)
+            states = states + output
+            all_weights.append(weights)
+        return states, all_weights
+
+
 class Projected(Base):
     """One projection for queries, keys and values."""
 

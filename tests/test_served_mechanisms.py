@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import grpc
 import numpy as np
 import pytest
 import torch
 
 import attnlens_server
 from attnlens.bundle import read_manifest
+from attnlens.oip import open_inference_pb2
+from attnlens.oip.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from attnlens.patterns import Band
 from attnlens.v1.manifest_pb2 import OutputLayout
 from attnlens_client import AttentionQuery, Client, InvalidRequestError
@@ -28,6 +31,7 @@ class Served(NamedTuple):
     encoder: Encoder
     bundle: Path
     client: Client
+    address: str
 
     def expected(self, ids: list[int]) -> list[np.ndarray]:
         """Output of each layer for a single text in PyTorch; for patterns, the rows."""
@@ -56,7 +60,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     grid = [*small_grid(16), Case(2, 64, Padding.RIGHT)]
     export_bundle(config, bundle, ExportOptions(seed=3, grid=grid))
     with ServerProcess(bundle) as server, Client(server.address) as client:
-        yield Served(request.param, new_encoder(config, seed=3), bundle, client)
+        yield Served(request.param, new_encoder(config, seed=3), bundle, client, server.address)
 
 
 def test_bundle_specifies_the_attention_pattern(served: Served) -> None:
@@ -89,6 +93,27 @@ def test_text_gets_its_own_weights_in_sparse_and_dense_layout(served: Served) ->
             for layer, weights in enumerate(every.weights):
                 np.testing.assert_allclose(weights, served.dense(layer, layers[layer]), atol=1e-5)
             np.testing.assert_allclose(every.weights.sum(axis=-1), 1, atol=1e-5)
+
+
+def test_open_inference_protocol_returns_padded_dense_weights(served: Served) -> None:
+    ids = np.zeros((len(TEXTS), max(LENGTHS)), "<i8")
+    for row, text in zip(ids, TEXTS, strict=True):
+        row[: len(text)] = text
+    request = open_inference_pb2.ModelInferRequest()
+    for name in ("attentions.2", "attentions.1"):
+        request.outputs.add(name=name)
+    for name, values in (("input_ids", ids), ("attention_mask", (ids != 0).astype("<i8"))):
+        request.inputs.add(name=name, datatype="INT64", shape=ids.shape)
+        request.raw_input_contents.append(values.tobytes())
+    with grpc.insecure_channel(served.address) as channel:
+        response = GRPCInferenceServiceStub(channel).ModelInfer(request)
+    for output, raw, layer in zip(response.outputs, response.raw_output_contents, (2, 1), strict=True):
+        found = np.frombuffer(raw, "<f4").reshape(output.shape)
+        query = AttentionQuery(layers=[layer], view="dense")
+        for padded, result in zip(found, served.client.encode(TEXTS, attention=query), strict=True):
+            size = result.weights.shape[-1]
+            np.testing.assert_array_equal(padded[:, :size, :size], result.weights[0])
+            assert np.count_nonzero(padded) == np.count_nonzero(result.weights)
 
 
 def test_openvino_matches_onnx_runtime(served: Served) -> None:

@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 _NUM_FACTORS = 2
+_PER_HEAD_MASK_AXES = 3
 
 
 class PortableFunctions(TorchFunctionMode):
@@ -99,7 +100,9 @@ def _multi_head_attention(
         for part in functional.linear(hidden_states, in_proj_weight, in_proj_bias).chunk(3, dim=-1)
     )
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-    if attn_mask is not None:  # (T, T), True for keys to ignore
+    if attn_mask is not None:  # (T, T) or (B * H, T, T), True for keys to ignore
+        if attn_mask.ndim == _PER_HEAD_MASK_AXES:
+            attn_mask = attn_mask.view(-1, num_heads, *attn_mask.shape[1:])
         scores = _masked(scores, ~attn_mask if attn_mask.dtype == torch.bool else attn_mask)
     if key_padding_mask is not None:  # (B, T)
         padding = key_padding_mask[:, None, None]

@@ -55,7 +55,7 @@ def quantize(
             levels = np.packbits(vectors > 0, axis=-1)
         case EmbeddingType.UINT8 | EmbeddingType.INT8:
             if ranges is None:
-                raise ValueError("ranges is None: INT8 and UINT8 need the range of each component")
+                raise ValueError("INT8 and UINT8 need ranges: specify the range of each component")
             levels = _levels(vectors, ranges)
     is_signed = embedding_type in (EmbeddingType.INT8, EmbeddingType.BINARY)
     return (levels ^ 0x80).view(np.int8) if is_signed else levels  # flips the sign bit: subtracts 128

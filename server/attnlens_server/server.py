@@ -25,6 +25,9 @@ from attnlens_server.grpc_api.methods import SERVICE_NAME, add_service
 from attnlens_server.grpc_api.reflection import add_reflection
 from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, find_bind_problem
 from attnlens_server.listening.tls import tls_context, validity_problem
+from attnlens_server.oip.methods import DESCRIPTOR as INFERENCE_DESCRIPTOR
+from attnlens_server.oip.methods import InferenceService
+from attnlens_server.oip.methods import add_service as add_inference_service
 from attnlens_server.served_model import ServedModel
 from attnlens_server.serving.request_log import is_enabled
 from attnlens_server.serving.service import State
@@ -89,6 +92,7 @@ class Server:
         served = self._served = ServedModel(config)
         self._bundle, self._model, self._max_tokens = served.bundle, served.model, served.max_tokens
         self._engine, self._service, self._calls = served.engine, served.service, served.calls
+        self._inference = InferenceService(served.bundle, served.service, config)
         if config.log_requests and not is_enabled():
             logger.warning(
                 "--log-requests logs at level info, which is disabled: use --log-level info or debug"
@@ -156,7 +160,12 @@ class Server:
         )
         add_service(grpc_server, self._served.methods, self._calls, self._config.max_inputs_per_request)
         self._health.add_to(grpc_server)
-        add_reflection(grpc_server, [SERVICE_NAME, HEALTH_SERVICE_NAME])
+        add_inference_service(grpc_server, self._inference, self._calls, self._config.max_inputs_per_request)
+        add_reflection(
+            grpc_server,
+            [SERVICE_NAME, INFERENCE_DESCRIPTOR.full_name, HEALTH_SERVICE_NAME],
+            INFERENCE_DESCRIPTOR.file.pool,
+        )
         address = self._bind(grpc_server)
         if self._config.tls_cert is None:
             self._calls.on_dropped = functools.partial(self._release_dropped_call, address)

@@ -118,7 +118,9 @@ def test_bundle_without_ranges_needs_them_in_the_request(old_bundle: Path) -> No
             model.embed(TEXTS, embedding_type="int8", ranges=RANGES),
             quantize(floats, EmbeddingType.INT8, RANGES),
         )
-        message = r"needs ranges of shape \[2, 384\], and the bundle has none: send them, or export the model"
+        message = (
+            r"needs ranges, and the bundle does not contain any: send ranges of shape \[2, 384\], or export"
+        )
         with pytest.raises(InvalidRequestError, match=message):
             model.embed(TEXTS, embedding_type="int8")
 
@@ -154,7 +156,7 @@ def test_bundle_without_ranges_needs_them_in_the_request(old_bundle: Path) -> No
         (
             {"ranges": Tensor(shape=[1], data=bytes(4))},
             "ranges",
-            "is set, but embedding_type is EMBEDDING_TYPE_FLOAT, which has no ranges: omit it",
+            "is set, but embedding_type is EMBEDDING_TYPE_FLOAT, which does not use ranges: omit it",
         ),
     ],
 )

@@ -22,6 +22,7 @@ from own_modules import (
     NUM_HEADS,
     VOCAB_SIZE,
     Base,
+    WithBiasPerHead,
     WithCausalBuffer,
     WithEinsum,
     WithFusedAttention,
@@ -32,7 +33,7 @@ from own_modules import (
 )
 
 ROOT = Path(__file__).parents[2]
-LINKED = [WithMultiheadAttention, WithEinsum, WithOwnNorms, WithCausalBuffer]
+LINKED = [WithMultiheadAttention, WithBiasPerHead, WithEinsum, WithOwnNorms, WithCausalBuffer]
 
 
 def export(module: nn.Module, bundle: Path, embeddings: str | None = None) -> BundleSummary:

@@ -46,6 +46,8 @@ def test_wheel_contains_the_data_files(wheel: Path) -> None:
         names = set(opened.namelist())
     heads = "attnlens_analysis/heads"
     assert {
+        "attnlens/oip/open_inference_pb2.py",
+        "attnlens/oip/open_inference_pb2.pyi",
         "attnlens_runtimes/node/worker.mjs",
         f"{heads}/page.html",
         f"{heads}/data/ud_en_ewt_dev_500.tsv.gz",

@@ -30,8 +30,21 @@ def random(*shape: int) -> Tensor:
         {"attn_mask": LATER},
         {"attn_mask": random(NUM_TOKENS, NUM_TOKENS)},
         {"attn_mask": LATER, "key_padding_mask": PADDING},
+        {"attn_mask": random(BATCH_SIZE * NUM_HEADS, NUM_TOKENS, NUM_TOKENS), "average_attn_weights": False},
+        {"attn_mask": LATER.expand(BATCH_SIZE * NUM_HEADS, -1, -1), "key_padding_mask": PADDING},
     ],
-    ids=["plain", "each head", "no weights", "padding", "added", "causal", "added to pairs", "both"],
+    ids=[
+        "plain",
+        "each head",
+        "no weights",
+        "padding",
+        "added",
+        "causal",
+        "added to pairs",
+        "both",
+        "per head",
+        "per head, both",
+    ],
 )
 @pytest.mark.parametrize("bias", [True, False])
 def test_multihead_attention(options: dict[str, Any], bias: bool) -> None:

@@ -10,6 +10,9 @@ ELSEWHERE = {
     ("docs/ecosystem.md", '"""A bundle in '): "ecosystem/test_docs.py",
     ("docs/ecosystem.md", "// A bundle in "): "ecosystem/test_docs.py",
     ("docs/how_attention_works.md", ""): "analysis/teach/test_page.py",
+    ("docs/http_native.md", "from contextlib"): "server/http_api/test_asgi.py",
+    ("docs/http_native.md", "uvicorn "): "server/http_api/test_asgi.py",
+    ("docs/http_native.md", "from pathlib"): "server/http_api/test_asgi.py",
     ("docs/integrations.md", '"""'): "integrations/test_pages.py",
     ("docs/integrations.md", "python with_"): "integrations/test_recipes.py",
     ("docs/pitfalls.md", "attnlens check-layer"): "cli/commands/test_check_layer.py",
@@ -61,6 +64,7 @@ NOT_RUN = {
     ("docs/http.md", "from openai import OpenAI"): OPENAI,
     ("docs/layouts.md", "export SOURCE"): PLACEHOLDER,
     ("docs/layouts.md", "tritonserver "): "the program cannot be installed with pip",
+    ("docs/oip.md", "perf_analyzer "): "the program cannot be installed with pip on all systems",
     ("docs/layouts.md", "ovms "): "the program cannot be installed with pip",
     ("docs/operations.md", "NAME"): PLACEHOLDER,
     ("docs/operations.md", "--precision int8"): MINUTES,
@@ -94,4 +98,4 @@ NO_CODE = {
 }
 
 # Pages whose Python blocks share one namespace.
-CONTINUED = {"docs/protocol.md", "docs/python.md", "docs/tutorial.md"}
+CONTINUED = {"docs/oip.md", "docs/protocol.md", "docs/python.md", "docs/tutorial.md"}

@@ -75,7 +75,7 @@ def test_values_outside_the_range_are_clipped() -> None:
 def test_types_without_quantization_or_ranges() -> None:
     vectors = np.ones((2, 3), np.float32)
     assert quantize(vectors, EmbeddingType.FLOAT) is vectors
-    with pytest.raises(ValueError, match="ranges is None: INT8 and UINT8 need"):
+    with pytest.raises(ValueError, match="INT8 and UINT8 need ranges"):
         quantize(vectors, EmbeddingType.INT8)
 
 

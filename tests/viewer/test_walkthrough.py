@@ -190,6 +190,19 @@ def test_tab_key_reaches_every_control(open_walkthrough: OpenWalkthrough, step: 
     assert page.tab.evaluate("[...window.left].map((each) => each.outerHTML)") == []
 
 
+def test_focus_is_not_hidden_behind_the_buttons_at_the_bottom(open_walkthrough: OpenWalkthrough) -> None:
+    page = open_walkthrough(fragment="step=2", width=390)
+    page.tab.set_viewport_size({"width": 390, "height": 480})
+    hidden = """() => {
+      const bar = document.querySelector(".turn");
+      const [focus, top] = [document.activeElement, bar.getBoundingClientRect().top];
+      return focus !== document.body && !bar.contains(focus) && focus.getBoundingClientRect().bottom > top;
+    }"""
+    for _ in range(25):
+        press_keys(page, "Tab")
+        assert not page.tab.evaluate(hidden)
+
+
 def test_state_is_stored_in_the_url(open_walkthrough: OpenWalkthrough) -> None:
     page = open_walkthrough(fragment=f"step=6&token=2&layer=2&head=2{CHANGED}")
     assert drawn(page) == [6, 2, 2, 2]

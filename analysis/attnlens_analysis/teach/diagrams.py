@@ -87,7 +87,7 @@ def head_diagram(sizes: Sizes, *, follows_theme: bool = False) -> Diagram:
         canvas.arrow((98, 104), (120, 104), (120, y + 22), (142, y + 22))
         canvas.box(236, y, 78, name, narrow)
         canvas.arrow((206, y + 22), (236, y + 22))
-    canvas.box(358, 47, 104, "Q Kᵀ / √K", square)
+    canvas.box(358, 47, 104, "scale · Q Kᵀ", square)
     canvas.arrow((314, 34), (336, 34), (336, 62), (358, 62))
     canvas.arrow((314, 104), (336, 104), (336, 76), (358, 76))
     canvas.box(500, 47, 104, "softmax", square)
@@ -97,7 +97,7 @@ def head_diagram(sizes: Sizes, *, follows_theme: bool = False) -> Diagram:
     canvas.arrow((314, 174), (728, 174), (728, 144))
     lines = [
         f"x {x} -> W_Q -> Q {narrow}, W_K -> K {narrow}, W_V -> V {narrow}",
-        f"Q, K -> Q K^T / sqrt(K) {square} -> softmax {square}",
+        f"Q, K -> scale · Q K^T {square} -> softmax {square}",
         f"softmax, V -> weights V {narrow}",
     ]
     return Diagram(title, lines, canvas.svg(follows_theme=follows_theme))

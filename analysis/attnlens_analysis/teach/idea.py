@@ -9,16 +9,17 @@ def motivate(trace: HeadTrace) -> Step:
     """Compare attention with a recurrent layer of the same width."""
     length, hidden = len(trace.sentence), trace.values.entering.shape[-1]
     distance = abs(trace.target - trace.row)
+    direction = "" if trace.target <= trace.row else "that reads from right to left "
     products = 4 * length * hidden**2 + 2 * length**2 * hidden
     text = [
         (
             f"From “{trace.label(trace.target)}” to “{trace.label(trace.row)}”, a recurrent layer "
-            f"takes {distance} {'step' if distance == 1 else 'steps'}, attention 1. For all {length} tokens, "
-            f"a recurrent layer takes {length} steps one after another, attention 1."
+            f"{direction}takes {distance} {'step' if distance == 1 else 'steps'}, attention 1. For all "
+            f"{length} tokens, a recurrent layer takes {length} steps one after another, attention 1."
         ),
         (
-            f"Attention does not compute less: {products:,} multiplications (4 T D² + 2 T² D), compared with "
-            f"{2 * length * hidden**2:,} (2 T D²) of a simple recurrent layer."
+            f"Attention is not less work: it needs {products:,} multiplications (4 T D² + 2 T² D), and a "
+            f"simple recurrent layer {2 * length * hidden**2:,} (2 T D²)."
         ),
     ]
     table = None
@@ -44,7 +45,7 @@ def motivate(trace: HeadTrace) -> Step:
         formula="recurrent: h_t = tanh(W h_(t-1) + U x_t)   attention: y_t = sum over j of a_tj v_j",
         text=text,
         picture=Bars(
-            "Steps between the token and each other token, in a recurrent layer",
+            f"Recurrent steps from each token to “{trace.label(trace.row)}”",
             trace.sentence.labels,
             [float(abs(index - trace.row)) for index in range(length)],
             [trace.target],
@@ -65,8 +66,8 @@ def assign_roles(trace: HeadTrace) -> Step:
     text = [
         (
             f"q·k is {number(scores[row, target])} if “{token}” seeks “{other}”, and "
-            f"{number(scores[target, row])} in the other direction. With one matrix for queries and keys, the"
-            " two numbers would be equal."
+            f"{number(scores[target, row])} in the other direction. If queries and keys had the same matrix "
+            "and bias, the two numbers would be equal."
         )
     ]
     return Step(
@@ -75,12 +76,13 @@ def assign_roles(trace: HeadTrace) -> Step:
         explanation=(
             "In a library, the query is your question, the key is the label on the spine of a book, and the "
             "value is its content: you compare the question with the labels, and read the content. Here "
-            "every token has all three roles: what it seeks, what it offers, and what it passes on. Unlike "
-            "in a library, the result is a weighted mixture of all books. In self-attention, queries, keys "
-            "and values come from the same sequence. In cross-attention, as in a translation model, queries "
-            "come from one sequence, and keys and values from another."
+            "every token has all three: a query, a key and a value. Unlike in a library, the result is a "
+            "weighted mixture of all books. In self-attention, queries, keys and values come from the same "
+            "sequence. In cross-attention, as in a translation model, queries come from one sequence, and "
+            "keys and values from another. Q, K and V have one row per token; Kᵀ, the transpose of K, has "
+            "one column per token, so Q Kᵀ has one number per pair."
         ),
-        formula="attention(Q, K, V) = softmax(Q K^T / sqrt(K)) V",
+        formula="attention(Q, K, V) = softmax(Q Kᵀ / sqrt(d_k)) V",
         text=text,
         picture=head_diagram(trace.sizes),
         to_try=["Use --token with the other word: does it attend back?"],
@@ -94,12 +96,13 @@ def list_shapes(trace: HeadTrace) -> Step:
     length, hidden, heads, width = sizes.tokens, sizes.hidden, sizes.heads, sizes.head
     shapes: list[tuple[str, str, tuple[int, ...]]] = [
         ("x", "[T, D]", (length, hidden)),
-        ("Q, K, V per head", "[T, K]", (length, width)),
+        ("W_Q, W_K, W_V per head", "[D, d_k]", (hidden, width)),
+        ("Q, K, V per head", "[T, d_k]", (length, width)),
         ("scores per head", "[T, T]", (length, length)),
         ("weights per head", "[T, T]", (length, length)),
-        ("context per head", "[T, K]", values.context.shape[1:]),
-        ("concatenation", "[T, H K]", (length, heads * values.context.shape[-1])),
-        ("W_o", "[H K, D]", (heads * values.context.shape[-1], hidden)),
+        ("context per head", "[T, d_k]", values.context.shape[1:]),
+        ("concatenation", "[T, H d_k]", (length, heads * values.context.shape[-1])),
+        ("W_O", "[H d_k, D]", (heads * values.context.shape[-1], hidden)),
         ("output", "[T, D]", values.output.shape),
     ]
     elements = [rows * columns for _, _, (rows, columns) in shapes]
@@ -109,7 +112,7 @@ def list_shapes(trace: HeadTrace) -> Step:
         (
             f"All {heads} heads together have scores of shape [H, T, T] = [{heads}, {length}, {length}]; a "
             "batch of B texts adds a first axis: [B, H, T, T]. Here, "
-            f"K = {width} and D / H = {hidden / heads:g}."
+            f"d_k = {width} and D / H = {hidden / heads:g}."
         )
     ]
     if listed:
@@ -118,16 +121,17 @@ def list_shapes(trace: HeadTrace) -> Step:
         key="shapes",
         title="The shapes of all tensors",
         explanation=(
-            "D is fixed by the model, T by the text. Usually K = D / H, so that the concatenated heads have "
-            "the size of x again. No parameter has an axis of size T, so the same weights process any length "
-            "up to the number of positions."
+            "D is fixed by the model, T by the text. Usually d_k = D / H, which keeps the cost independent "
+            "of the number of heads. d_k can be any number, since W_O maps H d_k features to D. No parameter "
+            "has an axis of size T, so the same parameters process any length up to the number of positions."
         ),
-        formula="[T, D] -> [T, K] -> [T, T] -> [T, K] -> [T, H K] -> [T, D]",
+        formula="[T, D] -> [T, d_k] -> [T, T] -> [T, d_k] -> [T, H d_k] -> [T, D]",
         text=text,
         picture=Bars("Number of elements", [name for name, _, _ in shapes], elements, decimals=0),
         to_try=["Use a text twice as long: which tensors have twice the elements, and which four times?"],
-        caveat="The softmax is taken over the last axis of the scores, the keys. Over the queries, rows "
-        "would not sum to 1, without an error message.",
+        caveat="The softmax is taken over the last axis of the scores, the keys. A softmax over the queries "
+        "raises no error, since the shape [T, T] is the same, but columns instead of rows sum to 1: queries "
+        "compete for each key.",
         table=Table(
             ("tensor", "shape", "in this model"),
             [(name, shape, f"[{', '.join(map(str, actual))}]") for name, shape, actual in shapes],

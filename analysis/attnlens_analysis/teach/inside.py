@@ -58,10 +58,11 @@ def enter_layer(trace: HeadTrace) -> Step:
         title=f"Each token has a vector at layer {trace.layer}",
         explanation=(
             "Each token is represented by a vector. In layer 0, the vector encodes the token and, in "
-            "most models, its position: attention itself ignores order, so without positions a permuted"
-            " text would give permuted outputs. Each layer adds information from other tokens."
+            "most models, its position. Attention ignores order, and the rest of a layer processes each "
+            "token alone, so without positions a permuted text would give permuted outputs. Each layer adds "
+            "information from other tokens."
         ),
-        formula="x: T vectors of size D",
+        formula="x: T vectors of size D, the rows of a matrix [T, D]",
         text=[
             (
                 f"x of “{trace.label(row)}” has D = {len(vector)} components, starting with "
@@ -91,23 +92,24 @@ def project(trace: HeadTrace, loading: list[str]) -> Step:
         key="projections",
         title="Query, key and value",
         explanation=(
-            "A head multiplies each token's vector with three trained matrices. The query describes "
-            "what the token seeks, the key what it offers to the queries of others, and the value what "
-            "it passes on when it is attended to. All tokens share the three matrices, so their number "
-            "of parameters does not depend on the length."
+            "A head multiplies each token's vector by three trained matrices. The query describes the "
+            "information that the token seeks, the key describes the token to the queries of others, and the "
+            "value is the information that it passes on when it is attended to. All tokens share the three "
+            "matrices, so the number of parameters does not depend on the length. nn.Linear of PyTorch "
+            "stores each W transposed."
         ),
-        formula="q = W_q x + b_q,  k = W_k x + b_k,  v = W_v x + b_v   (K components per head)",
+        formula="q = x W_Q + b_Q,  k = x W_K + b_K,  v = x W_V + b_V   (d_k components per head)",
         text=[
             (
                 f"q of “{trace.label(row)}” starts with {numbers(query[:_NUM_SHOWN])}, |q| is "
-                f"{number(norms(query).item())}; K = {len(query)}.{rotated}"
+                f"{number(norms(query).item())}; d_k = {len(query)}.{rotated}"
             ),
             (
                 f"k of “{trace.label(target)}” starts with {numbers(key[:_NUM_SHOWN])}, |k| is "
                 f"{number(norms(key).item())}. v of “{trace.label(target)}”: |v| is "
                 f"{number(norms(values.value[head, target]).item())}."
             ),
-            f"q·k is the sum of K terms q_i k_i. The chart shows the {len(order)} largest in magnitude.",
+            f"q·k is the sum of d_k terms q_i k_i. The chart shows the {len(order)} largest in magnitude.",
         ],
         picture=Bars(
             f"Terms q_i k_i of “{trace.label(row)}” and “{trace.label(target)}”",
@@ -129,10 +131,10 @@ def multiply(trace: HeadTrace) -> Step:
     products = values.query[head, row] @ values.key[head].T
     return Step(
         key="scores",
-        title="The query is multiplied with each key",
+        title="The query is multiplied by each key",
         explanation=(
-            "The dot product of a query and a key is a score: it is large if the key points in the "
-            "direction of the query. A head relates two tokens by this number alone."
+            "The dot product q·k is large if the key points in the direction of the query. A head "
+            "relates two tokens by this number alone; scaled, it becomes the score of the key."
         ),
         formula="q·k_j = sum over i of q_i k_ji   for each token j",
         text=[f"Largest and smallest: {_extremes(trace, products)}."],
@@ -154,7 +156,7 @@ def scale(trace: HeadTrace) -> Step:
     factor = f"{values.scale:.6g}"
     other = "without a scale" if values.other_scale == 1 else f"with {values.other_scale:.6g}"
     bias = " + bias_j" if values.has_biases else ""
-    columns = ("this row", f"this row, {other}", f"all {num_heads} heads", f"all, {other}")
+    columns = ("this row", f"this row, {other}", f"mean of {num_heads} heads", f"mean, {other}")
     rows = [
         (
             name,
@@ -171,11 +173,12 @@ def scale(trace: HeadTrace) -> Step:
         key="scale",
         title="The products are scaled",
         explanation=(
-            "A dot product of K independent terms of variance 1 has variance K, so products grow with "
-            "the head size. Without a scale, the softmax saturates: one weight approaches 1, all "
-            "derivatives approach 0, and training cannot correct the head."
+            "A sum of d_k independent terms with mean 0 and variance (mean square) 1 has variance d_k, so "
+            "products grow with the head size. Without a scale, the softmax saturates: one weight approaches "
+            "1, all derivatives approach 0, and training cannot correct the head. The entropy of a row, "
+            "-sum a ln(a), is 0 if one token has all weight, and largest for equal weights."
         ),
-        formula=f"s_j = scale · q·k_j{bias},  usually scale = 1 / sqrt(K)",
+        formula=f"s_j = scale · q·k_j{bias},  usually scale = 1 / sqrt(d_k)",
         text=text,
         picture=Grid(
             f"The weights of “{trace.label(row)}” with the model's scale and {other}",
@@ -189,12 +192,12 @@ def scale(trace: HeadTrace) -> Step:
             "a = np.exp(s - s.max()); a / a.sum()",
         ],
         caveat="The comparison changes the scale of a trained model. A model trained this way would differ.",
-        table=Table(("mean over rows", *columns), rows),
+        table=Table(("measure", *columns), rows),
     )
 
 
 def _describe_scale(trace: HeadTrace, slope: float, other_slope: float, other: str) -> list[str]:
-    """Return sentences on the scores, the trace of the Jacobian with and without the scale, and W_q."""
+    """Return sentences on the scores, the trace of the Jacobian with and without the scale, and W_Q."""
     values, row, head = trace.values, trace.row, trace.head
     factor = f"{values.scale:.6g}"
     text = [
@@ -203,14 +206,17 @@ def _describe_scale(trace: HeadTrace, slope: float, other_slope: float, other: s
             f"{_extremes(trace, values.scores[head, row])}."
         ),
         (
-            "The trace of the softmax Jacobian, sum a (1 - a), measures the gradient: at 0, no gradient "
-            f"reaches q and k. Here it is {number(slope)}, {other} {number(other_slope)}."
+            "The Jacobian of the softmax contains the derivatives of all weights with respect to all scores. "
+            f"Its trace, the sum of its diagonal a_j (1 - a_j), is {number(slope)}, and {other} "
+            f"{number(other_slope)}. With respect to q·k, it is multiplied by the scale: "
+            f"{number(values.scale * slope)} and {number(values.other_scale * other_slope)}. At 0, no "
+            "gradient reaches q and k."
         ),
     ]
     absorbed = values.weights_with(scale=1.0, query=values.scale * values.query)
     text.append(
-        "The scale does not change the order of the scores or what the model can express: with W_q "
-        f"multiplied by {factor} instead, weights differ by at most "
+        "The scale does not change the order of the scores or the functions that the model can express: with "
+        f"W_Q and b_Q multiplied by {factor} instead, weights differ by at most "
         f"{number(float(np.abs(absorbed - values.weights_with()).max()))}."
     )
     if values.has_biases:
@@ -225,9 +231,9 @@ def take_softmax(trace: HeadTrace, command: str) -> Step:
         key="softmax",
         title="The softmax turns scores into weights",
         explanation=(
-            "The softmax is applied to each row, over the keys. It makes every score positive and "
-            "divides by the sum, so the weights of a query sum to 1. These are the attention weights "
-            "that a server returns."
+            "The softmax is applied to each row, over the keys. exp makes every score positive, and dividing "
+            "by the sum makes the weights of a query sum to 1. These are the attention weights that "
+            "`attnlens serve` returns. Their entropy is measured in nats, the unit of natural logarithms."
         ),
         formula="a_j = exp(s_j) / sum over m of exp(s_m)",
         text=[
@@ -273,10 +279,10 @@ def weigh_values(trace: HeadTrace) -> Step:
         key="values",
         title="The values are averaged by weight",
         explanation=(
-            "The output of the head is the sum of all values, each multiplied by its weight. Weights "
-            "alone can be misleading: a large weight on a small value changes little."
+            "The output of the head, its context, is the sum of all values, each multiplied by its weight. "
+            "Weights alone can be misleading: a large weight on a small value changes little."
         ),
-        formula="context = sum over j of a_j v_j   (K components)",
+        formula="context = sum over j of a_j v_j   (d_k components)",
         text=[
             (
                 f"Token j contributes a_j |v_j|. The share of {trace.label(trace.target)} is "
@@ -302,9 +308,9 @@ def add_to_stream(trace: HeadTrace) -> Step:
     num_heads, width = values.context.shape[0], values.context.shape[2]
     text = [
         (
-            f"{num_heads} heads x {width} = {num_heads * width} components are multiplied by W_o. |output| "
-            f"is {number(norms(output).item())}, compared with |x| = {number(norms(residual).item())} of the "
-            "residual that it is added to."
+            f"{num_heads} heads x {width} = {num_heads * width} components are multiplied by W_O. |output| "
+            f"is {number(norms(output).item())}; the vector that it is added to has the norm "
+            f"{number(norms(residual).item())}."
         )
     ]
     if trace.leaving_is_next:
@@ -316,11 +322,11 @@ def add_to_stream(trace: HeadTrace) -> Step:
         key="output",
         title="The heads are concatenated and added to the vector",
         explanation=(
-            "The contexts of all heads are concatenated. The output projection W_o mixes the heads and "
-            "returns to the size of x, so that the result can be added to x. Attention modifies the "
-            "vector instead of replacing it."
+            "The contexts of all heads are concatenated. The output projection W_O mixes the heads and "
+            "returns to the size of x. A residual connection adds the result to the vector that entered the "
+            "layer, so attention modifies the vector instead of replacing it."
         ),
-        formula="x + W_o [context_1; …; context_H] + b_o",
+        formula="output = [context_0, …, context_(H-1)] W_O + b_O,  then x + output",
         text=text,
         picture=Bars(
             "|context| of each head",
@@ -329,7 +335,7 @@ def add_to_stream(trace: HeadTrace) -> Step:
             [trace.head],
         ),
         to_try=["Compare with the last layer (--layer -1): does the vector change more there?"],
-        caveat=f"This is one of {num_heads} heads, and the residual bypasses all of them.",
+        caveat=f"This is one of {num_heads} heads, and the residual connection bypasses all of them.",
     )
 
 

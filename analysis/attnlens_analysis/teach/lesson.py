@@ -67,7 +67,7 @@ def make_lesson(trace: HeadTrace, command: str, npz: str = "head.npz") -> Lesson
             (
                 "All numbers are computed by this model for this text. Layers, heads, tokens and rows are "
                 "counted from 0. T is the number of tokens, D the hidden size, H the number of heads, "
-                "and K the head size."
+                "and d_k the head size. x has one row per token, so projections are written x W."
             ),
             *_difference(trace),
         ],
@@ -86,12 +86,13 @@ def _difference(trace: HeadTrace) -> list[str]:
     agreement = "The softmax of the scaled q·k reproduces them."
     if largest > _ROUNDING:
         agreement = (
-            f"The softmax of the scaled q·k alone differs from them by up to {number(largest)}, and the "
-            "difference is shown as a bias of the scores."
+            f"The softmax of the scaled q·k alone differs from them by up to {number(largest)}. The "
+            "logarithm of the ratio of the two is shown as a bias b of the scores, since exp(s + b) is "
+            "exp(s) exp(b)."
         )
     return [
         (
-            f"Layer {trace.layer} has {trace.mechanism} attention: {difference}. The weights are those of "
+            f"Layer {trace.layer} has {trace.mechanism} attention: {difference}. The weights come from "
             f"the graph. {agreement} Contexts are weights times v, before gates and compositions."
         )
     ]

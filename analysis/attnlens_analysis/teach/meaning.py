@@ -67,15 +67,18 @@ def tie_projections(trace: HeadTrace) -> Step:
         title="Tokens do not generally attend to themselves",
         explanation=(
             "A vector is most similar to itself, so one might expect each token to attend most to "
-            "itself. But q·k is no similarity of x: queries and keys come from different matrices."
+            "itself. But q·k is not a similarity of x: queries and keys come from different matrices."
         ),
-        formula="q_i·k_i is not |x_i|²: W_q and W_k differ, so the diagonal is not special",
+        formula="q_i·k_i is not |x_i|²: W_Q and W_K differ, so the diagonal is not special",
         text=[
             (
                 f"The diagonal has the largest weight in {percent(own)} of the rows of all heads. By chance, "
                 f"it would be {percent(chance)}."
             ),
-            f"With W_q = W_k, and therefore q = k, it would be {percent(tied)}.",
+            (
+                f"With W_Q = W_K and b_Q = b_K, and therefore q = k, it would be {percent(tied)}. Even then, "
+                "a longer key in a similar direction can have a larger product with q than its own key."
+            ),
             _compare_with_itself(trace),
         ],
         picture=Grid(
@@ -123,7 +126,7 @@ def measure_quadratic_cost(trace: HeadTrace) -> Step:
             "Each token attends to each other token, so the number of weights grows with the square of "
             "the length."
         ),
-        formula="T x T weights per head; T² K multiplications each for the scores and the context",
+        formula="T x T weights per head; T² d_k multiplications each for the scores and the context",
         text=[
             (
                 f"From {first} to {last} tokens (x{last / first:.3g}), the size of the maps grows "
@@ -132,7 +135,7 @@ def measure_quadratic_cost(trace: HeadTrace) -> Step:
             ),
         ],
         picture=Bars(
-            "Run time of the attention graph in milliseconds, one thread",
+            "Time of the attention graph in ms, one thread",
             [f"{length:,} tokens" for length in lengths],
             times,
             decimals=1,

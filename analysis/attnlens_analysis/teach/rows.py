@@ -33,7 +33,7 @@ def vary_temperature(trace: HeadTrace) -> Step:
     table = Table(
         ("temperature", "entropy, nats", "largest weight", "trace of the Jacobian"),
         [
-            (f"{each:g}", number(sharp.entropy), number(sharp.largest), number(sharp.trace))
+            (f"{each:g}", number(sharp.entropy), number(sharp.largest), number(sharp.trace / each))
             for each, sharp in ((each, sharpness(weights)) for each, weights in rows.items())
         ],
     )
@@ -44,9 +44,12 @@ def vary_temperature(trace: HeadTrace) -> Step:
             "Raw scores are unbounded and can be negative; divided by their sum, they can be negative, "
             "larger than 1, or undefined. The softmax maps any scores to weights between 0 and 1 that sum to"
             " 1. It depends only on differences of scores, and is smooth, so every score has a gradient. "
-            "Dividing the scores by a temperature above 1 makes the row more uniform, below 1 sharper."
+            "Dividing the scores by a temperature t above 1 makes the row more uniform, below 1 sharper. The "
+            "derivatives approach 0 in both directions: at low t because one weight approaches 1, at high t "
+            "because of the factor 1/t. (j = m) is 1 if j is m, and otherwise 0."
         ),
-        formula="a_j = exp(s_j / t) / sum over m of exp(s_m / t),  Jacobian: da_j/ds_m = a_j ((j = m) - a_m)",
+        formula="a_j = exp(s_j / t) / sum over m of exp(s_m / t),  "
+        "Jacobian: da_j/ds_m = a_j ((j = m) - a_m) / t",
         text=text,
         picture=Grid(
             f"The weights of “{trace.label(row)}” at four temperatures",
@@ -93,13 +96,13 @@ def apply_masks(trace: HeadTrace) -> Step:
         key="masks",
         title="Masks: causal and padding",
         explanation=(
-            "A mask sets scores to -∞ before the softmax. exp(-∞) is 0, so these keys get the weight 0, and "
-            "because the sum is taken over the remaining keys, the row still sums to 1. A causal mask hides "
-            "later tokens, as in language models that generate text. A padding mask hides the tokens that "
-            "fill the shorter texts of a batch. Zeroing weights after the softmax instead would leave rows "
-            "that sum to less than 1."
+            "A mask sets scores to -∞ before the softmax. exp(-∞) is 0, so these keys get the weight 0 and "
+            "do not contribute to the denominator: the row still sums to 1, unless all keys are hidden. A "
+            "causal mask hides later tokens, as in language models that generate text. A padding mask hides "
+            "the tokens that fill the shorter texts of a batch. Setting weights to 0 after the softmax "
+            "instead would leave rows that sum to less than 1."
         ),
-        formula="s_ij = -∞ for j > i (causal) or if j is padding, then the softmax",
+        formula="s_ij = -∞ for j > i (causal) or if j is padding   (query i, key j)",
         text=text,
         picture=Grid(
             f"The weights of “{trace.label(row)}” under each mask",
@@ -113,8 +116,8 @@ def apply_masks(trace: HeadTrace) -> Step:
             "a = np.exp(s - s.max(-1, keepdims=True)); a / a.sum(-1, keepdims=True)",
         ],
         caveat="If all keys of a row are masked, the softmax is 0 / 0, which is NaN. Exported encoders "
-        "therefore use a large negative number instead of -∞, and multiply the weights by the mask: such a "
-        "row is 0.",
+        "therefore use a large negative number instead of -∞. This alone would give equal weights to the "
+        "masked keys, so graphs with attention weights also multiply them by the mask: such a row is 0.",
         table=Table(
             ("row", "keys", f"weight of {trace.label(target)}", "sum"),
             [

@@ -435,6 +435,7 @@ def locate_layers(bundle: Bundle, required: int | None) -> dict[int, LayerNames]
     Raises:
         NotTeachableError: The required layer or, if None, every layer cannot be decomposed.
     """
+    _check_own_module(bundle)
     graph = structure_of(read_proto(bundle.graph_path("attention")))
     outputs = bundle.model.outputs.layers(OutputRole.ATTENTION_WEIGHTS)
     names: dict[int, LayerNames] = {}
@@ -458,6 +459,7 @@ def all_layers(bundle: Bundle) -> dict[int, LayerNames | ProjectionNames]:
     Raises:
         NotTeachableError: A layer has no query, key and value projections.
     """
+    _check_own_module(bundle)
     graph = structure_of(read_proto(bundle.graph_path("attention")))
     outputs = bundle.model.outputs.layers(OutputRole.ATTENTION_WEIGHTS)
     names: dict[int, LayerNames | ProjectionNames] = {}
@@ -471,6 +473,14 @@ def all_layers(bundle: Bundle) -> dict[int, LayerNames | ProjectionNames]:
             sizes = (described.num_heads, described.num_key_value_heads or described.num_heads)
             names[layer] = find_projections(graph, layer, output, sizes)
     return names
+
+
+def _check_own_module(bundle: Bundle) -> None:
+    if any(layer.attention == "own_module" for layer in bundle.manifest.architecture.layers):
+        raise NotTeachableError(
+            "the bundle was exported from a PyTorch module of your own, whose projections to q, k and v are "
+            "unknown. Use `attnlens attend` or `attnlens view` to show its weights."
+        )
 
 
 def _open_with(path: Path, outputs: Sequence[str]) -> ort.InferenceSession:

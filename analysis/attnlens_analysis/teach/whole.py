@@ -11,7 +11,7 @@ from attnlens_analysis.teach.values import HeadTrace
 
 _NUM_SCORES = 5
 _NUM_RANDOM = 16
-_NO_PROJECTIONS = "The graph does not store W_q and W_k in floating point, so this cannot be computed."
+_NO_PROJECTIONS = "The graph does not store W_Q and W_K in floating point, so this cannot be computed."
 
 
 def project_all_features(trace: HeadTrace) -> Step:
@@ -34,17 +34,18 @@ def project_all_features(trace: HeadTrace) -> Step:
         rotated = " before rotary embeddings" if values.is_rotated else ""
         text = [
             (
-                f"W_q of this head has the shape {list(query.shape)}: one row for each of the {sizes.hidden} "
-                f"features. {percent(outside)} of its squared entries belong to features outside of “its” "
-                f"slice, {first} to {first + size - 1}."
+                f"W_Q of this head has the shape {list(query.shape)}: one row for each of the {sizes.hidden} "
+                f"features. Features outside of “its” slice, {first} to {first + size - 1}, have "
+                f"{percent(outside)} of the sum of its squared entries. If all rows had the same norm, it "
+                f"would be {percent(1 - size / sizes.hidden)}."
             ),
             (
-                "With all features outside of the slice set to 0, the scores in the table result"
-                f"{rotated}. Scores change by up to {number(float(np.abs(full - sliced).max()))}."
+                f"The table shows scores{rotated}: computed from x, and from x with all features outside of "
+                f"the slice set to 0. They differ by up to {number(float(np.abs(full - sliced).max()))}."
             ),
         ]
         table = Table(
-            ("token", "score", "only its slice of x"),
+            ("token", "all of x", "only its slice of x"),
             [(trace.label(j), number(full[j]), number(sliced[j])) for j in order],
         )
     return Step(
@@ -52,16 +53,16 @@ def project_all_features(trace: HeadTrace) -> Step:
         title="Heads do not slice the input",
         explanation=(
             "All tokens share the projections, and all heads of a layer read the whole x. Each head has its "
-            "own W_q, W_k and W_v with D input features. Implementations compute all heads with one large "
-            "matrix and reshape the result, which splits Q, K and V, not x. The heads are then concatenated "
-            "and mixed by W_o; without W_o, each feature of the output would come from one head only."
+            "own W_Q, W_K and W_V with D input features. Implementations compute all heads with one large "
+            "matrix and reshape the result, which splits Q, K and V, not x. The contexts are then "
+            "concatenated and mixed by W_O; without W_O, each feature of the output would come from one head."
         ),
-        formula="Q_h = x W_q[:, h],  context = [context_1; …; context_H] W_o",
+        formula="Q_h = x W_Q[:, columns of head h] + b_Q[columns of head h]",
         text=text,
         picture=heads_diagram(sizes),
         to_try=["Use another --head: the rows outside of its slice are not 0 either."],
-        caveat="Dividing D by H is a convention that keeps the cost constant. K can be any number, since W_o "
-        "maps H K features to D.",
+        caveat="Only Q, K and V are divided among the heads. A slice of x has no special relation to the "
+        "head with the same index.",
         table=table,
     )
 
@@ -86,7 +87,9 @@ def follow_layers(trace: HeadTrace) -> Step:
                     number(cosine(vectors[0], after)),
                 )
             )
-        table = Table(("", "|x|", "|attention|", "|feed-forward|", "cosine to x", "cosine to layer 0"), rows)
+        table = Table(
+            ("layer", "|x|", "|attention|", "|feed-forward|", "cosine to x", "cosine to layer 0"), rows
+        )
         text = [
             (
                 f"The output for “{trace.label(row)}” has the cosine similarity "
@@ -97,10 +100,10 @@ def follow_layers(trace: HeadTrace) -> Step:
         key="layers",
         title="Through the whole model",
         explanation=(
-            "A layer adds the output of attention to x (the residual connection), and then the output of a "
-            "feed-forward network, which processes each token on its own. Norms keep the size of the vectors "
-            "stable, and residual connections let gradients pass all layers unchanged. The output of a layer "
-            "is the input of the next one, so that words combine to phrases and phrases to sentences."
+            "A layer adds the output of attention to x, and then the output of a feed-forward network, which "
+            "processes each token on its own. Norms keep the size of the vectors stable, and the residual "
+            "connections are a short path for gradients to the first layers. The output of a layer is the "
+            "input of the next one, so words can combine into phrases and phrases into sentences."
         ),
         formula="x' = norm(x + attention(x)),  x'' = norm(x' + feed_forward(x'))"
         if not trace.is_pre_norm
@@ -137,7 +140,7 @@ def compare_contexts(trace: HeadTrace) -> Step:
         formula="cos(x_1, x_2) of the same token at the same position in two texts",
         text=text,
         picture=Bars(
-            "Cosine of texts 1 and 3 minus cosine of texts 1 and 2, input of each layer",
+            "cos(1, 3) - cos(1, 2), input of each layer",
             labels or ["-"],
             [same - different for different, same in pairs] or [0.0],
         ),
@@ -158,7 +161,7 @@ def compare_contexts(trace: HeadTrace) -> Step:
 
 
 def compare_subspaces(trace: HeadTrace) -> Step:
-    """Compare the subspaces that W_q and W_k read with random subspaces."""
+    """Compare the subspaces that W_Q and W_K read with random subspaces."""
     matrices, sizes = trace.head_matrices, trace.sizes
     rows: dict[str, Array] = {}
     if matrices is not None:
@@ -185,12 +188,13 @@ def compare_subspaces(trace: HeadTrace) -> Step:
         key="subspaces",
         title="The subspaces of queries and keys",
         explanation=(
-            "W_q reads K directions of the D-dimensional space, and W_k another K directions. If they read "
-            "the same ones, tokens would attend to similar tokens. Principal angles measure how far the two "
-            "subspaces are apart. It is sometimes claimed that they must be orthogonal; the numbers show "
-            "whether they are."
+            "A head reads x only through d_k directions for queries and d_k for keys. If both span the same "
+            "subspace, q and k describe the same features of two tokens, which favors similar tokens. The "
+            "first principal angle is the smallest between a direction of one subspace and a "
+            "direction of the other; the next ones are found in the same way among perpendicular directions. "
+            "It is sometimes claimed that subspaces must be orthogonal; the numbers show whether they are."
         ),
-        formula="cosines = singular values of U_q^T U_k, with orthonormal bases U of W_q and W_k",
+        formula="cosines = singular values of U_Qᵀ U_K, with orthonormal bases U of W_Q and W_K",
         text=text,
         picture=Bars(
             "Largest cosines of principal angles of this head",

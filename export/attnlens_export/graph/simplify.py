@@ -4,9 +4,10 @@ The steps, in order (docs/bundle.md shows the result):
 
 1. Replace each `Transpose` of a weight by the transposed weight, named `<parameter>.T`.
 2. Fold constants and shape arithmetic.
-3. Give each `Reshape` a constant target such as `[0, 0, heads, width]`, where 0 keeps the length of an axis.
-   This removes all shape arithmetic from the layers. Remove the attribute `allowzero`, which changes the
-   meaning of 0 and which some runtimes do not support.
+3. Remove each pair of `Reshape` nodes that restores a shape, such as that of a mask per head of
+   `nn.MultiheadAttention`. Give the others a constant target such as `[0, 0, heads, width]`, where 0 keeps
+   the length of an axis. This removes all shape arithmetic from the layers. Remove the attribute
+   `allowzero`, which changes the meaning of 0 and which some runtimes do not support.
 4. Replace each `Split` by slices, which the backward sweep supports.
 5. Split each `Transpose` before a matrix product that both moves rows and swaps the last two axes. Runtimes
    fuse the swap into the product and copy whole rows for the rest, which is faster.
@@ -51,6 +52,7 @@ def simplify(model: ir.Model, parameters: Collection[str]) -> dict[str, Shape]:
     keep = {*parameters, *(name + TRANSPOSED_SUFFIX for name in parameters)}
     transpose_weights(model.graph, parameters)
     fold(model, keep)
+    remove_reversed_reshapes(model)
     for node in list(model.graph):
         if node.op_type == "Reshape":
             make_target_constant(model.graph, node)
@@ -109,6 +111,18 @@ def fold(model: ir.Model, keep: Collection[str]) -> None:
         rewriter.rewrite(model)
         passes.IdentityEliminationPass()(model)
         passes.RemoveUnusedNodesPass()(model)
+
+
+def remove_reversed_reshapes(model: ir.Model) -> None:
+    """Skip each pair of Reshapes whose result has the shape of its input."""
+    for node in list(model.graph):
+        first = node.inputs[0].producer() if node.op_type == "Reshape" and node.inputs[0] else None
+        source = first.inputs[0] if first is not None and first.op_type == "Reshape" else None
+        if source is None or source.shape is None or node.outputs[0].shape is None:
+            continue
+        if tuple(source.shape) == tuple(node.outputs[0].shape):
+            ir.convenience.replace_all_uses_with(node.outputs[0], source)
+    passes.RemoveUnusedNodesPass()(model)
 
 
 def make_target_constant(graph: ir.Graph, node: ir.Node) -> None:

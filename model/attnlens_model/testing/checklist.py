@@ -220,6 +220,11 @@ class _Case:
         return None if self.softmax is None else self.softmax.weights
 
     @property
+    def num_maps(self) -> int:
+        """Number of attention maps of each text, or 0 if no softmax was observed."""
+        return 0 if self.softmax is None else self.softmax.weights.numel() // (2 * self.num_tokens**2)
+
+    @property
     def head_size(self) -> int | None:
         """K, the number of components that the product of queries and keys contracts."""
         product = None if self.softmax is None else self.trace.score_product(self.softmax)
@@ -283,8 +288,8 @@ def _check_output_shape(case: _Case) -> Item:
     name = "output shape"
     if case.output.shape == case.states.shape:
         return _passed(name, _shape(case.output))
-    is_bare_head = case.num_heads == 1 and case.output.shape[:-1] == case.states.shape[:-1]
-    if is_bare_head and case.softmax is not None:
+    is_bare_head = case.num_heads in {None, 1} and case.output.shape[:-1] == case.states.shape[:-1]
+    if is_bare_head and case.softmax is not None and case.num_maps == 1:
         return _passed(
             name, f"{_shape(case.output)}: one head, to be concatenated with others and projected to D"
         )
@@ -335,7 +340,9 @@ def _check_row_sums(case: _Case) -> Item:
     smallest = float(case.weights.min())
     error = float((sums - 1).abs().max())
     if error <= _TOLERANCE and smallest >= 0:
-        return _passed(name, f"1 within {error:.0e}")
+        return _check_applied_weights(case) or _passed(name, f"1 within {error:.0e}")
+    if (reduced := _reduced_precision(case, error)) is not None:
+        return reduced
     is_transposed = float((columns - 1).abs().max()) <= _TOLERANCE
     return _failed(
         name,
@@ -344,6 +351,35 @@ def _check_row_sums(case: _Case) -> Item:
         + (f"; smallest weight {smallest:.3g}" if smallest < 0 else ""),
         "The output is not a weighted average of values.",
         "Apply the softmax over keys, after the mask, and return the weights before dropout.",
+    )
+
+
+def _check_applied_weights(case: _Case) -> Item | None:
+    """Return a failure if the product with values uses the transposed weights."""
+    product = None if case.softmax is None else case.trace.value_product(case.softmax)
+    if product is None:
+        return None
+    rows, columns = (float((product.left.sum(dim=axis) - 1).abs().max()) for axis in (-1, -2))
+    if rows <= _TOLERANCE or columns > _TOLERANCE:
+        return None
+    return _failed(
+        "row sums",
+        f"of the factor of the values: off by {rows:.2g}; its columns sum to 1",
+        "The weights are transposed: the output of a token depends on how much others attend to it.",
+        "Multiply without a transpose: weights (..., T, T) @ values (..., T, K).",
+    )
+
+
+def _reduced_precision(case: _Case, error: float) -> Item | None:
+    """Return a failure if `error` is rounding in a softmax of reduced precision."""
+    dtype = None if case.softmax is None else case.softmax.scores.dtype
+    if dtype not in {torch.float16, torch.bfloat16} or error > torch.finfo(dtype).eps * case.num_tokens:
+        return None
+    return _failed(
+        "row sums",
+        f"1 within {error:.0e}: the softmax is computed in {str(dtype).removeprefix('torch.')}",
+        "Weights are rounded to two or three digits, and so is the output.",
+        "Compute the softmax in float32, also with autocast: scores.float().softmax(dim=-1).",
     )
 
 
@@ -358,11 +394,16 @@ def _check_scale(case: _Case) -> Item:
     if math.isclose(scale, expected, rel_tol=1e-3):
         return _passed(name, f"{scale:.4g} = {text}")
     jacobian = 0.0 if case.softmax is None else _jacobian_trace(case.softmax)
+    is_twice = math.isclose(scale, expected**2, rel_tol=1e-3) and head_size**2 != case.hidden_size
     return _failed(
         name,
         f"{scale:.4g} instead of {text} = {expected:.4g}; trace of the softmax Jacobian {jacobian:.2g}",
-        f"Products of {head_size} components grow with K: the softmax saturates and its gradient vanishes.",
-        "Divide scores by the square root of the head size, K, not of the hidden size.",
+        f"Products of {head_size} components grow with K: the softmax saturates and its gradient vanishes."
+        if scale > expected
+        else "Scores are too small: weights differ little between keys.",
+        "The factor is applied twice: scale either the queries or the scores."
+        if is_twice
+        else "Divide scores by the square root of the head size, K, not of the hidden size.",
     )
 
 
@@ -370,8 +411,8 @@ def _check_heads(case: _Case) -> Item:
     name = "heads"
     if case.softmax is None:
         return _skipped(name, "no softmax of scores was observed")
-    maps = case.softmax.weights.reshape(2, -1, case.num_tokens, case.num_tokens)
-    count = maps.shape[1]
+    count = case.num_maps
+    maps = case.softmax.weights.reshape(2, count, case.num_tokens, case.num_tokens)
     if case.num_heads is not None and count != case.num_heads:
         return _failed(
             name,
@@ -493,6 +534,7 @@ def _check_padding(case: _Case) -> Item:
         with torch.no_grad():
             before = case.layer.run(case.states, keep)[0]
             alone = case.layer.run(case.states[:1, :-2])[0]
+            shared = float((before[1] - case.output[1]).abs().max())
         changed = case.states.clone()
         changed[0, -2:] += 1.0
         difference = float(case.change(changed, keep, before)[0, :-2].max())
@@ -507,6 +549,13 @@ def _check_padding(case: _Case) -> Item:
             "Accept a mask (B, T) and broadcast it as (B, 1, 1, T); see `mask_style` and `call`.",
         )
     extra = float((before[:1, :-2] - alone).abs().max())
+    if case.is_zero(difference) and not case.is_zero(shared):
+        return _failed(
+            name,
+            f"padding of text 0 changes text 1, which has none, by up to {shared:.2g}",
+            "A text's result depends on the padding of the other texts of its batch.",
+            "Broadcast the mask (B, T) as (B, 1, 1, T), so that each text has its own.",
+        )
     if case.is_zero(difference) and case.is_zero(extra) and gradient == 0:
         return _passed(name, f"padding has no effect; difference from the text alone {extra:.0e}")
     return _failed(

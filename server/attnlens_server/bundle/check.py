@@ -47,7 +47,7 @@ def check_manifest(directory: Path, manifest: Manifest) -> None:
 
     Raises:
         StartupError: A size is out of range, a name is too long, a graph is missing or repeated, the pooling
-            is unknown, or the inputs or outputs of a graph do not fit the sizes.
+            is unknown, or the inputs or outputs of a graph or the ranges do not fit the sizes.
     """
     path = directory / MANIFEST_NAME
     _check_sizes(path, manifest)
@@ -68,6 +68,8 @@ def check_manifest(directory: Path, manifest: Manifest) -> None:
             _check_contributions(path, find_graph(manifest, CONTRIBUTIONS), manifest)
     except BundleError as error:
         raise StartupError(f"{path}: {error}") from error
+    if manifest.HasField("embedding_ranges"):
+        _check_ranges(path, manifest)
 
 
 def _check_sizes(path: Path, manifest: Manifest) -> None:
@@ -103,15 +105,15 @@ def _check_defaults(path: Path, manifest: Manifest) -> None:
         raise StartupError(
             f"{path}: the default prompt {manifest.default_prompt_name!r} does not exist: {REMEDY}"
         )
-    if manifest.HasField("embedding_ranges"):
-        try:
-            ranges = from_tensor(manifest.embedding_ranges.values)
-        except ValueError as error:
-            raise StartupError(
-                f"{path}: embedding_ranges is not a valid tensor: {error}: {REMEDY}"
-            ) from error
-        if problem := ranges_problem(ranges, embedding_size(manifest)):
-            raise StartupError(f"{path}: embedding_ranges {problem}: {REMEDY}")
+
+
+def _check_ranges(path: Path, manifest: Manifest) -> None:
+    try:
+        ranges = from_tensor(manifest.embedding_ranges.values)
+    except ValueError as error:
+        raise StartupError(f"{path}: embedding_ranges is not a valid tensor: {error}: {REMEDY}") from error
+    if problem := ranges_problem(ranges, embedding_size(manifest)):
+        raise StartupError(f"{path}: embedding_ranges {problem}: {REMEDY}")
 
 
 def _check_graph(path: Path, graph: Graph, sizes: Architecture) -> None:

@@ -269,9 +269,10 @@ class Calls:
             try:
                 self._check_serving()
                 self._check_count()
-                call.memory.grow(REQUEST_COPIES * call.request_bytes)
+                call.memory.grow(parser.copies * call.request_bytes)
                 request = await self._workers.run_if(len(data) > SMALL_BYTES, parser.parse, data)
                 data = b""
+                call.memory.shrink_to(REQUEST_COPIES * call.request_bytes)
                 if isinstance(request, Request):
                     call.record.metrics.num_inputs = len(request.inputs)
                     call.memory.grow(request.memory_bytes)
@@ -304,12 +305,14 @@ class Parser(Generic[Message, Parsed]):
         convert: Converts the message to a typed request.
         inputs_number: Number of the field with the texts, or None if there is none.
         max_texts: Maximum number of texts.
+        copies: Memory of a request while it is parsed, as a multiple of its size.
     """
 
     message_class: type[Message]
     convert: Callable[[Message], Parsed]
     inputs_number: int | None
     max_texts: int
+    copies: int = REQUEST_COPIES
 
     def parse(self, data: bytes) -> Parsed:
         """Parse and convert a request.
@@ -358,11 +361,11 @@ class Parser(Generic[Message, Parsed]):
 def _nested_fields(data: memoryview, field: Field, descriptor: Descriptor) -> Iterator[Field]:
     """Yield the nested fields of a field.
 
-    Skips messages without submessages, such as TokenIds, which take little more memory than their bytes.
+    Skips messages of numbers, such as TokenIds, which take little more memory than their bytes.
     """
     known = descriptor.fields_by_number.get(field.number)
     inner = known.message_type if known is not None else None
-    if inner is None or field.wire_type != LENGTH_DELIMITED or not _has_messages(inner):
+    if inner is None or field.wire_type != LENGTH_DELIMITED or not _has_elements(inner):
         return
     for each in read_fields(data, field.content, field.end):
         yield each
@@ -370,8 +373,9 @@ def _nested_fields(data: memoryview, field: Field, descriptor: Descriptor) -> It
 
 
 @functools.cache
-def _has_messages(descriptor: Descriptor) -> bool:
-    return any(field.message_type is not None for field in descriptor.fields)
+def _has_elements(descriptor: Descriptor) -> bool:
+    """Return whether a message has submessages or byte strings, which are separate objects once parsed."""
+    return any(field.message_type or field.type == field.TYPE_BYTES for field in descriptor.fields)
 
 
 def _request_id(context: Context) -> str:

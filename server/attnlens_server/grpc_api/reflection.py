@@ -1,9 +1,11 @@
 """Server reflection, so that tools such as grpcurl work without .proto files."""
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc
+from google.protobuf.descriptor_pool import Default, DescriptorPool
 from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
@@ -13,13 +15,29 @@ REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-def add_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> None:
-    """Register grpc.reflection.v1 and v1alpha for `service_names`.
+class _Pools:
+    """Several descriptor pools as one, whose methods raise KeyError if no pool has the name."""
+
+    def __init__(self, *pools: DescriptorPool) -> None:
+        self._pools = pools
+
+    def __getattr__(self, method: str) -> Any:  # noqa: ANN401 - a method of DescriptorPool
+        def find(*arguments: Any) -> Any:  # noqa: ANN401
+            for pool in self._pools:
+                with suppress(KeyError):
+                    return getattr(pool, method)(*arguments)
+            raise KeyError(*arguments)
+
+        return find
+
+
+def add_reflection(server: grpc.aio.Server, service_names: Sequence[str], *pools: DescriptorPool) -> None:
+    """Register grpc.reflection.v1 and v1alpha for services in the default pool or in `pools`.
 
     grpcio-reflection only has v1alpha. v1 has the same messages under another service name (gRFC A15).
     """
     names = [*service_names, REFLECTION_V1, reflection.SERVICE_NAME]
-    servicer = reflection.aio.ReflectionServicer(service_names=names)
+    servicer = reflection.aio.ReflectionServicer(service_names=names, pool=_Pools(*pools, Default()))
 
     async def reflect(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
         async def requests() -> AsyncIterator[ServerReflectionRequest]:

@@ -181,19 +181,19 @@ def _input(message: pb.Input) -> Input:
             return Input(text_pair=TextPair(message.text_pair.first, message.text_pair.second))
         case "token_ids":
             ids = message.token_ids
-            return Input(token_ids=TokenIds(_copy(ids.input_ids), _copy(ids.token_type_ids)))
+            return Input(token_ids=TokenIds(copy_numbers(ids.input_ids), copy_numbers(ids.token_type_ids)))
     return Input()
 
 
-def _copy(numbers: Sequence[int]) -> Sequence[int]:
-    """Copy an int32 field. A view of the field would keep the whole message in memory.
+def copy_numbers(numbers: Sequence[int], typecode: str = "i") -> "array[int]":
+    """Copy a field with integers. A view of the field would keep the whole message in memory.
 
     Slices of a repeated field are lists, which convert four times as fast as the field itself. Large fields
     are copied in chunks, since the conversion of one slice does not release the GIL.
     """
-    copy = array("i")
+    copy: array[int] = array(typecode)
     for start in range(0, len(numbers), COPY_CHUNK):
-        copy.extend(array("i", numbers[start : start + COPY_CHUNK]))
+        copy.extend(array(typecode, numbers[start : start + COPY_CHUNK]))
     return copy
 
 
@@ -220,8 +220,8 @@ def _queries(messages: Sequence[pb.AttentionQuery], violations: Violations) -> l
         queries.append(
             AttentionQuery(
                 role or OutputRole.ATTENTION_WEIGHTS,
-                _copy(message.layers[: MAX_INDICES + 1]),
-                _copy(message.heads[: MAX_INDICES + 1]),
+                copy_numbers(message.layers[: MAX_INDICES + 1]),
+                copy_numbers(message.heads[: MAX_INDICES + 1]),
                 view or (AttentionView.HEAD_MEAN if is_rollout else AttentionView.FULL),
                 reduction,
             )

@@ -80,7 +80,7 @@ class CohereRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        return [Route("POST", "/v2/embed", self.embed, DIALECT, body=EmbedBody, response=dict[str, Any])]
+        return [Route("POST", "/v2/embed", self.embed, DIALECT, body=CohereBody, response=dict[str, Any])]
 
     async def embed(self, request: HttpRequest) -> HttpResponse:
         """Return one embedding of each type for each text."""

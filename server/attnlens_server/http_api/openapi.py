@@ -1,4 +1,4 @@
-"""OpenAPI document of all routes, and a page that shows it and sends requests.
+"""OpenAPI document of all routes, and the page that displays it and sends requests.
 
 The document is built from the routes, msgspec types, and the descriptors and comments of the .proto files.
 """
@@ -50,7 +50,7 @@ class OpenApiRoutes:
     """`/openapi.json` and `/docs`.
 
     Args:
-        routes: Routes to describe, except those of pages, and aliases that end in a slash.
+        routes: Routes to describe. Pages, and aliases that end in a slash, are omitted.
         needs_key: Whether routes that are not public need a key.
     """
 

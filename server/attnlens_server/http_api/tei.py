@@ -148,7 +148,14 @@ class TeiRoutes:
         return [
             Route("POST", "/", self.embed, DIALECT, body=EmbedBody, response=_VECTORS),
             Route("POST", "/embed", self.embed, DIALECT, body=EmbedBody, response=_VECTORS),
-            Route("POST", "/embed_all", self.embed_all, DIALECT, body=EmbedBody, response=list[_VECTORS]),
+            Route(
+                "POST",
+                "/embed_all",
+                self.embed_all,
+                DIALECT,
+                body=EmbedBody,
+                response=list[list[list[float]]],
+            ),
             Route("POST", "/similarity", self.similarity, DIALECT, body=SimilarityBody, response=list[float]),
             Route("POST", "/tokenize", self.tokenize, DIALECT, body=TokenizeBody, response=_TOKENS),
             Route("POST", "/decode", self.decode, DECODE_DIALECT, body=DecodeBody, response=list[str]),

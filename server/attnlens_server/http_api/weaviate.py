@@ -45,6 +45,7 @@ class VectorsBody(msgspec.Struct):
 DIALECT = Dialect(
     lambda error: {"error": error.message},
     fields={"inputs": "texts", "prompt.name": "config.task_type", "dimensions": "config.dimensions"},
+    schema=dict[str, str],
 )
 
 

@@ -275,21 +275,27 @@ class RequestValidator:
         measured, problem = self._model.embedding_ranges, None
         if not plan.embedding_type.needs_ranges:
             if request.ranges is not None:
-                problem = f"is set, but embedding_type is {_type_name(plan)}, which has no ranges: omit it"
+                problem = (
+                    f"is set, but embedding_type is {_type_name(plan)}, which does not use ranges: omit it"
+                )
         elif request.ranges is not None:
             if defect := ranges_problem(request.ranges, plan.dimensions):
                 problem = f"{defect}: send the minimum and maximum of each component"
         elif measured is not None and self._has_own_range(plan):
             return measured
         else:
-            reason = (
-                "the bundle has none: send them, or export the model again"
+            reason, remedy = (
+                ("the bundle does not contain any", "export the model again")
                 if measured is None
-                else "those of the bundle need the model's own pooling, normalize and dimensions: send them, "
-                "or omit these fields"
+                else (
+                    "those in the bundle only fit the model's own pooling, normalize and dimensions",
+                    "omit these fields",
+                )
             )
-            shape = f"ranges of shape [2, {plan.dimensions}]"
-            problem = f"is not set, but {_type_name(plan)} needs {shape}, and {reason}"
+            problem = (
+                f"is not set, but {_type_name(plan)} needs ranges, and {reason}: send ranges of shape "
+                f"[2, {plan.dimensions}], or {remedy}"
+            )
         if problem is not None and not any(each.field.startswith("ranges") for each in violations):
             violations.append(FieldViolation("ranges", problem))
         return request.ranges

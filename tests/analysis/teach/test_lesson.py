@@ -74,7 +74,11 @@ FIGURES = {
     ],
     "softmax": ["animal 0.6768, [CLS] 0.1016, it 0.0644, street 0.0502", "sum to 1.0000", "1.263785 nats"],
     "values": ["“[CLS]” has the weight 0.1016, but its |v| is 0.20", "3.1843"],
-    "output": ["|output| is 6.2378, compared with |x| = 10.8948", "12 heads x 32 = 384", "0.8476"],
+    "output": [
+        "|output| is 6.2378; the vector that it is added to has the norm 10.8948",
+        "12 heads x 32 = 384",
+        "0.8476",
+    ],
     "agreement": [
         "layer 3, head 1: 0.6768",
         "36 of 72 heads, “it” attends more to “animal” than to “street”",

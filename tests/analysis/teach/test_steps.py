@@ -1,7 +1,9 @@
 """Steps of a lesson compared with independent calculations on MiniLM."""
 
+import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +55,14 @@ def test_lengths_are_measured_for_attention_and_the_loop(trace: HeadTrace, steps
     assert loop > 0
 
 
+def test_recurrent_layer_reads_a_later_token_from_right_to_left(trace: HeadTrace) -> None:
+    later = {step.key: step for step in make_lesson(replace(trace, target=13), "attnlens teach").steps}
+    sentence = (
+        "From “tired” to “it”, a recurrent layer that reads from right to left takes 3 steps, attention 1."
+    )
+    assert sentence in later["why"].text[0]
+
+
 def test_scores_have_two_directions(steps: Mapping[str, Step]) -> None:
     assert "q·k is 21.6876" in steps["roles"].text[0]
     assert "11.4675 in the other direction" in steps["roles"].text[0]
@@ -62,7 +72,8 @@ def test_shapes_and_parameters_match_pytorch(steps: Mapping[str, Step], layer: t
     shapes = {name: shape for name, (_, shape) in cells(steps["shapes"]).items()}
     assert shapes["scores per head"] == "[16, 16]"
     assert shapes["Q, K, V per head"] == "[16, 32]"
-    assert shapes["W_o"] == "[384, 384]"
+    assert shapes["W_O"] == "[384, 384]"
+    assert shapes["W_Q, W_K, W_V per head"] == "[384, 32]"
     total = sum(parameter.numel() for parameter in layer.parameters())
     assert f"{total:,} in total" in steps["shapes"].text[1]
     assert total == 4 * (384**2 + 384) + 2 * 384 * 1536 + 1536 + 384 + 4 * 384
@@ -89,7 +100,15 @@ def test_heads_read_all_features(trace: HeadTrace, steps: Mapping[str, Step], la
     assert full == "3.8339"
     assert float(only_slice) == pytest.approx(expected[2], abs=2e-4)
     outside = 1 - float((weight[:, own] ** 2).sum() / (weight**2).sum())
-    assert f"{100 * outside:.1f} %" in steps["heads"].text[0]
+    assert f"have {100 * outside:.1f} % of" in steps["heads"].text[0]
+    assert f"would be {100 * 11 / 12:.1f} %." in steps["heads"].text[0]
+
+
+def numeric_trace(scores: torch.Tensor, factor: float) -> float:
+    """Return sum over j of da_j/ds_j for a = softmax(factor * s), by central differences."""
+    step = 1e-5 * torch.eye(len(scores), dtype=scores.dtype)  # row j changes s_j
+    above, below = (((scores + sign * step) * factor).softmax(-1).diagonal() for sign in (1, -1))
+    return float((above - below).sum()) / 2e-5
 
 
 def test_temperature_and_division(trace: HeadTrace, steps: Mapping[str, Step]) -> None:
@@ -97,17 +116,26 @@ def test_temperature_and_division(trace: HeadTrace, steps: Mapping[str, Step]) -
     for temperature in (0.5, 1, 2, 4):
         entropy, largest, jacobian = cells(steps["temperature"])[f"{temperature:g}"]
         weights = (scores / temperature).softmax(-1)
-        derivative = torch.autograd.functional.jacobian(  # type: ignore[no-untyped-call]
-            lambda s: s.softmax(-1), scores / temperature
-        )
         assert float(entropy) == pytest.approx(torch.special.entr(weights).sum().item(), abs=1e-3)
         assert float(largest) == pytest.approx(weights.max().item(), abs=1e-3)
-        assert float(jacobian) == pytest.approx(derivative.trace().item(), abs=1e-3)
+        assert float(jacobian) == pytest.approx(numeric_trace(scores, 1 / temperature), abs=1e-3)
     assert f"{int((scores < 0).sum())} of 16 scores are negative" in steps["temperature"].text[0]
 
 
+def test_derivatives_with_and_without_the_scale(trace: HeadTrace, steps: Mapping[str, Step]) -> None:
+    products = torch.from_numpy(trace.values.query[HEAD, ROW] @ trace.values.key[HEAD].T)
+    scaled, unscaled = map(float, re.findall(r"by the scale: (\S+) and (\S+)\. ", steps["scale"].text[1])[0])
+    assert scaled == pytest.approx(numeric_trace(products, WIDTH**-0.5), abs=1e-4)
+    assert unscaled == pytest.approx(numeric_trace(products, 1.0), rel=1e-2)
+    [trace_of_scores] = re.findall(r"a_j \(1 - a_j\), is (\S+),", steps["scale"].text[1])
+    assert float(trace_of_scores) == pytest.approx(scaled * WIDTH**0.5, abs=1e-3)
+
+
 def test_scale_can_be_absorbed(steps: Mapping[str, Step]) -> None:
-    assert "with W_q multiplied by 0.176777 instead, weights differ by at most" in steps["scale"].text[-1]
+    assert (
+        "with W_Q and b_Q multiplied by 0.176777 instead, weights differ by at most"
+        in steps["scale"].text[-1]
+    )
     assert float(steps["scale"].text[-1].split()[-1].rstrip(".")) < 1e-12
 
 

@@ -10,11 +10,12 @@ import torch
 from attnlens_analysis.errors import NotTeachableError
 from attnlens_analysis.structure import read_proto, structure_of
 from attnlens_analysis.teach.graph import check_mechanism, find_layer
-from attnlens_analysis.teach.values import LayerValues, compute
+from attnlens_analysis.teach.values import LayerValues, all_layers, compute, locate_layers
 from attnlens_export.graph.trace import TracedGraph, trace
 from attnlens_export.graph.write import write_embedded
 from attnlens_model import Encoder, MultiHeadSelfAttention, attention_weights, new_encoder
 from attnlens_model.attention.kinds import ATTENTION_KINDS
+from attnlens_server.bundle import open_bundle
 from configs import small_config
 from mixed_mechanisms import random_encoder, traced_mixed
 
@@ -122,3 +123,13 @@ def test_mismatching_graphs_are_rejected(tmp_path: Path) -> None:
     structure = structure_of(read_proto(tmp_path / "graph.onnx"))
     with pytest.raises(NotTeachableError, match="layer 0 cannot be decomposed into softmax"):
         find_layer(structure, 0, "attentions.0")
+
+
+def test_layers_of_an_own_module_are_rejected(minilm_bundle: Path) -> None:
+    bundle = open_bundle(minilm_bundle)
+    bundle.manifest.architecture.layers[5].attention = "own_module"
+    message = "exported from a PyTorch module of your own, .* Use `attnlens attend`"
+    with pytest.raises(NotTeachableError, match=message):
+        locate_layers(bundle, None)
+    with pytest.raises(NotTeachableError, match=message):
+        all_layers(bundle)

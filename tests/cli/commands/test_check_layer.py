@@ -44,6 +44,19 @@ class NeedsEvenSize(nn.Module):
         raise ValueError(f"{d_model} is odd")
 
 
+class Block(nn.Module):
+    """Pre-norm attention and a residual connection, with a parameter name that is not recognized."""
+
+    def __init__(self, d_model, h=8):
+        super().__init__()
+        self.norm = nn.LayerNorm(d_model)
+        self.attention = nn.MultiheadAttention(d_model, h, batch_first=True)
+
+    def forward(self, x):
+        normed = self.norm(x)
+        return x + self.attention(normed, normed, normed)[0]
+
+
 def make():
     return nn.MultiheadAttention(64, 4, batch_first=True)
 
@@ -107,6 +120,12 @@ def test_instance_and_reference_are_used(run: Run, file: Path) -> None:
     result = run("check-layer", f"{file}:INSTANCE", "--trained", "--reference", f"{file}:reference")
     assert result.returncode == 0, result.stdout
     assert "passed   reference" in result.stdout
+
+
+def test_number_of_heads_is_not_checked_if_it_is_unknown(run: Run, file: Path) -> None:
+    result = run("check-layer", f"{file}:Block")
+    assert result.returncode == 0, result.stdout
+    assert "heads                  8, all different" in result.stdout
 
 
 def test_default_sizes_follow_parameter_names(run: Run, file: Path) -> None:

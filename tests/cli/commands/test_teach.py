@@ -27,7 +27,7 @@ def test_lesson_is_printed(run: Run, minilm_bundle: Path) -> None:
     assert "animal  21.6876 ████" in result.stdout
     assert "\n19. " in result.stdout
     assert "\n20. " not in result.stdout
-    assert f"attnlens teach {minilm_bundle} '{SENTENCE.partition(chr(39))[0]}" in result.stdout
+    assert f'attnlens teach {minilm_bundle} "{SENTENCE}" --token it' in result.stdout
     assert "--token it --layer 3 --head 1 --npz head.npz" in result.stdout
     assert "--token it --layer 3 --head 2\n" in result.stdout
 

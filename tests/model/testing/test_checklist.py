@@ -71,6 +71,59 @@ def test_mistake_fails_the_check_that_names_it(layer: type[pitfalls.SelfAttentio
     assert failures[name].remedy
 
 
+class MaskOfFirstText(pitfalls.SelfAttention):
+    """The mask of the first text is applied to the whole batch."""
+
+    def allowed(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().allowed(scores, None if mask is None else mask[:1])
+
+
+class AddedWithWrongSign(pitfalls.SelfAttention):
+    """A large number is added to the scores of padded keys."""
+
+    def weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return (scores if mask is None else scores + 1e4 * ~mask[:, None, None, :]).softmax(dim=-1)
+
+
+class ScaledTwice(pitfalls.SelfAttention):
+    """Queries and scores are divided by sqrt(K)."""
+
+    def scores(self, query: Tensor, key: Tensor) -> Tensor:
+        return super().scores(query / math.sqrt(self.head_size), key)
+
+
+class WeightsTransposed(pitfalls.SelfAttention):
+    """Values are multiplied by the transposed weights, and the correct weights are returned."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        return weights.transpose(-1, -2)
+
+
+class SoftmaxInHalfPrecision(pitfalls.SelfAttention):
+    """The softmax is computed in bf16."""
+
+    def weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weights(scores.bfloat16(), mask).float()
+
+
+@pytest.mark.parametrize(
+    ("layer", "name", "measured", "remedy"),
+    [
+        (MaskOfFirstText, "padding mask", "padding of text 0 changes text 1", "Broadcast the mask"),
+        (AddedWithWrongSign, "padding mask", "a change of padding changes", "Set scores of padded keys"),
+        (ScaledTwice, "scaling", "0.0625 instead of 1 / sqrt(16) = 0.25", "The factor is applied twice"),
+        (WeightsTransposed, "row sums", "its columns sum to 1", "Multiply without a transpose"),
+        (SoftmaxInHalfPrecision, "row sums", "the softmax is computed in bfloat16", "in float32"),
+    ],
+)
+def test_other_mistakes_are_explained(
+    layer: type[pitfalls.SelfAttention], name: str, measured: str, remedy: str
+) -> None:
+    [failure] = [item for item in pitfalls.check(layer).failures if item.name == name]
+    assert measured in failure.measured
+    assert remedy in failure.remedy
+
+
 def test_causal_layer_must_not_attend_to_padding_before_the_text() -> None:
     class CausalPaddingIgnored(pitfalls.PaddingIgnored):
         is_causal = True
@@ -179,7 +232,7 @@ class FixedTril(BareHead):
 
 
 def test_weights_are_observed_if_the_layer_does_not_return_them() -> None:
-    report = check(BareHead(), num_heads=1)
+    report = check(BareHead(), num_heads=None)
     assert report.passed, str(report)
     assert {item.name: item for item in report.items}["row sums"].status is Status.PASSED
 

@@ -1,4 +1,7 @@
-"""The model as an ASGI application: mounted in Starlette, with its own lifespan, and with keys."""
+"""The model as an ASGI application: mounted in Starlette, with its own lifespan, and with keys.
+
+docs/http_native.md shows the same applications.
+"""
 
 import hmac
 import json

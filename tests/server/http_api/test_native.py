@@ -1,8 +1,8 @@
-"""The routes of attnlens return what gRPC returns, bit for bit."""
+"""The routes of attnlens return the same results as gRPC, bit for bit."""
 
 import base64
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -14,6 +14,8 @@ from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.grpc_api.responses import Responses
 from mounted import Mounted
+
+AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 TEXTS = ["The animal didn't cross the street because it was too tired.", "", "Zoë 東京 😀"]
 DTYPES = {"FLOAT32": "<f4", "FLOAT16": "<f2", "INT32": "<i4", "UINT8": "u1", "INT8": "i1"}
@@ -39,8 +41,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-def message_of(message_class: type[Message], content: dict[str, Any]) -> Message:
-    """Return the request with protobuf's own JSON mapping, which has long names only."""
+def message_of(message_class: type[AnyMessage], content: dict[str, Any]) -> AnyMessage:
+    """Parse a request with protobuf's own JSON mapping, which needs long names."""
     return json_format.ParseDict(json.loads(json.dumps(_long(content))), message_class())
 
 
@@ -73,7 +75,7 @@ def _long(value: Any, name: str = "") -> Any:
 
 
 def check(found: Any, expected: Any, path: str = "") -> None:
-    """Compare JSON of a route with that of protobuf, which writes all fields here."""
+    """Compare a response with the JSON of protobuf, in which `as_dict` writes all fields."""
     if isinstance(expected, dict) and {"data_type", "shape", "data"} == expected.keys():
         check_array(found, expected, path)
     elif isinstance(expected, dict):

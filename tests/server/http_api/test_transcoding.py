@@ -14,6 +14,11 @@ from hypothesis.extra import numpy as arrays
 
 from attnlens.tensors import to_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.explanation_pb2 import (
+    EXPLAIN_METHOD_CONTRIBUTIONS,
+    EXPLAIN_METHOD_LEAVE_ONE_OUT,
+    PAIR_MATRIX_INTERACTION,
+)
 from attnlens.v1.manifest_pb2 import POOLING_CLS
 from attnlens.v1.tensor_pb2 import DATA_TYPE_FLOAT16, DATA_TYPE_FLOAT32
 from attnlens_server.errors import InvalidFieldsError
@@ -44,10 +49,14 @@ REQUESTS: list[Message] = [
         ],
     ),
     pb.ExplainRequest(
-        inputs=INPUTS, direction=to_tensor(np.array([0.1, -2], np.float32), DATA_TYPE_FLOAT32), methods=[1, 3]
+        inputs=INPUTS,
+        direction=to_tensor(np.array([0.1, -2], np.float32), DATA_TYPE_FLOAT32),
+        methods=[EXPLAIN_METHOD_CONTRIBUTIONS, EXPLAIN_METHOD_LEAVE_ONE_OUT],
     ),
     pb.ExplainRequest(own_embedding=pb.OwnEmbedding()),
-    pb.CompareRequest(pairs=[pb.ComparedPair(a=INPUTS[0], b=INPUTS[1])], matrix=2, truncate=True),
+    pb.CompareRequest(
+        pairs=[pb.ComparedPair(a=INPUTS[0], b=INPUTS[1])], matrix=PAIR_MATRIX_INTERACTION, truncate=True
+    ),
 ]
 
 
@@ -80,7 +89,7 @@ def test_texts_may_be_strings_and_enums_short() -> None:
 
 def test_directions_may_be_lists_and_null_is_unset() -> None:
     request = filled(pb.ExplainRequest, {"direction": [0.1, 2], "prompt": None})
-    assert np.frombuffer(request.direction.data, "<f4").tolist() == np.float32([0.1, 2]).tolist()
+    assert np.frombuffer(request.direction.data, "<f4").tolist() == np.array([0.1, 2], np.float32).tolist()
     assert not request.HasField("prompt")
 
 

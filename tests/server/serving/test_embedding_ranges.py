@@ -51,8 +51,8 @@ def test_measured_ranges_are_used_if_they_fit(fields: dict[str, Any]) -> None:
 def test_measured_ranges_are_rejected_for_embeddings_with_another_scale(fields: dict[str, Any]) -> None:
     size = fields.get("dimensions", 3)
     assert problem(make_validator(), **fields) == (
-        f"is not set, but EMBEDDING_TYPE_INT8 needs ranges of shape [2, {size}], and those of the bundle "
-        "need the model's own pooling, normalize and dimensions: send them, or omit these fields"
+        "is not set, but EMBEDDING_TYPE_INT8 needs ranges, and those in the bundle only fit the model's own "
+        f"pooling, normalize and dimensions: send ranges of shape [2, {size}], or omit these fields"
     )
     ranges = GIVEN[:, :size]
     assert make_validator().embed(request(ranges=ranges, **fields)).ranges is ranges
@@ -63,7 +63,7 @@ def test_published_truncation_scales_first(fields: dict[str, Any]) -> None:
     """The default embedding is shorter than 1. With these fields, it has length 1."""
     validator = make_validator(max_dimensions=4)
     assert validator.embed(request()).ranges is MEASURED
-    assert problem(validator, **fields).endswith("send them, or omit these fields")
+    assert problem(validator, **fields).endswith("or omit these fields")
     unscaled = make_validator(max_dimensions=4, normalize=False)
     assert unscaled.embed(request(dimensions=3)).ranges is MEASURED
 
@@ -71,8 +71,8 @@ def test_published_truncation_scales_first(fields: dict[str, Any]) -> None:
 def test_bundle_without_ranges_needs_them_in_the_request() -> None:
     validator = make_validator(embedding_ranges=None)
     assert problem(validator) == (
-        "is not set, but EMBEDDING_TYPE_INT8 needs ranges of shape [2, 3], and the bundle has none: send "
-        "them, or export the model again"
+        "is not set, but EMBEDDING_TYPE_INT8 needs ranges, and the bundle does not contain any: send ranges "
+        "of shape [2, 3], or export the model again"
     )
     assert validator.embed(request(ranges=GIVEN)).ranges is GIVEN
     assert validator.embed(request(embedding_type=EmbeddingType.BINARY)).ranges is None
@@ -81,7 +81,8 @@ def test_bundle_without_ranges_needs_them_in_the_request() -> None:
 @pytest.mark.parametrize("embedding_type", [EmbeddingType.FLOAT, EmbeddingType.BINARY, EmbeddingType.UBINARY])
 def test_ranges_are_rejected_if_nothing_uses_them(embedding_type: EmbeddingType) -> None:
     assert problem(make_validator(), embedding_type=embedding_type, ranges=GIVEN) == (
-        f"is set, but embedding_type is EMBEDDING_TYPE_{embedding_type.name}, which has no ranges: omit it"
+        f"is set, but embedding_type is EMBEDDING_TYPE_{embedding_type.name}, which does not use ranges: "
+        "omit it"
     )
 
 

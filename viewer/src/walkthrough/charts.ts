@@ -104,8 +104,8 @@ export function softmaxCurve(label: string, scores: number[], weights: number[],
     ...dots,
     text(left - 5, 20, "end", top.toFixed(2)),
     text(left - 5, y(0) + 4, "end", "0"),
-    text(left, height - 14, "start", lowest.toFixed(1)),
-    text(width - 12, height - 14, "end", highest.toFixed(1)),
+    text(left, height - 14, "start", lowest.toFixed(1).replace("-", "−")),
+    text(width - 12, height - 14, "end", highest.toFixed(1).replace("-", "−")),
     text((left + width) / 2, height - 4, "middle", "score"),
   );
 }

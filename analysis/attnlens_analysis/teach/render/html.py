@@ -41,7 +41,7 @@ def _step(step: Step) -> Iterator[str]:
     yield from (f"<p>{escape(paragraph)}</p>" for paragraph in step.text)
     if step.table is not None:
         yield _table(step.table)
-    kind = "grid" if isinstance(step.picture, Grid) else "bars"
+    kind = type(step.picture).__name__.lower()
     yield f"<figure class='{kind}'>{picture(step.picture)}</figure>"
     if step.caveat:
         yield f"<p class='note'><b>Note:</b> {escape(step.caveat)}</p>"

@@ -217,8 +217,7 @@ def _constructor_arguments(
     if unknown := [name for name in arguments if name not in parameters]:
         raise click.UsageError(f"{where} has no parameter {unknown[0]}: it has {', '.join(parameters)}")
     has_heads = any(name in _NUM_HEADS_NAMES for name in parameters)
-    is_class = inspect.isclass(make)
-    heads = num_heads or (_DEFAULT_HEADS if has_heads else 1 if is_class else None)
+    heads = num_heads or (_DEFAULT_HEADS if has_heads else None)
     defaults = [
         (_HIDDEN_SIZE_NAMES, hidden_size),
         (_NUM_HEADS_NAMES, heads),

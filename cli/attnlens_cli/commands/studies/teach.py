@@ -133,7 +133,9 @@ def _command(directory: Path, text: str, token: str) -> str:
     """Return the command line of the lesson, for the reader to extend."""
     from attnlens_analysis.teach.tokens import shown
 
-    return shown(shlex.join(["attnlens", "teach", str(directory), text, "--token", token]))
+    # shlex quotes an apostrophe as '"'"'.
+    quoted = f'"{text}"' if set(text).isdisjoint('"$`\\!') else shlex.quote(text)
+    return shown(f"attnlens teach {shlex.quote(str(directory))} {quoted} --token {shlex.quote(token)}")
 
 
 def _write(trace: "HeadTrace", command: str, paths: dict[str, Path]) -> None:
