@@ -1,4 +1,4 @@
-"""A server that pages of another origin may call, and both places where the client runs: Node.js and Chromium."""
+"""A server that pages of another origin may call, and where the client runs: Node.js and Chromium."""
 
 import functools
 import http.server
