@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 NODE := tests/node/node_modules/.package-lock.json
 VIEWER_NODE := viewer/node_modules/.package-lock.json
+CLIENT_NODE := client/typescript/node_modules/.package-lock.json
 
 # Without bytecode files, each process would compile torch and transformers again, which takes 15 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-mutations proof pythons test-pythons test-ecosystem test-integrations test-clients bench check docs docs-pages docs-pictures docs-site viewer node browser format protos release-record release-check clean
+.PHONY: demo test test-all test-mutations proof pythons test-pythons test-ecosystem test-integrations test-clients bench check docs docs-pages docs-pictures docs-site viewer typescript node browser format protos release-record release-check clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -35,7 +36,7 @@ test: $(MINILM) ## the product's behavior, with real weights; before each commit
 	$(PYTEST)
 
 # Also: documentation pages, the browser, other runtimes, clean installs, tools, frameworks, databases, other Pythons.
-test-all: $(MINILM) $(VIEWER_NODE) $(NODE) .ecosystem/ready .integrations/ready pythons | browser ## all tests; installs their requirements
+test-all: $(MINILM) $(VIEWER_NODE) $(CLIENT_NODE) $(NODE) .ecosystem/ready .integrations/ready pythons | browser ## all tests; installs their requirements
 	$(PYTEST) -m ""
 	tests/other_python.sh test
 
@@ -70,6 +71,13 @@ $(NODE): tests/node/package.json tests/node/package-lock.json | node
 $(VIEWER_NODE): viewer/package.json viewer/package-lock.json | node
 	cd viewer && npm ci
 	touch $@
+
+$(CLIENT_NODE): client/typescript/package.json client/typescript/package-lock.json | node
+	cd client/typescript && npm ci
+	touch $@
+
+typescript: $(CLIENT_NODE) ## bundle the TypeScript client
+	cd client/typescript && npm run build
 
 viewer: $(VIEWER_NODE) ## bundle script and style of the page
 	cd viewer && npm run check && npm run build
@@ -152,4 +160,4 @@ release-check: $(MINILM) .release/ready ## build, install on each Python with ol
 	.release/bin/python release/check.py .minilm
 
 clean:
-	rm -rf .venv .ecosystem .integrations .release .pythons .minilm .bench .site .trace_cache tests/node/node_modules viewer/node_modules dist build
+	rm -rf .venv .ecosystem .integrations .release .pythons .minilm .bench .site .trace_cache tests/node/node_modules viewer/node_modules client/typescript/node_modules dist build

@@ -1,15 +1,20 @@
 """A viewer page in a browser, with queries for tests."""
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+COMMANDS = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 AXE = Path(__file__).parents[1] / "viewer" / "node_modules" / "axe-core" / "axe.min.js"
 
 PIXELS = """(selector) => {
@@ -21,6 +26,20 @@ PIXELS = """(selector) => {
   const image = context.getImageData(0, 0, copy.width, copy.height);
   return { width: image.width, height: image.height, bytes: [...image.data] };
 }"""
+
+
+@contextmanager
+def launched_browser() -> "Iterator[Browser]":
+    """Launch a headless Chromium. Its event loop runs until the end, so no asyncio tests can run before."""
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - takes a moment
+
+    executables = [path for command in COMMANDS if (path := shutil.which(command))]
+    if not executables:
+        pytest.fail(f"Chromium not found ({', '.join(COMMANDS)}). Run viewer/install_for_tests.sh chromium.")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executables[0], args=FLAGS)
+        yield browser
+        browser.close()
 
 
 class OpenedPage:

@@ -23,6 +23,7 @@ ELSEWHERE = {
     ("docs/runtimes.md", "--runtime all"): "runtimes/test_parity.py",
     ("docs/settings.md", "log-level"): "docs/test_settings_pages.py",
     ("docs/tls.md", ""): "docs/test_tls_page.py",
+    ("docs/typescript.md", ""): "typescript/test_page.py",
 }
 
 # (page, words) of command lines that also occur in a help text: cli/test_help_examples.py runs them with a

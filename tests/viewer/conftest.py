@@ -1,6 +1,5 @@
 """Browser fixtures for the viewer tests."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,13 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from attnlens_viewer import Page, html_of
-from opened_page import Open, OpenedPage
+from opened_page import Open, OpenedPage, launched_browser
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
-
-COMMANDS = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
 @pytest.fixture(scope="package")
@@ -23,15 +19,8 @@ def browser() -> "Iterator[Browser]":
 
     It is closed before other tests run: its running event loop would make asyncio tests fail.
     """
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - takes a moment
-
-    executables = [path for command in COMMANDS if (path := shutil.which(command))]
-    if not executables:
-        pytest.fail(f"Chromium not found ({', '.join(COMMANDS)}). Run viewer/install_for_tests.sh chromium.")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executables[0], args=FLAGS)
+    with launched_browser() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

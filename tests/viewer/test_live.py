@@ -8,7 +8,7 @@ import pytest
 from opened_page import OpenedPage
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Route
 
 FIRST, SECOND = "A man is playing a guitar.", "Someone plays an instrument."
 DRAWN = "document.querySelector('.attnlens[data-ready]')"
@@ -137,6 +137,29 @@ def test_errors_are_shown_at_their_fields_and_keep_the_last_result(live: OpenedP
         assert live.texts(".error") == ["", "", ""]
         assert len(live.problems) == 1, message  # the browser logs status 400
         live.problems.clear()
+
+
+def test_busy_server_is_called_again(live: OpenedPage) -> None:
+    busy = [{"error": "other pages are in progress: try again soon", "reason": "OVERLOADED"}]
+
+    def respond(route: "Route") -> None:
+        if busy:
+            route.fulfill(status=429, headers={"Retry-After": "0"}, json=busy.pop())
+        else:
+            route.continue_()
+
+    live.tab.route("**/page", respond)
+    show(live, FIRST)
+    assert live.text(".title") == FIRST
+    assert len(live.problems) == 1  # the browser logs status 429
+    live.problems.clear()
+
+
+def test_failed_connection_is_reported(live: OpenedPage) -> None:
+    live.tab.route("**/page", lambda route: route.abort())
+    show(live, FIRST)
+    assert live.text(".status").startswith("No response from the server: ")
+    live.problems.clear()
 
 
 def test_network_access_is_blocked(live: OpenedPage) -> None:

@@ -1,5 +1,7 @@
 // The page that a server hosts: a form with examples, and below it the views of the result.
 // The URL fragment contains the texts and the head, so a view can be shared, reloaded and navigated back to.
+import { AttnlensError } from "../../client/typescript/src/errors";
+import { Transport } from "../../client/typescript/src/transport";
 import { App } from "./app";
 import type { PageData } from "./data";
 import { element, newId } from "./dom";
@@ -22,17 +24,8 @@ interface Result {
 type Name = "text" | "other" | "rather_than";
 type Texts = Partial<Record<Name, string>>;
 
-/** An error to show next to a form field, or next to the button if `field` is null. */
-class FormError extends Error {
-  constructor(
-    message: string,
-    readonly field: Name | null = null,
-  ) {
-    super(message);
-  }
-}
-
 const URL_DELAY_MS = 400; // browsers limit how often a page may change its URL
+const TIMEOUT_MS = 90_000; // longer than the time limit of the server, whose message is better
 
 const EXAMPLES: [string, Texts][] = [
   ["One sentence", { text: "The animal didn't cross the street because it was too tired." }],
@@ -99,6 +92,7 @@ class Live {
   private readonly result = element("div");
   private app: App | null = null;
   private request: AbortController | null = null;
+  private readonly transport = new Transport("", { timeoutMs: TIMEOUT_MS });
   private timer = 0;
 
   constructor(
@@ -203,7 +197,7 @@ class Live {
     this.setStatus("Computing…");
     for (const field of this.fields.values()) field.showError(null);
     try {
-      const { page, maps } = await fetchResult(this.texts(), request.signal);
+      const { page, maps } = (await this.transport.request("page", this.texts(), request.signal)) as Result;
       if (request !== this.request) return;
       this.app?.close();
       window.clearTimeout(this.timer);
@@ -235,9 +229,12 @@ class Live {
     this.status.classList.remove("error");
   }
 
+  /** Show an error next to the form field that it names, or next to the button. */
   private showError(error: unknown): void {
-    const message = error instanceof Error ? error.message : String(error);
-    const field = error instanceof FormError && error.field !== null ? this.fields.get(error.field) : undefined;
+    const failure = error instanceof AttnlensError ? error : null;
+    const message = failure ? sentence(failure.message) : String(error);
+    const { field: name } = (failure?.body ?? {}) as { field?: Name };
+    const field = name && this.fields.get(name);
     this.setStatus(field ? "" : message);
     this.status.classList.toggle("error", !field);
     field?.showError(message);
@@ -249,19 +246,6 @@ function headOf(parameters: URLSearchParams): Partial<State> {
   const [layer, head] = ["layer", "head"].map((name) => parameters.get(name));
   if (layer === null || head === null) return {};
   return { layer: Number(layer), head: head === "mean" ? null : Number(head) };
-}
-
-async function fetchResult(texts: Texts, signal: AbortSignal): Promise<Result> {
-  const headers = { "Content-Type": "application/json" };
-  let response: Response;
-  try {
-    response = await fetch("page", { method: "POST", headers, body: JSON.stringify(texts), signal });
-  } catch {
-    throw new FormError("No response from the server. Is it still running?");
-  }
-  if (response.ok) return (await response.json()) as Result;
-  const { error, field } = (await response.json().catch(() => ({}))) as { error?: string; field?: Name };
-  throw new FormError(sentence(error ?? `the server responded with status ${response.status}`), field ?? null);
 }
 
 function sentence(message: string): string {

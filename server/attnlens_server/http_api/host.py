@@ -28,7 +28,7 @@ from attnlens_server.http_api.weaviate import WeaviateRoutes
 from attnlens_server.listening import TcpAddress
 from attnlens_server.serving.service import ModelService
 
-_EXPOSED_HEADERS = ("X-Request-Id", "Retry-After", "Retry-After-Ms")
+_EXPOSED_HEADERS = ("X-Request-Id", "Retry-After", "Retry-After-Ms", "X-Should-Retry")
 
 
 class HttpHost:

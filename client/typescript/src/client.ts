@@ -1,0 +1,122 @@
+// The methods of a server as functions with the types of its messages.
+import type { components } from "./schema.js";
+import { BadResponseError } from "./errors.js";
+import { Tensor, decodeTensors, type TypedArray } from "./tensor.js";
+import { Transport, type TransportOptions } from "./transport.js";
+
+type Messages = components["schemas"];
+type Message<Name extends string> = Messages[`attnlens.v1.${Name}` & keyof Messages];
+
+/** A message of the server with its arrays decoded. */
+export type Decoded<T> = [Message<"Tensor">] extends [T]
+  ? Tensor
+  : T extends object
+    ? { [Key in keyof T]: Decoded<T[Key]> }
+    : T;
+
+/** An array as lists. */
+export type NestedList = (number | NestedList)[];
+
+/** A field of a request. Arrays are tensors, typed arrays or nested lists. */
+type Encodable<T> = [Message<"Tensor">] extends [NonNullable<T>] ? Tensor | TypedArray | NestedList : T;
+
+/** Fields of a request other than its inputs, and a signal that aborts the call. */
+type Options<Request> = { [Key in keyof Request as Exclude<Key, "inputs" | "pairs" | "arrays">]: Encodable<Request[Key]> } & {
+  signal?: AbortSignal;
+};
+
+/** A text, or an object with `text`, `text_pair` or `token_ids`. */
+export type Input = Message<"Input">;
+export type Pair = Message<"ComparedPair">;
+export type Model = Message<"Model">;
+export type EmbedOptions = Options<Message<"EmbedRequest">>;
+export type EncodeOptions = Options<Message<"EncodeRequest">>;
+export type EncodeStreamOptions = Options<Message<"EncodeStreamRequest">>;
+export type TokenizeOptions = Options<Message<"TokenizeRequest">>;
+export type ExplainOptions = Options<Message<"ExplainRequest">>;
+export type CompareOptions = Options<Message<"CompareRequest">>;
+export type EncodeResult = Decoded<Message<"EncodeResponse">>;
+export type EncodePart = Decoded<Message<"EncodeStreamResponse">>;
+export type TokenizeResult = Decoded<Message<"TokenizeResponse">>;
+export type ExplainResult = Decoded<Message<"ExplainResponse">>;
+export type CompareResult = Decoded<Message<"CompareResponse">>;
+
+/** One embedding for each text. All embeddings share one buffer. */
+export interface EmbedResult<Row extends TypedArray = Float32Array> extends Omit<Decoded<Message<"EmbedResponse">>, "embeddings"> {
+  embeddings: Row[];
+}
+
+export interface ClientOptions extends TransportOptions {
+  /** URL of the server, such as `http://127.0.0.1:8080`. */
+  baseUrl: string;
+}
+
+/**
+ * Client of an attnlens server with an HTTP port, for browsers and Node.js. It may be shared by concurrent calls.
+ *
+ * All methods throw an `AttnlensError`, or the reason of `signal` if the call was aborted.
+ */
+export class AttnlensClient {
+  private readonly transport: Transport;
+
+  constructor({ baseUrl, ...options }: ClientOptions) {
+    this.transport = new Transport(`${baseUrl.replace(/\/+$/, "")}/v1/attnlens`, options);
+  }
+
+  /** Return one embedding for each text. */
+  embed(inputs: Input | Input[], options?: EmbedOptions & { embedding_type?: "float" }): Promise<EmbedResult>;
+  embed(inputs: Input | Input[], options: EmbedOptions): Promise<EmbedResult<TypedArray>>;
+  async embed(inputs: Input | Input[], options?: EmbedOptions): Promise<EmbedResult<TypedArray>> {
+    const response = await this.call<Decoded<Message<"EmbedResponse">>>("embed", { inputs: listOf(inputs) }, options);
+    if (!(response.embeddings instanceof Tensor)) throw new BadResponseError("the response has no embeddings");
+    return { ...response, embeddings: response.embeddings.rows };
+  }
+
+  /** Return token vectors, attention or both for each text. */
+  encode(inputs: Input | Input[], options?: EncodeOptions): Promise<EncodeResult> {
+    return this.call("encode", { inputs: listOf(inputs) }, options);
+  }
+
+  /** Yield the results of `encode` in parts, which may exceed the limit of a response. Leaving the loop cancels the call. */
+  async *encodeStream(inputs: Input | Input[], options?: EncodeStreamOptions): AsyncGenerator<EncodePart, void, undefined> {
+    const { signal, ...fields } = options ?? {};
+    const body = { ...fields, inputs: listOf(inputs), arrays: "base64" };
+    for await (const part of this.transport.lines("encode_stream", body, signal)) yield decodeTensors(part) as EncodePart;
+  }
+
+  /** Return the tokens of each text. */
+  tokenize(inputs: Input | Input[], options?: TokenizeOptions): Promise<TokenizeResult> {
+    return this.call("tokenize", { inputs: listOf(inputs), arrays: undefined }, options);
+  }
+
+  /** Return how much each token of a text contributes to its embedding or to a similarity. */
+  explain(inputs: Input | Input[], options?: ExplainOptions): Promise<ExplainResult> {
+    return this.call("explain", { inputs: listOf(inputs) }, options);
+  }
+
+  /** Return how much each token of two texts contributes to their similarity. */
+  compare(pairs: Pair | Pair[], options?: CompareOptions): Promise<CompareResult> {
+    return this.call("compare", { pairs: listOf(pairs) }, options);
+  }
+
+  /** Return the attention weights of each text. Defaults to all heads of all layers. */
+  attention(inputs: Input | Input[], options?: EncodeOptions): Promise<EncodeResult> {
+    return this.call("attention", { inputs: listOf(inputs) }, options);
+  }
+
+  /** Return the models of the server. */
+  async models(options?: { signal?: AbortSignal }): Promise<Model[]> {
+    const response = (await this.transport.request("models", undefined, options?.signal)) as Message<"ListModelsResponse">;
+    return response.models;
+  }
+
+  private async call<Result>(path: string, fields: object, options: { signal?: AbortSignal } = {}): Promise<Result> {
+    const { signal, ...rest } = options;
+    const body = { arrays: "base64", ...rest, ...fields };
+    return decodeTensors(await this.transport.request(path, body, signal)) as Result;
+  }
+}
+
+function listOf<T>(values: T | T[]): T[] {
+  return Array.isArray(values) ? values : [values];
+}
