@@ -55,6 +55,7 @@ def test_wheel_contains_the_data_files(wheel: Path) -> None:
         f"{heads}/data/related_words.tsv",
         f"{heads}/data/LICENSE.md",
     } <= names
+    assert not any("typescript" in name or name.endswith(".ts") for name in names)
     assets = {name for name in names if name.startswith("attnlens_viewer/assets/")}
     files = ("live.js", "page.css", "page.js", "walkthrough.css", "walkthrough.js", "widget.js")
     assert assets == {f"attnlens_viewer/assets/{name}" for name in files}

@@ -149,6 +149,14 @@ test("errors have the class of their reason and the fields of the response", asy
   assert.equal(inherited.constructor, lib.AttnlensError);
 });
 
+test("errors of other programs have a message", async () => {
+  for (const body of [{ error: { message: "x" }, reason: {} }, [], null, "x", { detail: "x" }]) {
+    const error = await failureOf(clientOf(scripted(reply(body, 404))).embed("a"));
+    assert.equal(error.constructor, lib.AttnlensError);
+    assert.deepEqual([error.message, error.reason], ["the server responded with status 404", ""]);
+  }
+});
+
 test("an invalid response is an error that is not retried", async () => {
   const script = scripted(reply("<html>"));
   const error = await failureOf(clientOf(script).encode(["a"]));

@@ -111,7 +111,7 @@ def node_modules() -> Path:
 
 
 def run_in_node(*parameters: Any) -> Any:
-    command = ["node", SCENARIOS, LIBRARY.as_uri()]
+    command: list[str | Path] = ["node", SCENARIOS, LIBRARY.as_uri()]
     result = subprocess.run(
         command, input=json.dumps(parameters), capture_output=True, text=True, check=False, timeout=120
     )

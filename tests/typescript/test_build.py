@@ -1,7 +1,9 @@
 """The committed library and its types match their sources and the server."""
 
 import gzip
+import json
 import subprocess
+import tomllib
 from pathlib import Path
 
 from typescript.conftest import CLIENT, LIBRARY, ROOT, Server
@@ -37,6 +39,14 @@ def test_types_describe_arguments_and_results(node_modules: Path) -> None:
     options = ("--noEmit", "--strict", "--target", "es2022", "--module", "nodenext", "--types", "")
     result = subprocess.run([TSC, *options, example], check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
+
+
+def test_package_has_the_version_of_attnlens_and_is_not_published() -> None:
+    package = json.loads((CLIENT / "package.json").read_text("utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert (package["version"], package["private"]) == (project["version"], True)
+    assert package["license"] == "Apache-2.0"
+    assert "dependencies" not in package
 
 
 def test_library_is_small() -> None:

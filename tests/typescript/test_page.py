@@ -1,4 +1,4 @@
-"""The code of docs/typescript.md runs in Node.js and Chromium, and the README of the package has a part of it."""
+"""The code of docs/typescript.md and of the README of the package runs in Node.js and Chromium."""
 
 import subprocess
 from pathlib import Path
@@ -25,7 +25,7 @@ def blocks(form: str) -> list[Block]:
 def installed(folder: Path, code: str) -> Path:
     """Write a module into a project with the package."""
     (folder / "package.json").write_text('{"private": true}')
-    install = ["npm", "install", "--offline", "--no-audit", "--no-fund", CLIENT]
+    install: list[str | Path] = ["npm", "install", "--offline", "--no-audit", "--no-fund", CLIENT]
     subprocess.run(install, cwd=folder, check=True, capture_output=True)
     module = folder / "example.mjs"
     module.write_text(code)

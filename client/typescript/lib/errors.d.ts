@@ -12,7 +12,7 @@ export interface ErrorBody {
     violations?: FieldViolation[];
     metadata?: Record<string, string>;
 }
-/** The part of an error response outside its body. */
+/** Context of an error: its response, or the underlying error. */
 export interface ErrorSource {
     status?: number;
     headers?: Headers;
@@ -33,7 +33,7 @@ export declare class AttnlensError extends Error {
     readonly metadata: Readonly<Record<string, string>>;
     /** Identifier of the request in the server's log. Empty if there was no response. */
     readonly requestId: string;
-    /** Delay before a retry that the server asked for, in milliseconds. */
+    /** Retry delay from the server in milliseconds, or null. */
     readonly retryAfterMs: number | null;
     /** Whether the same request may succeed later. */
     readonly retryable: boolean;
@@ -124,5 +124,5 @@ export declare class BadResponseError extends AttnlensError {
 }
 /** Class of the errors with each reason. Other reasons have `AttnlensError`. */
 export declare const ERROR_CLASSES: Readonly<Record<string, typeof AttnlensError>>;
-/** Return the error that a body describes. */
+/** Return the error that a body describes. Bodies of proxies and of other programs have other fields. */
 export declare function errorFrom(body: unknown, source: ErrorSource): AttnlensError;

@@ -25,7 +25,7 @@ var AttnlensError = class extends Error {
   metadata;
   /** Identifier of the request in the server's log. Empty if there was no response. */
   requestId;
-  /** Delay before a retry that the server asked for, in milliseconds. */
+  /** Retry delay from the server in milliseconds, or null. */
   retryAfterMs;
   /** Whether the same request may succeed later. */
   retryable;
@@ -112,7 +112,8 @@ var ERROR_CLASSES = {
   INTERNAL: InternalError
 };
 function errorFrom(body, source) {
-  const known = typeof body === "object" && body !== null ? body : {};
+  const isOwn = typeof body === "object" && body !== null && "error" in body && typeof body.error === "string";
+  const known = isOwn ? body : {};
   const reason = known.reason ?? "";
   const errorClass = Object.hasOwn(ERROR_CLASSES, reason) ? ERROR_CLASSES[reason] : AttnlensError;
   return new errorClass(known.error ?? `the server responded with status ${source.status}`, known, source);

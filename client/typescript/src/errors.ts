@@ -16,7 +16,7 @@ export interface ErrorBody {
   metadata?: Record<string, string>;
 }
 
-/** The part of an error response outside its body. */
+/** Context of an error: its response, or the underlying error. */
 export interface ErrorSource {
   status?: number;
   headers?: Headers;
@@ -39,7 +39,7 @@ export class AttnlensError extends Error {
   readonly metadata: Readonly<Record<string, string>>;
   /** Identifier of the request in the server's log. Empty if there was no response. */
   readonly requestId: string;
-  /** Delay before a retry that the server asked for, in milliseconds. */
+  /** Retry delay from the server in milliseconds, or null. */
   readonly retryAfterMs: number | null;
   /** Whether the same request may succeed later. */
   readonly retryable: boolean;
@@ -166,9 +166,10 @@ export const ERROR_CLASSES: Readonly<Record<string, typeof AttnlensError>> = {
   INTERNAL: InternalError,
 };
 
-/** Return the error that a body describes. */
+/** Return the error that a body describes. Bodies of proxies and of other programs have other fields. */
 export function errorFrom(body: unknown, source: ErrorSource): AttnlensError {
-  const known: ErrorBody = typeof body === "object" && body !== null ? body : {};
+  const isOwn = typeof body === "object" && body !== null && "error" in body && typeof body.error === "string";
+  const known = isOwn ? (body as ErrorBody) : {};
   const reason = known.reason ?? "";
   const errorClass = Object.hasOwn(ERROR_CLASSES, reason) ? ERROR_CLASSES[reason] : AttnlensError;
   return new errorClass(known.error ?? `the server responded with status ${source.status}`, known, source);
