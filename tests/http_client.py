@@ -69,6 +69,7 @@ class StubService:
     def __init__(self, embeddings: npt.NDArray[np.float32], *, truncation_side: str = "right") -> None:
         self.embeddings = embeddings
         self.truncation_side = truncation_side
+        self.max_inputs = 512
         self.error: Exception | None = None
         self.request = EmbedRequest(inputs=())
         self.admission = Admission(8, 1 << 20, lambda _: 1.0)

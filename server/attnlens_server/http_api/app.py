@@ -314,7 +314,10 @@ class _Exchange:
             headers.append((name.lower().encode(), value.encode("latin-1", "replace")))
         if isinstance(body, bytes) and response.status != 204:  # noqa: PLR2004 - no content
             headers.append((b"content-length", str(len(body)).encode()))
-        await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
+        # This waits for the client to read the previous response of a connection, if requests are pipelined.
+        await self._send_in_time(
+            {"type": "http.response.start", "status": response.status, "headers": headers}
+        )
         if not isinstance(body, bytes):
             await self._send_stream(body, dialect)
             return
@@ -334,7 +337,9 @@ class _Exchange:
                     part = await self.unless_disconnected(anext(parts))
                 except StopAsyncIteration:
                     break
-                except (errors.RequestError, ArithmeticError, LookupError, RuntimeError, ValueError) as error:
+                except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, _DisconnectedError):
+                    raise
+                except BaseException as error:  # noqa: BLE001 - as in `HttpApp._respond`
                     failure = request_error(error, self.record.method)
                     self.record.end(str(dialect.status(failure)), failure.reason)
                     await self._send_part(encode_json(dialect.body(failure)) + b"\n")
@@ -344,8 +349,11 @@ class _Exchange:
         await self._send_part(b"", is_last=True)
 
     async def _send_part(self, body: bytes, *, is_last: bool = False) -> None:
+        await self._send_in_time({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+    async def _send_in_time(self, message: Message) -> None:
         async with asyncio.timeout(self._stall_timeout_s):
-            await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+            await self._send(message)
 
     def abort(self) -> None:
         """Close the connection without sending the rest. Other servers than ours have their own limits."""

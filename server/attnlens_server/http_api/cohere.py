@@ -56,8 +56,8 @@ class CohereBody(msgspec.Struct, kw_only=True):
 
     @property
     def types(self) -> list[str]:
-        """Types of the embeddings to return."""
-        return list(self.embedding_types or ["float"])
+        """Types of the embeddings to return, each once."""
+        return list(dict.fromkeys(self.embedding_types or ["float"]))
 
 
 DIALECT = Dialect(
@@ -102,7 +102,7 @@ class CohereRoutes:
                 self._check_ranges(body, name)
         return EmbedRequest(
             model=body.model,
-            inputs=text_inputs(body.texts),
+            inputs=text_inputs(body.texts, self.service.max_inputs),
             prompt=self.prompts.for_purpose(body.input_type) if body.input_type else None,
             truncate=body.truncate != "NONE"
             and _SIDES.get(body.truncate or "") in (None, self.service.truncation_side),

@@ -11,6 +11,7 @@ from attnlens_server.http_api.exchange import BodyParser, HttpRequest, HttpRespo
 from attnlens_server.serving.requests import EmbedRequest, Request
 from attnlens_server.serving.results import EmbedResult
 from attnlens_server.serving.service import ModelService
+from attnlens_server.serving.validation import too_many_inputs
 from attnlens_server.text import Input, TokenIds
 
 ServiceRequest = TypeVar("ServiceRequest", bound=Request)
@@ -101,16 +102,23 @@ def num_tokens(result: EmbedResult) -> int:
     return sum(usage.num_tokens for usage in result.usages)
 
 
-def text_inputs(values: Texts) -> list[Input]:
-    """Return one input for each text."""
-    return [Input(text=value) for value in ([values] if isinstance(values, str) else values)]
+def text_inputs(values: Texts, max_inputs: int) -> list[Input]:
+    """Return one input for each text.
+
+    Raises:
+        InvalidFieldsError: There are more than `max_inputs` texts.
+    """
+    if isinstance(values, str):
+        return [Input(text=values)]
+    _check_count(values, max_inputs)
+    return [Input(text=value) for value in values]
 
 
-def inputs_of(values: Inputs | Sequence[int | list[int]]) -> list[Input]:
+def inputs_of(values: Inputs | Sequence[int | list[int]], max_inputs: int) -> list[Input]:
     """Return one input for each text or list of token ids. A list of numbers is one input.
 
     Raises:
-        InvalidFieldsError: A list contains numbers and other values.
+        InvalidFieldsError: A list contains numbers and other values, or there are more than `max_inputs` inputs.
     """
     if isinstance(values, str):
         return [Input(text=values)]
@@ -119,11 +127,18 @@ def inputs_of(values: Inputs | Sequence[int | list[int]]) -> list[Input]:
         raise invalid("inputs", "mixes token ids with other values: send texts, or lists of token ids")
     if numbers:
         return [Input(token_ids=TokenIds(numbers))]
+    _check_count(values, max_inputs)
     return [
         Input(text=value) if isinstance(value, str) else Input(token_ids=TokenIds(value))
         for value in values
         if not isinstance(value, int)
     ]
+
+
+def _check_count(values: Sequence[object], max_inputs: int) -> None:
+    """Reject too many values before an `Input` is built for each, which takes a second per million."""
+    if len(values) > max_inputs:
+        raise InvalidFieldsError([too_many_inputs(len(values), max_inputs)])
 
 
 @contextmanager

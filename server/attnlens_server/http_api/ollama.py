@@ -59,14 +59,13 @@ class OllamaRoutes:
                 "prompt_eval_count": num_tokens(result),
             }
 
-        return await embed(self.service, request, _PARSER, _embed_request, reply)
+        return await embed(self.service, request, _PARSER, self._embed_request, reply)
 
-
-def _embed_request(body: OllamaBody) -> EmbedRequest:
-    return EmbedRequest(
-        model=body.model.removesuffix(":latest"),
-        inputs=text_inputs(body.input),
-        truncate=body.truncate is not False,
-        normalize=True,
-        dimensions=body.dimensions or 0,
-    )
+    def _embed_request(self, body: OllamaBody) -> EmbedRequest:
+        return EmbedRequest(
+            model=body.model.removesuffix(":latest"),
+            inputs=text_inputs(body.input, self.service.max_inputs),
+            truncate=body.truncate is not False,
+            normalize=True,
+            dimensions=body.dimensions or 0,
+        )

@@ -193,7 +193,7 @@ class OpenAIRoutes:
         Raises:
             InvalidFieldsError: It contains token ids although they are not accepted.
         """
-        inputs = inputs_of(values)
+        inputs = inputs_of(values, self._service.max_inputs)
         if not self._accepts_token_ids and any(each.token_ids is not None for each in inputs):
             raise invalid("inputs", _IDS_REJECTED)
         return inputs

@@ -220,7 +220,7 @@ class TeiRoutes:
 
     async def decode(self, request: HttpRequest) -> HttpResponse:
         """Return the text of token ids."""
-        body, converted = await read_body(self.service, request, _DECODE, _decode_request)
+        body, converted = await read_body(self.service, request, _DECODE, self._decode_request)
         texts = await self.service.decode(
             converted, request.budget, skip_special_tokens=body.skip_special_tokens
         )
@@ -255,7 +255,7 @@ class TeiRoutes:
 
     def _embed_request(self, body: EmbedBody) -> EmbedRequest:
         return EmbedRequest(
-            inputs=_not_empty(inputs_of(body.inputs)),
+            inputs=_not_empty(inputs_of(body.inputs, self.service.max_inputs)),
             prompt=_prompt(body.prompt_name),
             truncate=self._truncates(body),
             normalize=body.normalize is not False,
@@ -264,7 +264,7 @@ class TeiRoutes:
 
     def _encode_request(self, body: EmbedBody) -> EncodeRequest:
         return EncodeRequest(
-            inputs=_not_empty(inputs_of(body.inputs)),
+            inputs=_not_empty(inputs_of(body.inputs, self.service.max_inputs)),
             prompt=_prompt(body.prompt_name),
             truncate=self._truncates(body),
             last_hidden_state=True,
@@ -272,7 +272,7 @@ class TeiRoutes:
 
     def _similarity_request(self, body: SimilarityBody) -> EmbedRequest:
         options = body.parameters or EmbedOptions()
-        sentences = _not_empty(text_inputs(body.inputs.sentences))
+        sentences = _not_empty(text_inputs(body.inputs.sentences, self.service.max_inputs))
         return EmbedRequest(
             inputs=[Input(text=body.inputs.source_sentence), *sentences],
             prompt=_prompt(options.prompt_name),
@@ -281,7 +281,13 @@ class TeiRoutes:
         )
 
     def _tokenize_request(self, body: TokenizeBody) -> TokenizeRequest:
-        return TokenizeRequest(inputs=_not_empty(text_inputs(body.inputs)), prompt=_prompt(body.prompt_name))
+        return TokenizeRequest(
+            inputs=_not_empty(text_inputs(body.inputs, self.service.max_inputs)),
+            prompt=_prompt(body.prompt_name),
+        )
+
+    def _decode_request(self, body: DecodeBody) -> TokenizeRequest:
+        return TokenizeRequest(inputs=_not_empty(inputs_of(body.ids, self.service.max_inputs)))
 
     def _truncates(self, options: EmbedOptions) -> bool:
         return options.truncate is not False and options.side in (None, self.service.truncation_side)
@@ -318,10 +324,6 @@ def _not_empty(inputs: list[Input]) -> list[Input]:
 
 def _prompt(name: str | None) -> Prompt | None:
     return None if name is None else Prompt(name=name)
-
-
-def _decode_request(body: DecodeBody) -> TokenizeRequest:
-    return TokenizeRequest(inputs=_not_empty(inputs_of(body.ids)))
 
 
 def _similarities(rows: FloatArray) -> FloatArray:

@@ -138,11 +138,12 @@ def _fill_child(message: Message, value: Any, max_texts: int, path: str) -> None
 
 
 def _fill_tensor(message: Any, values: list[Any], path: str) -> None:  # noqa: ANN401 - a Tensor
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        _reject(path, f"is not a rectangular array: {error}")
-    if array.size and array.dtype.kind not in "if":
+    # With another type, NumPy would give each element the size of the longest string.
+    array = np.asarray(values, dtype=object)
+    types = set(map(type, array.ravel()))
+    if list in types:
+        _reject(path, "is not a rectangular array: send lists of the same length")
+    if types - {int, float}:
         _reject(path, "is not an array of numbers: send numbers only")
     with np.errstate(over="ignore"):  # infinite components are rejected by the validation
         fill_tensor(message, array.astype(np.float32), DataType.DATA_TYPE_FLOAT32)
@@ -199,6 +200,8 @@ def _reject(path: str, description: str) -> NoReturn:
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401 - any JSON value
+    if isinstance(value, list | dict):  # possibly nested too deeply to be serialized
+        return "a list" if isinstance(value, list) else "an object"
     text = value if isinstance(value, str) else orjson.dumps(value).decode()
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 

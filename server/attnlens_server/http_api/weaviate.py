@@ -79,7 +79,9 @@ class WeaviateRoutes:
             raise invalid("text", "is missing, or texts is set as well: set one of them")
         config = body.config or VectorsConfig()
         return EmbedRequest(
-            inputs=text_inputs(body.text if body.text is not None else body.texts or []),
+            inputs=text_inputs(
+                body.text if body.text is not None else body.texts or [], self.service.max_inputs
+            ),
             prompt=self.prompts.for_purpose(config.task_type) if config.task_type else None,
             truncate=True,
             dimensions=config.dimensions or 0,

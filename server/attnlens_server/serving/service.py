@@ -183,6 +183,11 @@ class ModelService:
         )
 
     @property
+    def max_inputs(self) -> int:
+        """Maximum number of texts of a request."""
+        return self._validator.inputs.max_inputs
+
+    @property
     def truncation_side(self) -> str:
         """Side of a long text that truncation removes, "left" or "right"."""
         return self._encoder.truncation_side

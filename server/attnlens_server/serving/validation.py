@@ -62,8 +62,17 @@ _UNAVAILABLE = {
 # --- Inputs ---------------------------------------------------------------------------------------
 
 
+def too_many_inputs(count: int, limit: int) -> FieldViolation:
+    """Return the violation of a request with more texts than the limit."""
+    return FieldViolation("inputs", f"has {count} texts, but the limit is {limit}: send several requests")
+
+
 class InputValidator:
-    """Validates the inputs and the prompt of requests."""
+    """Validates the inputs and the prompt of requests.
+
+    Attributes:
+        max_inputs: Maximum number of texts of a request.
+    """
 
     def __init__(
         self, model: Model, config: ServerConfig, *, max_tokens: int, has_tokenizer: bool, takes_pairs: bool
@@ -73,17 +82,17 @@ class InputValidator:
         self._max_tokens = max_tokens
         self._has_tokenizer = has_tokenizer
         self._takes_pairs = takes_pairs
+        self.max_inputs = config.max_inputs_per_request
 
     def validate(self, request: Request) -> tuple[str, list[FieldViolation]]:
         """Return the text of the prompt, and all violations including those of the protocol."""
-        inputs, limit = request.inputs, self._config.max_inputs_per_request
+        inputs, limit = request.inputs, self.max_inputs
         prompt, violations = self._prompt(request.prompt)
         violations = [*request.violations, *violations]
         if not inputs:
             violations.append(FieldViolation("inputs", "is empty: send at least one text"))
         elif len(inputs) > limit:
-            problem = f"has {len(inputs)} texts, but the limit is {limit}: send several requests"
-            violations.append(FieldViolation("inputs", problem))
+            violations.append(too_many_inputs(len(inputs), limit))
         else:
             prompt_bytes = len(prompt.encode())
             violations += self._check_total(inputs, prompt_bytes)
