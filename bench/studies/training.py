@@ -136,10 +136,12 @@ def read_sorted_prose(vocab_size: int) -> Prose:
     The tokenizer assigns other ids in each run, which changes initial weights and random tokens.
     """
     tokenizer, train_ids, held_out_ids = read_prose(vocab_size)
-    vocabulary = tokenizer.get_vocab()
-    spellings = (*SPECIAL, *sorted(vocabulary.keys() - SPECIAL))
-    new_ids = torch.empty(len(spellings), dtype=torch.int64)
-    new_ids[[vocabulary[token] for token in spellings]] = torch.arange(len(spellings))
+    special, num_ids = [*range(len(SPECIAL))], tokenizer.get_vocab_size()
+    order = special + sorted(
+        range(len(SPECIAL), num_ids), key=lambda token: str(tokenizer.id_to_token(token))
+    )
+    new_ids = torch.empty(num_ids, dtype=torch.int64)
+    new_ids[order] = torch.arange(num_ids)
     return Prose(new_ids[train_ids], new_ids[held_out_ids])
 
 
