@@ -1,4 +1,4 @@
-"""The code of docs/typescript.md and of the README of the package runs in Node.js and Chromium."""
+"""The code of docs/typescript.md runs in Node.js and Chromium; the README of the package has a part of it."""
 
 import subprocess
 from pathlib import Path
