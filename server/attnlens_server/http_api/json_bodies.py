@@ -118,7 +118,7 @@ def inputs_of(values: Inputs | Sequence[int | list[int]], max_inputs: int) -> li
     """Return one input for each text or list of token ids. A list of numbers is one input.
 
     Raises:
-        InvalidFieldsError: A list contains numbers and other values, or there are more than `max_inputs` inputs.
+        InvalidFieldsError: A list contains numbers and other values, or more than `max_inputs` inputs.
     """
     if isinstance(values, str):
         return [Input(text=values)]
