@@ -45,11 +45,13 @@ test-mutations: $(MINILM) ## every mutation of tests/mutations must fail a test
 
 # Tests of processes: start, shutdown, signals, connections, hostile clients.
 PROCESS_TESTS := tests/server/test_lifecycle.py tests/server/test_tls.py tests/server/bundle/test_replaced_bundle.py \
-	tests/client/test_tls.py tests/client/test_retries.py tests/client/test_failures.py tests/cli/commands/test_try.py tests/hostile
+	tests/client/test_tls.py tests/client/test_retries.py tests/client/test_failures.py tests/cli/commands/test_try.py tests/hostile \
+	tests/server/http_api/test_transport.py tests/server/http_api/test_operations.py tests/server/http_api/test_asgi.py
 
 proof: test-mutations ## long tests: all mutations, process tests ten times, cost of attacks on a server
 	for run in 1 2 3 4 5 6 7 8 9 10; do $(PYTEST) -q $(PROCESS_TESTS) || exit 1; done
 	$(BIN)/python -m bench.studies.hostile .minilm
+	$(BIN)/python -m bench.studies.hostile_http .minilm
 
 # Tests without PyTorch on Python 3.12 and 3.13, if installed.
 pythons:
