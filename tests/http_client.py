@@ -42,6 +42,7 @@ class HttpClient:
         response = self._connection.getresponse()
         content = response.read()
         self.headers = {name.lower(): value for name, value in response.getheaders()}
+        self._connection.close()  # other tests may run for longer than the server keeps it
         return response.status, json.loads(content) if content else None
 
     def post(self, path: str, body: Any) -> Any:

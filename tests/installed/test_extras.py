@@ -22,7 +22,11 @@ EXTRAS = {
     "export/attnlens_export": "export",
 }
 # Modules that are imported only if another extra is installed.
-OPTIONAL = {"viewer/attnlens_viewer/widget.py", "protos/attnlens/dense.py"}
+OPTIONAL = {
+    "protos/attnlens/dense.py",
+    "server/attnlens_server/asgi.py",
+    "viewer/attnlens_viewer/widget.py",
+}
 
 
 def imported(folder: str) -> Iterator[str]:

@@ -92,7 +92,11 @@ class Reader:
             return server.ready_line
         url = server.http_url()
         self._http_url = url.removesuffix("/")
-        return f"{server.ready_line}HTTP and the viewer are at {url}\n"
+        printed = f"{server.ready_line}HTTP and the viewer are at {url}\n"
+        if "--metrics-port" in words:
+            assert server.process.stdout is not None
+            printed += server.process.stdout.readline()
+        return printed
 
     def _shell(self, line: str, block: Block) -> str:
         if shutil.which("jq") is None:

@@ -15,6 +15,7 @@ def test_page_lists_the_routes_and_sends_requests(browser: "Browser", viewer_url
     route = page.locator(".operation", has=page.locator("summary code", has_text="/v1/attnlens/embed"))
     route.locator("summary").first.focus()
     page.keyboard.press("Enter")
+    route.get_by_role("button", name="Send").wait_for()
     for _ in range(3):  # the list of fields, the body, the button
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")
