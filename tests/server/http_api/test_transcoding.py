@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from google.protobuf import json_format
 from google.protobuf.message import Message
@@ -182,3 +183,10 @@ def test_unset_fields_are_omitted_and_others_written() -> None:
         "tokens": [{"id": 5, "text": "a", "source": "text", **offsets}],
         "exceeds_max_tokens": False,
     }
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (0,), (0, 3), (3, 4), (1, 100_000), (2, 3, 40_000), (100, 500)])
+def test_arrays_in_pieces_have_the_bytes_of_orjson(shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    value = {"a": np.asarray(array), "b": ["\0", np.ones(2, np.float32)], "c": None}
+    assert encode_json(value) == orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
