@@ -185,7 +185,7 @@ def test_unset_fields_are_omitted_and_others_written() -> None:
     }
 
 
-@pytest.mark.parametrize("shape", [(), (5,), (0,), (0, 3), (3, 4), (1, 100_000), (2, 3, 40_000), (100, 500)])
+@pytest.mark.parametrize("shape", [(5,), (0,), (0, 3), (3, 4), (1, 100_000), (2, 3, 40_000), (100, 500)])
 def test_arrays_in_pieces_have_the_bytes_of_orjson(shape: tuple[int, ...]) -> None:
     array = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     value = {"a": np.asarray(array), "b": ["\0", np.ones(2, np.float32)], "c": None}
