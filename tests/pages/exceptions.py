@@ -10,7 +10,7 @@ ELSEWHERE = {
     ("docs/ecosystem.md", '"""A bundle in '): "ecosystem/test_docs.py",
     ("docs/ecosystem.md", "// A bundle in "): "ecosystem/test_docs.py",
     ("docs/how_attention_works.md", ""): "analysis/teach/test_page.py",
-    ("docs/http_native.md", "from contextlib"): "server/http_api/test_asgi.py",
+    ("docs/http_native.md", "from collections.abc"): "server/http_api/test_asgi.py",
     ("docs/http_native.md", "uvicorn "): "server/http_api/test_asgi.py",
     ("docs/http_native.md", "from pathlib"): "server/http_api/test_asgi.py",
     ("docs/integrations.md", '"""'): "integrations/test_pages.py",
