@@ -243,6 +243,36 @@ TOKEN_SOURCE_IDS: TokenSource.ValueType  # 5
 """`TokenIds.input_ids`."""
 Global___TokenSource: _TypeAlias = TokenSource  # noqa: Y015
 
+class _LongDocuments:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LongDocumentsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LongDocuments.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LONG_DOCUMENTS_UNSPECIFIED: _LongDocuments.ValueType  # 0
+    """Same as LONG_DOCUMENTS_TRUNCATE."""
+    LONG_DOCUMENTS_TRUNCATE: _LongDocuments.ValueType  # 1
+    """Remove tokens from the end of the document."""
+    LONG_DOCUMENTS_SPLIT: _LongDocuments.ValueType  # 2
+    """Score consecutive parts of the document, each as long as fits, and return the highest logit."""
+    LONG_DOCUMENTS_REJECT: _LongDocuments.ValueType  # 3
+    """Reject the request with INPUT_TOO_LONG."""
+
+class LongDocuments(_LongDocuments, metaclass=_LongDocumentsEnumTypeWrapper):
+    """Handling of documents that are too long. A query is never truncated: one that leaves no token for a document is
+    rejected with INPUT_TOO_LONG.
+    """
+
+LONG_DOCUMENTS_UNSPECIFIED: LongDocuments.ValueType  # 0
+"""Same as LONG_DOCUMENTS_TRUNCATE."""
+LONG_DOCUMENTS_TRUNCATE: LongDocuments.ValueType  # 1
+"""Remove tokens from the end of the document."""
+LONG_DOCUMENTS_SPLIT: LongDocuments.ValueType  # 2
+"""Score consecutive parts of the document, each as long as fits, and return the highest logit."""
+LONG_DOCUMENTS_REJECT: LongDocuments.ValueType  # 3
+"""Reject the request with INPUT_TOO_LONG."""
+Global___LongDocuments: _TypeAlias = LongDocuments  # noqa: Y015
+
 @_typing.final
 class Input(_message.Message):
     """One input of the model."""
@@ -2141,3 +2171,281 @@ class Comparison(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__baseline) -> _WhichOneofReturnType__baseline | None: ...
 
 Global___Comparison: _TypeAlias = Comparison  # noqa: Y015
+
+@_typing.final
+class ScoreRequest(_message.Message):
+    """Request message for EncoderService.Score. Set either `query` and `documents`, or `pairs`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
+    TOP_N_FIELD_NUMBER: _builtins.int
+    LONG_DOCUMENTS_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_PER_DOCUMENT_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    ACTIVATION_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Model name. If empty, the server's default model."""
+    query: _builtins.str
+    """Query, the first text of each input."""
+    top_n: _builtins.int
+    """Number of results to return, those with the highest logits. If 0, all. Must be 0 with `pairs`."""
+    long_documents: Global___LongDocuments.ValueType
+    """What to do with a document that does not fit into the model's input with its query. Defaults to truncating it."""
+    max_tokens_per_document: _builtins.int
+    """Maximum number of tokens of a document, without special tokens. If 0, as many as fit into the model's input."""
+    activation: _manifest_pb2.Activation.ValueType
+    """Function from logits to scores: ACTIVATION_IDENTITY or ACTIVATION_SIGMOID. Defaults to
+    `Classifier.activation`. It does not change the order of the results.
+    """
+    model_version: _builtins.str
+    """Model version (`Model.version`), the full SHA-256. If empty, any version."""
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Documents, the second text of each input. At least 1 and at most `Limits.max_inputs_per_request`. Equal documents
+        are computed once.
+        """
+
+    @_builtins.property
+    def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextPair]:
+        """Pairs of a query and a document. At least 1 and at most `Limits.max_inputs_per_request`."""
+
+    @_builtins.property
+    def prompt(self) -> Global___Prompt:
+        """Prompt that is prepended to each query. If unset, the model's default prompt, if there is one."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        query: _builtins.str = ...,
+        documents: _abc.Iterable[_builtins.str] | None = ...,
+        pairs: _abc.Iterable[Global___TextPair] | None = ...,
+        top_n: _builtins.int = ...,
+        long_documents: Global___LongDocuments.ValueType = ...,
+        max_tokens_per_document: _builtins.int = ...,
+        prompt: Global___Prompt | None = ...,
+        activation: _manifest_pb2.Activation.ValueType = ...,
+        model_version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "documents", b"documents", "long_documents", b"long_documents", "max_tokens_per_document", b"max_tokens_per_document", "model", b"model", "model_version", b"model_version", "pairs", b"pairs", "prompt", b"prompt", "query", b"query", "top_n", b"top_n"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreRequest: _TypeAlias = ScoreRequest  # noqa: Y015
+
+@_typing.final
+class ScoreResponse(_message.Message):
+    """Response message for EncoderService.Score."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    ACTIVATION_FIELD_NUMBER: _builtins.int
+    USAGES_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
+    COMPUTATION_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of the model that was used."""
+    model_version: _builtins.str
+    """Version of that model."""
+    activation: _manifest_pb2.Activation.ValueType
+    """Function that computed the scores from the logits."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoreResult]:
+        """With `query`, sorted by descending logit, equal logits by index. With `pairs`, in the order of the request."""
+
+    @_builtins.property
+    def usages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Usage]:
+        """Token counts of the input of each document or pair, in the order of the request. For a document in several parts,
+        their sum.
+        """
+
+    @_builtins.property
+    def timings(self) -> Global___Timings:
+        """Time spent on the call."""
+
+    @_builtins.property
+    def computation(self) -> Global___Computation:
+        """Engine and precision used."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        results: _abc.Iterable[Global___ScoreResult] | None = ...,
+        activation: _manifest_pb2.Activation.ValueType = ...,
+        usages: _abc.Iterable[Global___Usage] | None = ...,
+        timings: Global___Timings | None = ...,
+        computation: Global___Computation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["computation", b"computation", "timings", b"timings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "computation", b"computation", "model", b"model", "model_version", b"model_version", "results", b"results", "timings", b"timings", "usages", b"usages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreResponse: _TypeAlias = ScoreResponse  # noqa: Y015
+
+@_typing.final
+class ScoreResult(_message.Message):
+    """Score of one document or pair."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    LOGIT_FIELD_NUMBER: _builtins.int
+    NUM_PARTS_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Index in `documents` or `pairs`."""
+    score: _builtins.float
+    """The activation of the logit, computed in float64."""
+    logit: _builtins.float
+    """Logit of the model."""
+    num_parts: _builtins.int
+    """Number of parts of the document that were scored. 1 unless LONG_DOCUMENTS_SPLIT applied."""
+    part: _builtins.int
+    """Index of the part with the highest logit."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        score: _builtins.float = ...,
+        logit: _builtins.float = ...,
+        num_parts: _builtins.int = ...,
+        part: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "logit", b"logit", "num_parts", b"num_parts", "part", b"part", "score", b"score"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreResult: _TypeAlias = ScoreResult  # noqa: Y015
+
+@_typing.final
+class ClassifyRequest(_message.Message):
+    """Request message for EncoderService.Classify."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    TRUNCATE_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    ACTIVATION_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Model name. If empty, the server's default model."""
+    truncate: _builtins.bool
+    """Whether to truncate inputs of more than `Model.max_tokens` tokens. If false, they are rejected with
+    INPUT_TOO_LONG.
+    """
+    activation: _manifest_pb2.Activation.ValueType
+    """Function from logits to scores: ACTIVATION_IDENTITY, ACTIVATION_SIGMOID or ACTIVATION_SOFTMAX. Defaults to
+    `Classifier.activation`.
+    """
+    model_version: _builtins.str
+    """Model version (`Model.version`), the full SHA-256. If empty, any version."""
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
+        """Inputs to classify. At least 1 and at most `Limits.max_inputs_per_request`."""
+
+    @_builtins.property
+    def prompt(self) -> Global___Prompt:
+        """Prompt for all inputs. If unset, the model's default prompt, if there is one."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        inputs: _abc.Iterable[Global___Input] | None = ...,
+        truncate: _builtins.bool = ...,
+        prompt: Global___Prompt | None = ...,
+        activation: _manifest_pb2.Activation.ValueType = ...,
+        model_version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "inputs", b"inputs", "model", b"model", "model_version", b"model_version", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassifyRequest: _TypeAlias = ClassifyRequest  # noqa: Y015
+
+@_typing.final
+class ClassifyResponse(_message.Message):
+    """Response message for EncoderService.Classify."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    LOGITS_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
+    ACTIVATION_FIELD_NUMBER: _builtins.int
+    USAGES_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
+    COMPUTATION_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of the model that was used."""
+    model_version: _builtins.str
+    """Version of that model."""
+    activation: _manifest_pb2.Activation.ValueType
+    """Function that computed the scores from the logits."""
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the C labels, in the order of the logits."""
+
+    @_builtins.property
+    def logits(self) -> _tensor_pb2.Tensor:
+        """Logits, DATA_TYPE_FLOAT32, shape (N, C)."""
+
+    @_builtins.property
+    def scores(self) -> _tensor_pb2.Tensor:
+        """Activation of the logits, computed in float64, DATA_TYPE_FLOAT32, shape (N, C)."""
+
+    @_builtins.property
+    def usages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Usage]:
+        """Token counts of each input."""
+
+    @_builtins.property
+    def timings(self) -> Global___Timings:
+        """Time spent on the call."""
+
+    @_builtins.property
+    def computation(self) -> Global___Computation:
+        """Engine and precision used."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
+        logits: _tensor_pb2.Tensor | None = ...,
+        scores: _tensor_pb2.Tensor | None = ...,
+        activation: _manifest_pb2.Activation.ValueType = ...,
+        usages: _abc.Iterable[Global___Usage] | None = ...,
+        timings: Global___Timings | None = ...,
+        computation: Global___Computation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["computation", b"computation", "logits", b"logits", "scores", b"scores", "timings", b"timings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "computation", b"computation", "labels", b"labels", "logits", b"logits", "model", b"model", "model_version", b"model_version", "scores", b"scores", "timings", b"timings", "usages", b"usages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassifyResponse: _TypeAlias = ClassifyResponse  # noqa: Y015

@@ -82,6 +82,16 @@ class EncoderServiceStub(object):
                 request_serializer=attnlens_dot_v1_dot_encoder__service__pb2.CompareRequest.SerializeToString,
                 response_deserializer=attnlens_dot_v1_dot_encoder__service__pb2.CompareResponse.FromString,
                 _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/attnlens.v1.EncoderService/Score',
+                request_serializer=attnlens_dot_v1_dot_encoder__service__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=attnlens_dot_v1_dot_encoder__service__pb2.ScoreResponse.FromString,
+                _registered_method=True)
+        self.Classify = channel.unary_unary(
+                '/attnlens.v1.EncoderService/Classify',
+                request_serializer=attnlens_dot_v1_dot_encoder__service__pb2.ClassifyRequest.SerializeToString,
+                response_deserializer=attnlens_dot_v1_dot_encoder__service__pb2.ClassifyResponse.FromString,
+                _registered_method=True)
 
 
 class EncoderServiceServicer(object):
@@ -152,6 +162,21 @@ class EncoderServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Score(self, request, context):
+        """Returns the relevance of documents to a query, or of the second to the first text of pairs. Needs a reranker: a
+        model whose `Model.classifier` has one label.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Classify(self, request, context):
+        """Returns the logit and score of each label for each input. Needs a model with a `Model.classifier`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EncoderServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -194,6 +219,16 @@ def add_EncoderServiceServicer_to_server(servicer, server):
                     servicer.Compare,
                     request_deserializer=attnlens_dot_v1_dot_encoder__service__pb2.CompareRequest.FromString,
                     response_serializer=attnlens_dot_v1_dot_encoder__service__pb2.CompareResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=attnlens_dot_v1_dot_encoder__service__pb2.ScoreRequest.FromString,
+                    response_serializer=attnlens_dot_v1_dot_encoder__service__pb2.ScoreResponse.SerializeToString,
+            ),
+            'Classify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Classify,
+                    request_deserializer=attnlens_dot_v1_dot_encoder__service__pb2.ClassifyRequest.FromString,
+                    response_serializer=attnlens_dot_v1_dot_encoder__service__pb2.ClassifyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -420,6 +455,60 @@ class EncoderService(object):
             '/attnlens.v1.EncoderService/Compare',
             attnlens_dot_v1_dot_encoder__service__pb2.CompareRequest.SerializeToString,
             attnlens_dot_v1_dot_encoder__service__pb2.CompareResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attnlens.v1.EncoderService/Score',
+            attnlens_dot_v1_dot_encoder__service__pb2.ScoreRequest.SerializeToString,
+            attnlens_dot_v1_dot_encoder__service__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Classify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attnlens.v1.EncoderService/Classify',
+            attnlens_dot_v1_dot_encoder__service__pb2.ClassifyRequest.SerializeToString,
+            attnlens_dot_v1_dot_encoder__service__pb2.ClassifyResponse.FromString,
             options,
             channel_credentials,
             insecure,

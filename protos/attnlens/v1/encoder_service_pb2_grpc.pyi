@@ -70,6 +70,12 @@ class EncoderServiceStub:
     """Returns how much each token of a text contributes to its embedding, or to its similarity with another text."""
     Compare: _grpc.UnaryUnaryMultiCallable[_encoder_service_pb2.CompareRequest, _encoder_service_pb2.CompareResponse]
     """Returns how much each token of two texts contributes to their similarity."""
+    Score: _grpc.UnaryUnaryMultiCallable[_encoder_service_pb2.ScoreRequest, _encoder_service_pb2.ScoreResponse]
+    """Returns the relevance of documents to a query, or of the second to the first text of pairs. Needs a reranker: a
+    model whose `Model.classifier` has one label.
+    """
+    Classify: _grpc.UnaryUnaryMultiCallable[_encoder_service_pb2.ClassifyRequest, _encoder_service_pb2.ClassifyResponse]
+    """Returns the logit and score of each label for each input. Needs a model with a `Model.classifier`."""
 
 @_typing.type_check_only
 class EncoderServiceAsyncStub(EncoderServiceStub):
@@ -102,6 +108,12 @@ class EncoderServiceAsyncStub(EncoderServiceStub):
     """Returns how much each token of a text contributes to its embedding, or to its similarity with another text."""
     Compare: _aio.UnaryUnaryMultiCallable[_encoder_service_pb2.CompareRequest, _encoder_service_pb2.CompareResponse]  # type: ignore[assignment]
     """Returns how much each token of two texts contributes to their similarity."""
+    Score: _aio.UnaryUnaryMultiCallable[_encoder_service_pb2.ScoreRequest, _encoder_service_pb2.ScoreResponse]  # type: ignore[assignment]
+    """Returns the relevance of documents to a query, or of the second to the first text of pairs. Needs a reranker: a
+    model whose `Model.classifier` has one label.
+    """
+    Classify: _aio.UnaryUnaryMultiCallable[_encoder_service_pb2.ClassifyRequest, _encoder_service_pb2.ClassifyResponse]  # type: ignore[assignment]
+    """Returns the logit and score of each label for each input. Needs a model with a `Model.classifier`."""
 
 class EncoderServiceServicer(metaclass=_abc_1.ABCMeta):
     """Contextual embeddings, attention weights and explanations of a transformer encoder.
@@ -179,5 +191,23 @@ class EncoderServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_encoder_service_pb2.CompareResponse, _abc.Awaitable[_encoder_service_pb2.CompareResponse]]:
         """Returns how much each token of two texts contributes to their similarity."""
+
+    @_abc_1.abstractmethod
+    def Score(
+        self,
+        request: _encoder_service_pb2.ScoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_encoder_service_pb2.ScoreResponse, _abc.Awaitable[_encoder_service_pb2.ScoreResponse]]:
+        """Returns the relevance of documents to a query, or of the second to the first text of pairs. Needs a reranker: a
+        model whose `Model.classifier` has one label.
+        """
+
+    @_abc_1.abstractmethod
+    def Classify(
+        self,
+        request: _encoder_service_pb2.ClassifyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_encoder_service_pb2.ClassifyResponse, _abc.Awaitable[_encoder_service_pb2.ClassifyResponse]]:
+        """Returns the logit and score of each label for each input. Needs a model with a `Model.classifier`."""
 
 def add_EncoderServiceServicer_to_server(servicer: EncoderServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

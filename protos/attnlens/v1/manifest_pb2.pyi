@@ -84,6 +84,8 @@ class _ActivationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Activation
     """1 / (1 + exp(-x))"""
     ACTIVATION_SILU: _Activation.ValueType  # 6
     """x / (1 + exp(-x))"""
+    ACTIVATION_SOFTMAX: _Activation.ValueType  # 7
+    """exp(x(i)) / sum of exp(x(j)), over all components. Only for the scores of a classifier."""
 
 class Activation(_Activation, metaclass=_ActivationEnumTypeWrapper):
     """Activation function."""
@@ -102,6 +104,8 @@ ACTIVATION_SIGMOID: Activation.ValueType  # 5
 """1 / (1 + exp(-x))"""
 ACTIVATION_SILU: Activation.ValueType  # 6
 """x / (1 + exp(-x))"""
+ACTIVATION_SOFTMAX: Activation.ValueType  # 7
+"""exp(x(i)) / sum of exp(x(j)), over all components. Only for the scores of a classifier."""
 Global___Activation: _TypeAlias = Activation  # noqa: Y015
 
 class _GraphPurpose:
@@ -113,11 +117,13 @@ class _GraphPurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GraphPur
     GRAPH_PURPOSE_UNSPECIFIED: _GraphPurpose.ValueType  # 0
     """Never in a valid bundle."""
     GRAPH_PURPOSE_EMBEDDINGS: _GraphPurpose.ValueType  # 1
-    """Token vectors and embeddings."""
+    """Token vectors and embeddings. In the bundle of a classifier, only token vectors."""
     GRAPH_PURPOSE_ATTENTION: _GraphPurpose.ValueType  # 2
     """Token vectors and the attention outputs of each layer."""
     GRAPH_PURPOSE_CONTRIBUTIONS: _GraphPurpose.ValueType  # 3
     """Contribution of each token to the embedding of a text."""
+    GRAPH_PURPOSE_LOGITS: _GraphPurpose.ValueType  # 4
+    """Logits of a classifier."""
 
 class GraphPurpose(_GraphPurpose, metaclass=_GraphPurposeEnumTypeWrapper):
     """Purpose of a graph."""
@@ -125,11 +131,13 @@ class GraphPurpose(_GraphPurpose, metaclass=_GraphPurposeEnumTypeWrapper):
 GRAPH_PURPOSE_UNSPECIFIED: GraphPurpose.ValueType  # 0
 """Never in a valid bundle."""
 GRAPH_PURPOSE_EMBEDDINGS: GraphPurpose.ValueType  # 1
-"""Token vectors and embeddings."""
+"""Token vectors and embeddings. In the bundle of a classifier, only token vectors."""
 GRAPH_PURPOSE_ATTENTION: GraphPurpose.ValueType  # 2
 """Token vectors and the attention outputs of each layer."""
 GRAPH_PURPOSE_CONTRIBUTIONS: GraphPurpose.ValueType  # 3
 """Contribution of each token to the embedding of a text."""
+GRAPH_PURPOSE_LOGITS: GraphPurpose.ValueType  # 4
+"""Logits of a classifier."""
 Global___GraphPurpose: _TypeAlias = GraphPurpose  # noqa: Y015
 
 class _Precision:
@@ -196,6 +204,8 @@ class _OutputRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutputRole
     """Contribution of the encoder's biases to the dot product: (B)."""
     OUTPUT_ROLE_HEAD_CONTRIBUTIONS: _OutputRole.ValueType  # 8
     """Contribution of each head of each layer to the dot product: (B, L, H)."""
+    OUTPUT_ROLE_LOGITS: _OutputRole.ValueType  # 9
+    """Logits of a classifier with C labels: (B, C)."""
 
 class OutputRole(_OutputRole, metaclass=_OutputRoleEnumTypeWrapper):
     """Meaning of an output. Shapes have B texts."""
@@ -222,6 +232,8 @@ OUTPUT_ROLE_BASELINE: OutputRole.ValueType  # 7
 """Contribution of the encoder's biases to the dot product: (B)."""
 OUTPUT_ROLE_HEAD_CONTRIBUTIONS: OutputRole.ValueType  # 8
 """Contribution of each head of each layer to the dot product: (B, L, H)."""
+OUTPUT_ROLE_LOGITS: OutputRole.ValueType  # 9
+"""Logits of a classifier with C labels: (B, C)."""
 Global___OutputRole: _TypeAlias = OutputRole  # noqa: Y015
 
 class _OutputLayout:
@@ -241,7 +253,7 @@ class _OutputLayoutEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutputLa
     OUTPUT_LAYOUT_BLOCKS: _OutputLayout.ValueType  # 4
     """Weights between some blocks of tokens: (B, H, T, S * b + 2b). See BlockTable."""
     OUTPUT_LAYOUT_PER_TEXT: _OutputLayout.ValueType  # 5
-    """Values per text: (B), (B, E) or (B, L, H)."""
+    """Values per text: (B), (B, C), (B, E) or (B, L, H)."""
 
 class OutputLayout(_OutputLayout, metaclass=_OutputLayoutEnumTypeWrapper):
     """Axes of an output, with B texts."""
@@ -257,7 +269,7 @@ OUTPUT_LAYOUT_BAND: OutputLayout.ValueType  # 3
 OUTPUT_LAYOUT_BLOCKS: OutputLayout.ValueType  # 4
 """Weights between some blocks of tokens: (B, H, T, S * b + 2b). See BlockTable."""
 OUTPUT_LAYOUT_PER_TEXT: OutputLayout.ValueType  # 5
-"""Values per text: (B), (B, E) or (B, L, H)."""
+"""Values per text: (B), (B, C), (B, E) or (B, L, H)."""
 Global___OutputLayout: _TypeAlias = OutputLayout  # noqa: Y015
 
 class _RowSum:
@@ -406,6 +418,7 @@ class Manifest(_message.Message):
     ADAPTER_TASK_FIELD_NUMBER: _builtins.int
     FAITHFULNESS_FIELD_NUMBER: _builtins.int
     ENGINE_CHECKS_FIELD_NUMBER: _builtins.int
+    CLASSIFIER_FIELD_NUMBER: _builtins.int
     REQUIRED_FEATURES_FIELD_NUMBER: _builtins.int
     EMBEDDING_RANGES_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
@@ -438,7 +451,7 @@ class Manifest(_message.Message):
 
     @_builtins.property
     def pooling(self) -> Global___PoolingDefaults:
-        """Default conversion of token vectors to embeddings."""
+        """Default conversion of token vectors to embeddings. Unset in the bundle of a classifier, which has no embeddings."""
 
     @_builtins.property
     def prompts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -467,6 +480,12 @@ class Manifest(_message.Message):
     @_builtins.property
     def engine_checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineCheck]:
         """Comparison with the PyTorch encoder in engines other than ONNX Runtime on a CPU. Empty if not measured."""
+
+    @_builtins.property
+    def classifier(self) -> Global___Classifier:
+        """Classification head of a classifier or reranker, whose bundle requires the feature `classifier`. Unset for an
+        embedding model.
+        """
 
     @_builtins.property
     def required_features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -499,16 +518,49 @@ class Manifest(_message.Message):
         adapter_task: _builtins.str = ...,
         faithfulness: _abc.Iterable[_explanation_pb2.Faithfulness] | None = ...,
         engine_checks: _abc.Iterable[Global___EngineCheck] | None = ...,
+        classifier: Global___Classifier | None = ...,
         required_features: _abc.Iterable[_builtins.str] | None = ...,
         embedding_ranges: Global___EmbeddingRanges | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "embedding_ranges", b"embedding_ranges", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "classifier", b"classifier", "embedding_ranges", b"embedding_ranges", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_task", b"adapter_task", "architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "embedding_ranges", b"embedding_ranges", "engine_checks", b"engine_checks", "faithfulness", b"faithfulness", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "required_features", b"required_features", "source", b"source", "source_revision", b"source_revision", "supports_text_pairs", b"supports_text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_task", b"adapter_task", "architecture", b"architecture", "classifier", b"classifier", "default_prompt_name", b"default_prompt_name", "embedding_ranges", b"embedding_ranges", "engine_checks", b"engine_checks", "faithfulness", b"faithfulness", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "required_features", b"required_features", "source", b"source", "source_revision", b"source_revision", "supports_text_pairs", b"supports_text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Manifest: _TypeAlias = Manifest  # noqa: Y015
+
+@_typing.final
+class Classifier(_message.Message):
+    """Head that computes the logits of a text or pair: C numbers, one per label. A reranker has one label, and its logit
+    is the relevance of the second text to the first.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABELS_FIELD_NUMBER: _builtins.int
+    ACTIVATION_FIELD_NUMBER: _builtins.int
+    activation: Global___Activation.ValueType
+    """Function from logits to scores that the checkpoint specifies, or the default of sentence-transformers for
+    rerankers and of transformers for classifiers. ACTIVATION_IDENTITY, ACTIVATION_SIGMOID or ACTIVATION_SOFTMAX.
+    """
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the labels, in the order of the logits."""
+
+    def __init__(
+        self,
+        *,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
+        activation: Global___Activation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "labels", b"labels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Classifier: _TypeAlias = Classifier  # noqa: Y015
 
 @_typing.final
 class EmbeddingRanges(_message.Message):
