@@ -122,10 +122,11 @@ def add_service(server: grpc.aio.Server, service: InferenceService, calls: Calls
             handle: Any = _health_handler(message_class, answer)
         else:
             is_infer = method.name == "ModelInfer"
+            contents = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
             parser: Parser[Any, Any] = Parser(
                 message_class,
                 service.reader.read if is_infer else lambda message: message,
-                pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER if is_infer else None,
+                frozenset({contents} if is_infer else ()),
                 max_texts,
                 CONTENTS_COPIES if is_infer else REQUEST_COPIES,
             )
