@@ -218,6 +218,7 @@ class Engine:
         runtime: Inference runtime. With the provider `auto`, `start` replaces CUDA with the CPU if CUDA
             cannot run the graphs.
         max_batch_tokens: Maximum number of tokens of a batch, including padding.
+        main_kind: Graph of the model's main results, which is open while the engine runs.
         lanes: Lanes of each graph.
     """
 
@@ -229,7 +230,7 @@ class Engine:
             ConfigError: There are more lanes than threads on a CPU.
         """
         self._bundle = bundle
-        self._main_kind = bundle.model.main_kind
+        self.main_kind = bundle.model.main_kind
         self._config = config
         self._prepare(choose_runtime(config, bundle))
 
@@ -296,7 +297,7 @@ class Engine:
     @property
     def execution_providers(self) -> tuple[str, ...]:
         """ONNX Runtime execution providers, the preferred one first. Empty before `start`."""
-        return self.lanes[self._main_kind].sessions.providers
+        return self.lanes[self.main_kind].sessions.providers
 
     @property
     def runs_on(self) -> str:
@@ -352,7 +353,7 @@ class Engine:
     def _open(self, max_tokens: int) -> None:
         shortest, longer = (min(length, max_tokens) for length in TRIAL_LENGTHS)
         padded = (shortest, shortest // 2 + 1)
-        main_kind = self._main_kind
+        main_kind = self.main_kind
         self._openers[main_kind].trial_batches = (padded, (longer,))
         self._openers[main_kind].longest_trial = max_tokens
         for kind in self.lanes.keys() - {main_kind}:
