@@ -226,8 +226,8 @@ class ModelInfo:
         layers: Attention of each layer.
         outputs: Outputs that `encode` can return.
         embedding_size: Default size of embeddings. 0 for a classifier, which has none.
-        pooling: Default pooling of `embed`. Empty for a classifier.
-        dense: Dense layers after the pooling.
+        pooling: Default pooling of `embed`, or the pooling of a classifier.
+        dense: Dense layers after the pooling. The last one of a classifier returns its logits.
         normalize: Whether embeddings are normalized to length 1 by default.
         exclude_prompt: Whether pooling excludes the tokens of prompts.
         prompts: Texts of prompts by name.

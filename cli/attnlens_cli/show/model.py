@@ -36,9 +36,7 @@ def model_table(model: ModelInfo, address: str) -> Table:
         "explanations": ", ".join(model.explain_methods) or "none",
         **_faithfulness_row(model),
         "engine": _engine_line(model),
-        "precision": "fp32"
-        if model.precision == "fp32"
-        else f"{model.precision}, {_fp32_results(model)} in fp32",
+        "precision": _precision_line(model),
         "texts in a request": f"{limits.max_inputs_per_request:,}",
         "bytes in a text": f"{limits.max_text_bytes:,}",
         "bytes of text in a request": f"{limits.max_request_text_bytes:,}",
@@ -107,8 +105,9 @@ def _engine_check_row(model: ModelInfo) -> dict[str, str]:
     return {label: f"{verdict} in {check.precision}, {measured}, version {check.version}, {check.processor}"}
 
 
-def _fp32_results(model: ModelInfo) -> str:
-    return "token vectors and attention" if model.labels else "attention"
+def _precision_line(model: ModelInfo) -> str:
+    others = "token vectors and attention" if model.labels else "attention"
+    return "fp32" if model.precision == "fp32" else f"{model.precision}, {others} in fp32"
 
 
 def _result_rows(model: ModelInfo) -> dict[str, str]:

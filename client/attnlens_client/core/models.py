@@ -67,11 +67,7 @@ def model_info(message: pb.Model) -> ModelInfo:
         layers=_all(LayerInfo, sizes.layers),
         outputs=tuple(_output(output) for output in message.outputs),
         embedding_size=message.embedding_size,
-        pooling=(
-            name_of(manifest.Pooling.DESCRIPTOR, message.pooling.pooling)
-            if message.HasField("pooling") or not message.HasField("classifier")
-            else ""
-        ),
+        pooling=name_of(manifest.Pooling.DESCRIPTOR, message.pooling.pooling),
         dense=_all(Dense, message.pooling.dense),
         normalize=message.pooling.normalize,
         exclude_prompt=message.pooling.exclude_prompt,

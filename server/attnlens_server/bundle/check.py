@@ -110,7 +110,7 @@ def _check_defaults(path: Path, manifest: Manifest) -> None:
     pooling = manifest.pooling.pooling
     if manifest.HasField("classifier"):
         _check_classifier(path, manifest)
-    elif pooling == Pooling.POOLING_UNSPECIFIED or pooling not in Pooling.values():
+    if pooling == Pooling.POOLING_UNSPECIFIED or pooling not in Pooling.values():
         raise StartupError(
             f"{path}: the pooling is missing or unknown: use the version of attnlens that exported the bundle"
         )

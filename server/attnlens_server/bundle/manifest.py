@@ -63,7 +63,7 @@ def read_model(manifest: pb.Manifest, version: str, precision: Precision) -> Mod
         type_vocab_size=sizes.type_vocab_size,
         pad_token_id=sizes.pad_token_id,
         takes_pairs=manifest.supports_text_pairs,
-        pooling=Pooling(pooling.pooling) if classifier is None else Pooling.MEAN,
+        pooling=Pooling(pooling.pooling),
         normalize=pooling.normalize,
         exclude_prompt=pooling.exclude_prompt,
         max_dimensions=max_dimensions(manifest),

@@ -205,10 +205,10 @@ class Model:
         type_vocab_size: Number of token types. 0 if the graphs have no token types.
         pad_token_id: Token id for padding.
         takes_pairs: Whether an input may be a pair of texts.
-        pooling: Default pooling. Meaningless for a classifier.
+        pooling: Default pooling, or that of a classifier's head.
         normalize: Whether embeddings are normalized by default.
         exclude_prompt: Whether pooling excludes the tokens of prompts.
-        max_dimensions: Maximum number of components of an embedding.
+        max_dimensions: Maximum number of components of an embedding, or number of logits.
         embedding_size: Default number of components of an embedding. 0 for a classifier.
         prompts: Texts of prompts by name.
         default_prompt_name: Name of the default prompt, or "".

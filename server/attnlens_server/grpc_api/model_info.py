@@ -37,7 +37,7 @@ class ModelDescriber:
             source_revision=manifest.source_revision,
             weights_license=manifest.weights_license,
             architecture=manifest.architecture,
-            pooling=manifest.pooling if manifest.HasField("pooling") else None,
+            pooling=manifest.pooling,
             max_tokens=service.max_tokens,
             embedding_size=bundle.model.embedding_size,
             prompts=manifest.prompts,

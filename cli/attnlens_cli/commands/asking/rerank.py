@@ -53,7 +53,12 @@ Example:
 @json_option
 @server_options
 def rerank(
-    query: str, file: str, input_format: str, as_json: bool, server: ServerOptions, **options: Any
+    query: str,
+    file: str,
+    input_format: str,
+    as_json: bool,
+    server: ServerOptions,
+    **options: Any,  # noqa: ANN401 - arguments of the client's method
 ) -> None:
     """Sort the documents in FILE by their relevance to QUERY. Needs a reranker.
 
