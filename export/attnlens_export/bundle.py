@@ -17,12 +17,13 @@ from torch import nn
 
 from attnlens.bundle import embedding_size, write_manifest
 from attnlens.v1.manifest_pb2 import Activation, Dense, Manifest, Pooling
+from attnlens_export.classification import logits_graph
 from attnlens_export.contents import Verdict, check_graphs, measure_graphs
-from attnlens_export.contributions.write import write_contributions
+from attnlens_export.contributions.write import read_layer, write_contributions
 from attnlens_export.embedding_ranges import measure_ranges
 from attnlens_export.errors import ParityError, SourceError
 from attnlens_export.faithfulness.measure import measure_at_export, record
-from attnlens_export.graph.names import ATTENTIONS_PATH, DATA_PATH, EMBEDDINGS_PATH
+from attnlens_export.graph.names import ATTENTIONS_PATH, DATA_PATH, ENCODER_PATH, MODEL_PATH
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.graph.write import (
     MAX_EMBEDDED_BYTES,
@@ -37,6 +38,14 @@ from attnlens_export.parity.measure import Subject
 from attnlens_export.precision import Fp32Graph, Precision
 from attnlens_export.progress import Progress, no_progress
 from attnlens_export.published.choices import AttentionChoices, RandomBlocksChoice
+from attnlens_export.published.classifier import Head as ClassificationHead
+from attnlens_export.published.classifier import (
+    find_classifier,
+    is_part,
+    read_head,
+    write_classifier_files,
+    write_head,
+)
 from attnlens_export.published.heads import Head, find_head
 from attnlens_export.published.modules import MODULES_FILE
 from attnlens_export.published.pooling import (
@@ -66,6 +75,7 @@ from attnlens_model import (
     wrap_module,
 )
 
+_MAX_LABELS = 5
 # Files of bge-m3 with heads for other kinds of retrieval.
 _HEAD_FILES = ("colbert_linear.pt", "sparse_linear.pt")
 
@@ -161,11 +171,12 @@ class _Model:
     head: Head | None = None
     warnings: tuple[str, ...] = ()
     adapter_task: str = ""
+    classifier: ClassificationHead | None = None
 
     @property
     def embedder(self) -> Path | None:
         """Directory with the embedding settings. None for a model with a head, or without a checkpoint."""
-        return None if self.head else self.directory
+        return None if self.head or self.classifier else self.directory
 
 
 def export_bundle(
@@ -273,14 +284,17 @@ def _describe_decisions(manifest: Manifest, model: "_Model", *, is_chosen: bool)
         model: The exported model.
         is_chosen: Whether the options specify pooling or normalization.
     """
-    if model.embedder is not None and (model.embedder / MODULES_FILE).exists():
-        origin = "changed by the options" if is_chosen else "as in the checkpoint"
-    elif is_chosen:
-        origin = "as in the options"
+    if manifest.HasField("classifier"):
+        yield _describe_classifier(manifest)
     else:
-        origin = "the default of a newly initialized encoder, see --pooling and --normalize"
-    steps = "; ".join(_describe_pooling(manifest))
-    yield f"embeddings: {steps}; {embedding_size(manifest)} components ({origin})"
+        if model.embedder is not None and (model.embedder / MODULES_FILE).exists():
+            origin = "changed by the options" if is_chosen else "as in the checkpoint"
+        elif is_chosen:
+            origin = "as in the options"
+        else:
+            origin = "the default of a newly initialized encoder, see --pooling and --normalize"
+        steps = "; ".join(_describe_pooling(manifest))
+        yield f"embeddings: {steps}; {embedding_size(manifest)} components ({origin})"
     prompts = (
         f"{name} {text!r}" + (" (default)" if name == manifest.default_prompt_name else "")
         for name, text in sorted(manifest.prompts.items())
@@ -311,6 +325,19 @@ def _describe_pooling(manifest: Manifest) -> Iterator[str]:
     yield "scaled to length 1" if pooling.normalize else "not normalized"
     if pooling.truncate_dim:
         yield "truncated"
+
+
+def _describe_classifier(manifest: Manifest) -> str:
+    classifier = manifest.classifier
+    activation = Activation.Name(classifier.activation).removeprefix("ACTIVATION_").lower()
+    if len(classifier.labels) == 1:
+        return f"reranker: one logit for a pair of texts; scores are its {activation}"
+    labels = ", ".join(classifier.labels[:_MAX_LABELS]) + (
+        ", ..." if len(classifier.labels) > _MAX_LABELS else ""
+    )
+    return (
+        f"classifier: {len(classifier.labels)} labels ({labels}); scores are the {activation} of the logits"
+    )
 
 
 def _describe_dense(layer: Dense) -> str:
@@ -359,15 +386,20 @@ def _load(source: str | Path | EncoderConfig, options: ExportOptions, progress: 
 
 def _from_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
     directory = checkpoint.directory
-    head = find_head(directory, checkpoint.unused_tensors)
-    if head and not options.without_head:
+    head, classifier = find_head(directory, checkpoint.unused_tensors), None
+    layout = None if options.without_head else find_classifier(directory)
+    if head and layout:
+        _check_classifier_options(options)
+        classifier, head = read_head(directory, layout, checkpoint.config.vector_size), None
+    elif head and not options.without_head:
         raise SourceError(
             f"{head.describe()}. A bundle contains only the encoder, whose token vectors were not trained to "
             "be pooled: export an embedding model, or add --without-head and a --pooling to use the token "
             "vectors and attention weights of this encoder"
         )
     if head is None:
-        check_pooling_known(directory, options.pooling)
+        if classifier is None:
+            check_pooling_known(directory, options.pooling)
     elif options.pooling is None:
         raise SourceError(
             f"{head.describe()} and does not specify a pooling: specify --pooling {'|'.join(POOLINGS)}. "
@@ -384,12 +416,31 @@ def _from_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
         directory,
         checkpoint.source,
         options.name or checkpoint.source.rpartition("/")[2],
-        checkpoint.unused_tensors,
+        tuple(name for name in checkpoint.unused_tensors if not (layout and is_part(layout, name))),
         checkpoint.commit,
         head,
         tuple(warnings),
         checkpoint.adapter_task,
+        classifier,
     )
+
+
+def _check_classifier_options(options: ExportOptions) -> None:
+    """Reject options that only apply to embeddings."""
+    for name, value in {
+        "--pooling": options.pooling,
+        "--normalize": options.normalize,
+        "--skip-module": options.skipped_modules,
+    }.items():
+        if value:
+            raise SourceError(
+                f"{name} does not apply to a classifier or reranker, whose head specifies the pooling: omit it, or "
+                "add --without-head to export only the encoder"
+            )
+    for precision in options.precisions:
+        raise SourceError(
+            f"--precision {precision.name} is not supported for classifiers and rerankers yet: omit it"
+        )
 
 
 def _describe_omissions(source: Path, *, has_own_code: bool) -> Iterator[str]:
@@ -434,13 +485,20 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
     max_tokens = read_max_tokens(model.directory, config)
     # Before tracing, which takes longer: broken files should fail early.
     copy_described(directory, model.directory, is_embedder=model.head is None)
+    layers_from = model.embedder
+    if model.classifier is not None:
+        write_head(directory, model.classifier)
+        pooling, layers_from = model.classifier.pooling, directory
     built_tokenizer = write_tokenizer(directory, model.directory, options.tokenizer, config, max_tokens)
     fp32 = _write_graphs(directory, model, options, progress)
-    missing = write_contributions(fp32, model.embedder, pooling)
+    missing = write_contributions(fp32, layers_from, pooling)
     progress("Writing the configuration", "", 0, 1)
     has_data = (directory / DATA_PATH).is_file()
     write_config(directory, model.directory, config, external_data=has_data, adapter_task=model.adapter_task)
-    write_pooling(directory, model.embedder, config.vector_size, pooling, max_tokens)
+    if model.classifier is None:
+        write_pooling(directory, model.embedder, config.vector_size, pooling, max_tokens)
+    elif model.directory is not None:
+        write_classifier_files(directory, model.directory, model.classifier)
     write_prompts(directory, prompts)
     stated = {precision.path: precision.write(fp32, progress) for precision in options.precisions}
     check_graphs(directory, config)
@@ -454,11 +512,12 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
     progress("Hashing the files", "", 0, 1)
     origin = Origin(model.name, model.source, model.commit, read_license(model.directory))
     manifest = describe_bundle(directory, config, origin, verdict)
-    ranges = measure_ranges(directory, config, partial(progress, "Embedding ranges"))
-    if ranges is not None:
-        manifest.embedding_ranges.CopyFrom(ranges)
+    if model.classifier is None:
+        ranges = measure_ranges(directory, config, partial(progress, "Embedding ranges"))
+        if ranges is not None:
+            manifest.embedding_ranges.CopyFrom(ranges)
     write_manifest(directory, manifest)
-    if options.faithfulness and verdict.passed:
+    if options.faithfulness and verdict.passed and model.classifier is None:
         measured = measure_at_export(directory, partial(progress, "Faithfulness"))
         manifest = record(directory, measured) if measured else manifest
     return _Built(manifest, verdict, built_tokenizer, missing)
@@ -473,11 +532,17 @@ def _write_graphs(directory: Path, model: _Model, options: ExportOptions, progre
     progress("Writing the graphs", "", 0, 1)
     (directory / "onnx").mkdir()
     max_bytes = options.max_embedded_bytes
-    if sum(array.nbytes for array in weights.values()) > max_bytes:
+    main = embeddings  # the graph that other tools open
+    if model.classifier is not None:
+        layers = [read_layer(directory, layer) for layer in model.classifier.pooling.dense]
+        main = logits_graph(embeddings, model.classifier.pooling.pooling, layers)
+    if sum(array.nbytes for array in {**weights, **main.weights}.values()) > max_bytes:
         places = write_data(directory / DATA_PATH, weights)
-        write_referring(directory / EMBEDDINGS_PATH, embeddings.proto, embeddings.weights, places)
+        write_referring(directory / MODEL_PATH, main.proto, main.weights, places)
     else:
-        places = write_embedded(directory / EMBEDDINGS_PATH, embeddings.proto, embeddings.weights)
+        places = write_embedded(directory / MODEL_PATH, main.proto, main.weights)
+    if main is not embeddings:
+        write_referring(directory / ENCODER_PATH, embeddings.proto, embeddings.weights, places)
     write_referring(directory / ATTENTIONS_PATH, attentions.proto, weights, places)
-    verify_places(directory / "onnx", weights, places)
+    verify_places(directory / "onnx", {**weights, **main.weights}, places)
     return Fp32Graph(directory, model.config, embeddings, places, max_bytes)

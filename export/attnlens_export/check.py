@@ -16,9 +16,9 @@ from torch import nn
 from attnlens.bundle import read_manifest, verify_files
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.claims import check_claims
-from attnlens_export.contents import Verdict, check_graphs, measure_graphs
+from attnlens_export.contents import Verdict, check_graphs, graph_purposes, measure_graphs
 from attnlens_export.errors import SourceError
-from attnlens_export.graph.names import EMBEDDINGS_PATH, GRAPH_PURPOSES
+from attnlens_export.graph.names import embeddings_path
 from attnlens_export.graph.parameters import compare_weights, rebuild_encoder
 from attnlens_export.parity.grid import Case, default_grid
 from attnlens_export.parity.measure import Subject
@@ -96,7 +96,7 @@ def check_bundle(
     not_stated = check_claims(directory, manifest, config)
     progress("Loading the weights", "", 0, 1)
     encoder, name = _load_reference(directory, config, source, revision)
-    for path in GRAPH_PURPOSES:
+    for path in graph_purposes(directory):
         compare_weights(directory / path, encoder, name)
     subject = Subject(directory, encoder, config, name, grid or default_grid(config, parity_tokens))
     beyond_grid = grid is None and parity_tokens is None
@@ -124,7 +124,9 @@ def _load_reference(
     if isinstance(source, nn.Module):
         raise SourceError("the bundle was exported from a checkpoint: pass its directory instead of a module")
     if source is None:
-        return rebuild_encoder(directory / EMBEDDINGS_PATH, config), "the weights inside the bundle"
+        return rebuild_encoder(
+            directory / embeddings_path(directory), config
+        ), "the weights inside the bundle"
     chosen = partial(with_choices_of, config)
     checkpoint = load_checkpoint(source, revision, chosen, adapter_task=read_task(directory) or None)
     if checkpoint.config != config:

@@ -32,6 +32,8 @@ _DERIVED = (
     "default_prompt_name",
     "supports_text_pairs",
     "adapter_task",
+    "classifier",
+    "required_features",
 )
 # Suffix of the default value of an enum.
 _UNSPECIFIED = "_UNSPECIFIED"

@@ -14,11 +14,19 @@ import onnx
 from attnlens.bundle import MANIFEST_NAME
 from attnlens.v1 import manifest_pb2
 from attnlens.v1.manifest_pb2 import Graph, GraphPurpose, Parity
+from attnlens_export.classification import LogitsResult, measure_logits
 from attnlens_export.contributions.measure import ContributionsResult, measure_contributions
 from attnlens_export.errors import GraphError
 from attnlens_export.fp16 import Fp16
 from attnlens_export.graph.lint import check_graph
-from attnlens_export.graph.names import CONTRIBUTIONS_PATH, GRAPH_PURPOSES, graph_id
+from attnlens_export.graph.names import (
+    ATTENTIONS_PATH,
+    CONTRIBUTIONS_PATH,
+    ENCODER_PATH,
+    MODEL_PATH,
+    embeddings_path,
+    graph_id,
+)
 from attnlens_export.graph.parameters import compare_tables
 from attnlens_export.graph.read import check_valid, read_structure
 from attnlens_export.int8.precision import Int8
@@ -26,6 +34,7 @@ from attnlens_export.parity.long_context import LongContext, measure_long_contex
 from attnlens_export.parity.measure import ParityResult, Subject, measure_parity
 from attnlens_export.precision import Precision, Stated
 from attnlens_export.progress import Progress
+from attnlens_export.published.classifier import has_head
 from attnlens_export.published.pooling import read_embedding_size
 from attnlens_export.repeats import RepeatsResult, measure_repeats
 from attnlens_export.results import CheckResult, GraphResult
@@ -42,6 +51,7 @@ class Verdict:
     Attributes:
         parity: Graphs in fp32.
         precisions: Graphs in lower precisions, in the order of the manifest.
+        logits: Logits graph. None if the bundle is not that of a classifier.
         contributions: Contribution graph. None if the bundle has none.
         long_context: Errors on inputs longer than those of the parity grid. None if not measured.
         repeats: Repeated runs of every graph. None if not measured.
@@ -50,13 +60,15 @@ class Verdict:
     parity: ParityResult
     precisions: tuple[GraphResult, ...] = ()
     contributions: ContributionsResult | None = None
+    logits: LogitsResult | None = None
     long_context: LongContext | None = None
     repeats: RepeatsResult | None = None
 
     @property
     def further(self) -> tuple[GraphResult, ...]:
         """The results of all graphs that `parity` does not include, in the order of the manifest."""
-        return self.precisions if self.contributions is None else (self.contributions, *self.precisions)
+        first = (self.logits, self.contributions)
+        return *(result for result in first if result is not None), *self.precisions
 
     @property
     def results(self) -> tuple[CheckResult, ...]:
@@ -96,7 +108,7 @@ class Verdict:
             "failures": self.failures(),
             "long_context": self.long_context.to_json() if self.long_context else None,
             "repeats": self.repeats.to_json() if self.repeats else None,
-            **dict.fromkeys((ContributionsResult.name, *PRECISIONS)),
+            **dict.fromkeys((LogitsResult.name, ContributionsResult.name, *PRECISIONS)),
             **{result.name: result.to_json() for result in self.further},
         }
 
@@ -112,14 +124,24 @@ def precisions_of(directory: Path) -> list[Precision]:
     return [precision for precision in PRECISIONS.values() if (directory / precision.path).is_file()]
 
 
+def graph_purposes(directory: Path) -> dict[str, GraphPurpose.ValueType]:
+    """Return the purposes of the fp32 graphs that every bundle of this kind has, by path."""
+    purposes = {
+        embeddings_path(directory): GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS,
+        ATTENTIONS_PATH: GraphPurpose.GRAPH_PURPOSE_ATTENTION,
+    }
+    return purposes | ({MODEL_PATH: GraphPurpose.GRAPH_PURPOSE_LOGITS} if has_head(directory) else {})
+
+
 def graphs_of(directory: Path) -> Iterator[Graph]:
     """Yield id, path, purpose and precision of each graph, those in fp32 first."""
     fp32 = manifest_pb2.Precision.PRECISION_FP32
-    purposes = dict(GRAPH_PURPOSES)
+    purposes = graph_purposes(directory)
+    ids = {MODEL_PATH: "logits", ENCODER_PATH: "embeddings"} if has_head(directory) else {}
     if (directory / CONTRIBUTIONS_PATH).is_file():
         purposes[CONTRIBUTIONS_PATH] = GraphPurpose.GRAPH_PURPOSE_CONTRIBUTIONS
     for path, purpose in purposes.items():
-        yield Graph(id=graph_id(path), path=path, purpose=purpose, precision=fp32)
+        yield Graph(id=ids.get(path, graph_id(path)), path=path, purpose=purpose, precision=fp32)
     for precision in precisions_of(directory):
         yield Graph(
             id=graph_id(precision.path),
@@ -171,9 +193,14 @@ def measure_graphs(
         GraphError: A table of positions in a graph differs from the encoder's.
     """
     directory = subject.directory
-    for path in GRAPH_PURPOSES:
+    purposes = graph_purposes(directory)
+    for path in purposes:
         compare_tables(directory / path, subject.encoder)
-    parity = measure_parity(subject, list(GRAPH_PURPOSES), partial(progress, "Parity"))
+    logits = None
+    if purposes.get(MODEL_PATH) == GraphPurpose.GRAPH_PURPOSE_LOGITS:
+        del purposes[MODEL_PATH]
+        logits = measure_logits(subject, partial(progress, "Logits"))
+    parity = measure_parity(subject, list(purposes), partial(progress, "Parity"))
     long_context = (
         measure_long_context(subject, parity, partial(progress, "Long inputs")) if beyond_grid else None
     )
@@ -185,4 +212,4 @@ def measure_graphs(
         contributions = measure_contributions(subject, partial(progress, "Contributions"))
     paths = [graph.path for graph in graphs_of(directory)]
     repeats = measure_repeats(directory, paths, subject.config, partial(progress, "Repeated runs"))
-    return Verdict(parity, tuple(precisions), contributions, long_context, repeats)
+    return Verdict(parity, tuple(precisions), contributions, logits, long_context, repeats)

@@ -28,12 +28,15 @@ from attnlens_export.graph.names import (
     EMBEDDING_OUTPUT,
     HEAD_CONTRIBUTIONS,
     HIDDEN_OUTPUT,
+    LOGITS_OUTPUT,
     TOKEN_CONTRIBUTIONS,
+    graph_id,
     input_names,
     layer_outputs,
     role_number,
 )
 from attnlens_export.graph.read import external_files, read_structure
+from attnlens_export.published.classifier import FEATURE, read_stored_classifier
 from attnlens_export.published.pooling import read_pooling
 from attnlens_export.published.prompts import read_prompts
 from attnlens_export.published.side_files import read_max_tokens, read_task
@@ -47,7 +50,8 @@ _DATA_TYPES: dict[int, DataType.ValueType] = {
     onnx.TensorProto.INT64: DataType.DATA_TYPE_INT64,
 }
 
-_CONTRIBUTION_ROLES = {
+_ROLES = {
+    LOGITS_OUTPUT: OutputRole.OUTPUT_ROLE_LOGITS,
     EMBEDDING_OUTPUT: OutputRole.OUTPUT_ROLE_EMBEDDING,
     TOKEN_CONTRIBUTIONS: OutputRole.OUTPUT_ROLE_TOKEN_CONTRIBUTIONS,
     BASELINE: OutputRole.OUTPUT_ROLE_BASELINE,
@@ -82,15 +86,28 @@ def describe_bundle(directory: Path, config: EncoderConfig, origin: Origin, verd
     for result in verdict.further:
         result.describe(graphs[result.path])
     manifest.parity.CopyFrom(verdict.to_message())
+    if classifier_ids := _classifier_ids(directory):
+        for entry in (*manifest.parity.gates, *manifest.parity.figures):
+            entry.graph = classifier_ids.get(entry.graph, entry.graph)
     manifest.tool_versions.update(tool_versions())
     manifest.files.extend(describe_file(directory, path) for path in bundle_files(directory))
     return manifest
 
 
+def _classifier_ids(directory: Path) -> dict[str, str]:
+    """Return the ids of a classifier's graphs by the ids that `graph_id` derives from their paths."""
+    return {
+        graph_id(graph.path): graph.id for graph in graphs_of(directory) if graph_id(graph.path) != graph.id
+    }
+
+
 def describe_facts(directory: Path, config: EncoderConfig) -> Manifest:
     """Return the manifest fields that can be derived from the files, which `claims` compares."""
     prompts = read_prompts(directory)
+    classifier = read_stored_classifier(directory)
     return Manifest(
+        classifier=classifier,
+        required_features=[] if classifier is None else [FEATURE],
         architecture=_describe_architecture(config),
         graphs=[_describe_graph(directory, config, graph) for graph in graphs_of(directory)],
         pooling=read_pooling(directory, config.vector_size),
@@ -162,8 +179,8 @@ def _describe_output(
             role=OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE,
             layout=OutputLayout.OUTPUT_LAYOUT_PER_TOKEN,
         )
-    if value.name in _CONTRIBUTION_ROLES:
-        return GraphOutput(value=info, role=_CONTRIBUTION_ROLES[value.name], layout=_layout(value.name))
+    if value.name in _ROLES:
+        return GraphOutput(value=info, role=_ROLES[value.name], layout=_layout(value.name))
     layer, output = described[value.name]
     message = GraphOutput(
         value=info,

@@ -24,6 +24,10 @@ def _gelu(x: FloatArray) -> FloatArray:
     return np.asarray(x * (0.5 + 0.5 * _erf(x / math.sqrt(2)).astype(np.float32)))
 
 
+def _gelu_tanh(x: FloatArray) -> FloatArray:
+    return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
+
+
 def _sigmoid(x: FloatArray) -> FloatArray:
     return np.asarray(0.5 + 0.5 * np.tanh(0.5 * x))  # equals 1 / (1 + exp(-x)), but never overflows
 
@@ -33,6 +37,7 @@ _ACTIVATIONS: dict[Activation.ValueType, Callable[[FloatArray], FloatArray]] = {
     Activation.ACTIVATION_TANH: np.tanh,
     Activation.ACTIVATION_RELU: lambda x: np.maximum(x, 0),
     Activation.ACTIVATION_GELU: _gelu,
+    Activation.ACTIVATION_GELU_TANH: _gelu_tanh,
     Activation.ACTIVATION_SIGMOID: _sigmoid,
     Activation.ACTIVATION_SILU: lambda x: x * _sigmoid(x),
 }
@@ -40,25 +45,34 @@ _ACTIVATIONS: dict[Activation.ValueType, Callable[[FloatArray], FloatArray]] = {
 
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
-    """A linear layer with an activation: y = activation(x W^T + b).
+    """A linear layer with an activation: y = activation(x W^T + b), and optionally a layer normalization of y.
 
     Attributes:
         weight: W, (O, I).
         bias: b, (O,), or None.
         activation: Component-wise activation.
         normalize_input: Whether to scale x to length 1 first.
+        norm: Weight (O,) and bias (O,) of the layer normalization, or None.
+        norm_epsilon: Its epsilon.
     """
 
     weight: FloatArray
     bias: FloatArray | None
     activation: Callable[[FloatArray], FloatArray]
     normalize_input: bool
+    norm: tuple[FloatArray, FloatArray] | None = None
+    norm_epsilon: float = 0.0
 
     def __call__(self, vectors: FloatArray) -> FloatArray:
         """Transform (N, I) to (N, O)."""
         vectors = normalize(vectors) if self.normalize_input else vectors
         result = vectors @ self.weight.T  # (N, O)
-        return self.activation(result if self.bias is None else result + self.bias)
+        result = self.activation(result if self.bias is None else result + self.bias)
+        if self.norm is None:
+            return result
+        centered = result - result.mean(axis=1, keepdims=True)
+        deviation = np.sqrt((centered**2).mean(axis=1, keepdims=True) + self.norm_epsilon)
+        return np.asarray(centered / deviation * self.norm[0] + self.norm[1], dtype=result.dtype)
 
 
 def open_dense(directory: Path, manifest: Manifest) -> tuple[DenseLayer, ...]:
@@ -108,6 +122,8 @@ def _open_layer(path: Path, dense: Dense) -> DenseLayer:
     shapes: dict[str, tuple[int, ...]] = {"linear.weight": (dense.out_features, dense.in_features)}
     if dense.bias:
         shapes["linear.bias"] = (dense.out_features,)
+    if dense.norm_epsilon:
+        shapes |= {"norm.weight": (dense.out_features,), "norm.bias": (dense.out_features,)}
     try:
         weights: dict[str, npt.NDArray[np.float32]] = safetensors.numpy.load_file(path)
     except (SafetensorError, OSError, KeyError, TypeError, AttributeError) as error:
@@ -124,4 +140,6 @@ def _open_layer(path: Path, dense: Dense) -> DenseLayer:
         weights.get("linear.bias"),
         _ACTIVATIONS[dense.activation],
         dense.normalize_input,
+        (weights["norm.weight"], weights["norm.bias"]) if dense.norm_epsilon else None,
+        dense.norm_epsilon,
     )

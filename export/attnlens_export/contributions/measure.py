@@ -3,6 +3,9 @@
 Each text of a batch tests another combination: mean or maximum pooling, a random direction or the text's own
 embedding, all embedding components or half of them.
 
+The embedding of a classifier consists of its logits, which can be near 0 while contributions cancel. Its errors
+are therefore relative to the sum of |parts|, and to max(1, |p|) instead of |p|.
+
 Shapes: B texts in a batch, T tokens, D hidden size, E embedding size, L layers, H heads.
 """
 
@@ -27,7 +30,6 @@ from attnlens_export.graph.names import (
     CONTRIBUTIONS_PATH,
     DIRECTION,
     EMBEDDING_OUTPUT,
-    EMBEDDINGS_PATH,
     HEAD_CONTRIBUTIONS,
     HEAD_GATES,
     HIDDEN_OUTPUT,
@@ -37,6 +39,7 @@ from attnlens_export.graph.names import (
     TOKEN_CONTRIBUTIONS,
     TOWARDS_ITSELF,
     contribution_inputs,
+    embeddings_path,
 )
 from attnlens_export.graph.read import read_structure
 from attnlens_export.json_files import finite
@@ -57,6 +60,7 @@ from attnlens_export.parity.reference import (
 )
 from attnlens_export.parity.sessions import Graph
 from attnlens_export.progress import StageProgress
+from attnlens_export.published.classifier import has_head
 from attnlens_export.published.pooling import read_pooling
 from attnlens_export.results import Figure, FigureSet, GraphResult, Table, max_or_nan
 from attnlens_model import Encoder, EncoderConfig
@@ -76,9 +80,10 @@ class Completeness(FigureSet):
 
     Attributes:
         case: Input shape.
-        incompleteness: |sum of scores + baseline - d · p / |p|| / |d|.
+        incompleteness: |sum of scores + baseline - d · p / |p|| / |d|. For a classifier, divided by the sum of
+            |scores| and |baseline| if it is larger than |d|.
         max_batch_difference: Maximum difference between a score of the shortest text in the batch and of the
-            same text alone, divided by |d|.
+            same text alone, divided by the same.
         embedding_error: |p - q| / |q|, where q is computed from the token vectors of the embeddings graph.
         padding_score: Maximum score of padding, which must be 0.
         is_finite: Whether all outputs are finite.
@@ -148,7 +153,7 @@ class HeadGates(FigureSet):
             of the heads. Maximum difference, divided by |d|.
         ablated_incompleteness: `Completeness.incompleteness` with random heads of all layers removed.
         ablated_error: max |ONNX - PyTorch fp32| of the embedding, scaled to length 1, with the same heads
-            removed. None for a user's module, whose heads cannot be removed in PyTorch.
+            removed. None for a user's module, whose heads cannot be removed in PyTorch. Logits are not scaled.
         ablated_limit: Limit on `ablated_error`.
     """
 
@@ -261,7 +266,7 @@ def measure_contributions(subject: Subject, progress: StageProgress) -> Contribu
     dense = open_layers(directory, read_pooling(directory, config.vector_size).dense, config.vector_size)
     inputs = draw_inputs(subject)
     # One graph after the other, because two sessions would hold the weights twice.
-    graph = Graph(directory, EMBEDDINGS_PATH)
+    graph = Graph(directory, embeddings_path(directory))
     hidden = {case: graph.run(inputs[case])[HIDDEN_OUTPUT] for case in subject.cases}
     del graph
     feed = _ablating_feed(config, _size(config, dense))
@@ -289,7 +294,15 @@ def _run_graph(
     graph = Graph(subject.directory, CONTRIBUTIONS_PATH)
 
     def measure(case: Case, inputs: Inputs) -> Completeness:
-        return measure_case(graph.run_feed, case, inputs, subject.config, hidden[case], dense)
+        return measure_case(
+            graph.run_feed,
+            case,
+            inputs,
+            subject.config,
+            hidden[case],
+            dense,
+            is_classifier=has_head(subject.directory),
+        )
 
     grid: GridMeasurements[Completeness] = GridMeasurements()
     measure_grid(subject, inputs, {}, grid, progress, contributions=(CONTRIBUTIONS_PATH, measure))
@@ -317,7 +330,8 @@ def measure_slope(run: Run, config: EncoderConfig, size: int) -> float:
     totals = _totals(outputs)
     contributions = outputs[HEAD_CONTRIBUTIONS][0].astype(np.float64)  # (L, H)
     changes = ((1.0 - closed.diagonal(axis1=0, axis2=1, offset=-1).T) * contributions).sum(axis=-1)  # (L,)
-    return float(np.abs(totals[0] - totals[1:] - changes).max() / np.linalg.norm(feed[DIRECTION][0]))
+    scale = max(float(np.linalg.norm(feed[DIRECTION][0])), float(_sums_of_parts(outputs).max()))
+    return float(np.abs(totals[0] - totals[1:] - changes).max() / scale)
 
 
 def _ablating_feed(config: EncoderConfig, size: int) -> Feed:
@@ -340,7 +354,10 @@ def _compare_ablated(
     """
     unit = _unit(outputs[EMBEDDING_OUTPUT][0].astype(np.float64))
     direction = feed[DIRECTION][0].astype(np.float64)
-    incompleteness = abs(float(_totals(outputs)[0] - direction @ unit)) / float(np.linalg.norm(direction))
+    scale = float(np.linalg.norm(direction))
+    if has_head(subject.directory):
+        scale = max(scale, float(_sums_of_parts(outputs)[0]))
+    incompleteness = abs(float(_totals(outputs)[0] - direction @ unit)) / scale
     if not isinstance(subject.encoder, Encoder):
         return incompleteness, None, None
     inputs = make_inputs(_heads_case(subject.config), subject.config)
@@ -349,9 +366,12 @@ def _compare_ablated(
         hidden = run_fp32(subject.encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
         exact = run_float64(subject.encoder, inputs, lambda _name, _output: None)
     all_components = np.ones(feed[DIRECTION].shape[1], dtype=np.bool_)
-    fp32, float64 = (_unit(_embed(feed, 0, states[0], dense, all_components)) for states in (hidden, exact))
-    limit = allowed_error(max_abs_difference(fp32, float64))
-    return incompleteness, max_abs_difference(unit, fp32), limit
+    fp32, float64 = (_embed(feed, 0, states[0], dense, all_components) for states in (hidden, exact))
+    found = outputs[EMBEDDING_OUTPUT][0].astype(np.float64)
+    if not has_head(subject.directory):
+        found, fp32, float64 = unit, _unit(fp32), _unit(float64)
+    limit = allowed_error(max_abs_difference(fp32, float64)) * max(1.0, float(np.abs(fp32).max()))
+    return incompleteness, max_abs_difference(found, fp32), limit
 
 
 @contextmanager
@@ -393,6 +413,12 @@ def _totals(outputs: Tensors) -> Float64Array:
     return np.asarray(outputs[TOKEN_CONTRIBUTIONS].sum(axis=1, dtype=np.float64) + outputs[BASELINE])
 
 
+def _sums_of_parts(outputs: Tensors) -> Float64Array:
+    """Return the sum of |scores| and |baseline| of each text (B,)."""
+    scores = np.abs(outputs[TOKEN_CONTRIBUTIONS]).sum(axis=1, dtype=np.float64)
+    return np.asarray(scores + np.abs(outputs[BASELINE]))
+
+
 def _unit(vector: Float64Array) -> Float64Array:
     return np.asarray(vector / np.linalg.norm(vector))
 
@@ -404,6 +430,8 @@ def measure_case(
     config: EncoderConfig,
     hidden: npt.NDArray[np.floating],
     dense: Sequence[DenseLayer] = (),
+    *,
+    is_classifier: bool = False,
 ) -> Completeness:
     """Measure one case.
 
@@ -414,6 +442,7 @@ def measure_case(
         config: Configuration of the encoder.
         hidden: Token vectors (B, T, D) of the embeddings graph.
         dense: Dense layers after the pooling.
+        is_classifier: Whether embeddings are logits.
     """
     size = _size(config, dense)
     feed = make_feed(inputs, config, size)
@@ -426,11 +455,13 @@ def measure_case(
     kept = np.arange(size) < feed[NUM_DIMENSIONS].astype(np.int64)[:, None]
     directions = (feed[DIRECTION] + feed[TOWARDS_ITSELF].astype(np.float64)[:, None] * units) * kept
     norms = np.maximum(np.linalg.norm(directions, axis=1), 1e-12)
+    if is_classifier:
+        norms = np.maximum(norms, _sums_of_parts(outputs))
     totals = scores.sum(axis=1) + outputs[BASELINE]
     errors = np.abs(totals - (directions * units).sum(axis=1)) / norms
     expected = [_embed(feed, int(row), hidden[row], dense, kept[row]) for row in rows]
     embedding_errors = [
-        np.linalg.norm(vectors[row] - embedding) / np.linalg.norm(embedding)
+        np.linalg.norm(vectors[row] - embedding) / np.linalg.norm([*embedding, float(is_classifier)])
         for row, embedding in zip(rows, expected, strict=True)
     ]
     return Completeness(

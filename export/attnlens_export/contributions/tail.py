@@ -44,12 +44,16 @@ class DenseWeights:
         bias: b, (O,), or None.
         activation: Elementwise activation.
         normalize_input: Whether x is normalized to unit length first.
+        norm: Weight (O,) and bias (O,) of a layer normalization of y, or None.
+        norm_epsilon: Its epsilon.
     """
 
     weight: Weight
     bias: Weight | None
     activation: Activation.ValueType
     normalize_input: bool
+    norm: tuple[Weight, Weight] | None = None
+    norm_epsilon: float = 0.0
 
 
 def add_pooling(writer: GraphWriter) -> str:
@@ -96,6 +100,14 @@ def add_dense(writer: GraphWriter, pooled: str, layers: Sequence[DenseWeights]) 
                 "Add", pooled, writer.constant(layer.bias, name=f"dense.{number}.bias"), shape=shape
             )
         pooled = _activate(writer, pooled, layer.activation)
+        if layer.norm is not None:
+            scale, shift = (
+                writer.constant(array, name=f"dense.{number}.norm.{name}")
+                for name, array in zip(("weight", "bias"), layer.norm, strict=True)
+            )
+            pooled = writer.add(
+                "LayerNormalization", pooled, scale, shift, axis=-1, epsilon=layer.norm_epsilon, shape=shape
+            )
     return pooled
 
 
@@ -140,6 +152,13 @@ def _activate(writer: GraphWriter, value: str, activation: Activation.ValueType)
         case Activation.ACTIVATION_GELU:
             scaled = writer.add("Mul", value, writer.constant(0.5**0.5), shape=shape)
             grown = writer.add("Add", writer.add("Erf", scaled, shape=shape), one, shape=shape)
+            return writer.add("Mul", writer.add("Mul", value, half, shape=shape), grown, shape=shape)
+        case Activation.ACTIVATION_GELU_TANH:
+            cube = writer.add("Mul", writer.add("Mul", value, value, shape=shape), value, shape=shape)
+            cube = writer.add("Mul", cube, writer.constant(0.044715), shape=shape)
+            inner = writer.add("Add", value, cube, shape=shape)
+            inner = writer.add("Mul", inner, writer.constant((2 / np.pi) ** 0.5), shape=shape)
+            grown = writer.add("Add", writer.add("Tanh", inner, shape=shape), one, shape=shape)
             return writer.add("Mul", writer.add("Mul", value, half, shape=shape), grown, shape=shape)
         case Activation.ACTIVATION_SILU:
             return writer.add("Mul", value, writer.add("Sigmoid", value, shape=shape), shape=shape)

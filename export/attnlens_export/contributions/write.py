@@ -9,7 +9,7 @@ from attnlens_export.errors import GraphError
 from attnlens_export.graph.names import CONTRIBUTIONS_PATH
 from attnlens_export.graph.write import write_referring
 from attnlens_export.precision import Fp32Graph
-from attnlens_export.published.dense import read_weights
+from attnlens_export.published.dense import NORM_WEIGHTS, read_weights
 
 
 def write_contributions(source: Fp32Graph, checkpoint: Path | None, pooling: PoolingDefaults) -> str:
@@ -23,7 +23,7 @@ def write_contributions(source: Fp32Graph, checkpoint: Path | None, pooling: Poo
     Returns:
         Empty string if the graph was written, otherwise the reason why it cannot be derived.
     """
-    dense = [] if checkpoint is None else [_read_layer(checkpoint, layer) for layer in pooling.dense]
+    dense = [] if checkpoint is None else [read_layer(checkpoint, layer) for layer in pooling.dense]
     try:
         graph = contributions_graph(source.embeddings, source.config, dense)
     except GraphError as error:
@@ -32,7 +32,11 @@ def write_contributions(source: Fp32Graph, checkpoint: Path | None, pooling: Poo
     return ""
 
 
-def _read_layer(checkpoint: Path, layer: Dense) -> DenseWeights:
+def read_layer(checkpoint: Path, layer: Dense) -> DenseWeights:
+    """Return the weights of a dense layer of a checkpoint or bundle."""
     weights = read_weights(checkpoint, layer)
     bias = weights.get("linear.bias")
-    return DenseWeights(weights["linear.weight"], bias, layer.activation, layer.normalize_input)
+    norm = (weights[NORM_WEIGHTS[0]], weights[NORM_WEIGHTS[1]]) if layer.norm_epsilon else None
+    return DenseWeights(
+        weights["linear.weight"], bias, layer.activation, layer.normalize_input, norm, layer.norm_epsilon
+    )

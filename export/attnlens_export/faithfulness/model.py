@@ -20,7 +20,6 @@ from attnlens_export.graph.names import (
     BASELINE,
     CONTRIBUTIONS_PATH,
     DIRECTION,
-    EMBEDDINGS_PATH,
     HEAD_GATES,
     HIDDEN_OUTPUT,
     NUM_DIMENSIONS,
@@ -29,6 +28,7 @@ from attnlens_export.graph.names import (
     TOKEN_CONTRIBUTIONS,
     TOWARDS_ITSELF,
     contribution_inputs,
+    embeddings_path,
     layer_outputs,
 )
 from attnlens_export.parity.grid import Inputs
@@ -98,7 +98,7 @@ class ExplainedModel:
             mask = np.ones((len(selections), len(ids)), dtype=np.int64)
             for row, tokens in enumerate(selections):
                 mask[row, list(tokens)] = 0
-            hidden = self._open(EMBEDDINGS_PATH).run(self._inputs(ids, mask))[HIDDEN_OUTPUT]
+            hidden = self._open(embeddings_path(self._directory)).run(self._inputs(ids, mask))[HIDDEN_OUTPUT]
             pooled += [
                 pool_weighted(vectors, self.weights(len(ids), tokens), self.pooling)
                 for vectors, tokens in zip(hidden, selections, strict=True)

@@ -15,6 +15,7 @@ from attnlens_export.graph.names import (
     BATCH_AXIS,
     HIDDEN_OUTPUT,
     LENGTH_AXIS,
+    LOGITS_OUTPUT,
     NUM_DIMENSIONS,
     contribution_inputs,
     contribution_outputs,
@@ -54,7 +55,9 @@ CONTRIBUTIONS_OPERATORS = frozenset(
         *("ConvTranspose", "Squeeze"),
     }
 )
-# Weights of the dense layers after pooling, which only the contributions graph contains.
+# Pooling of a head: the first or last token, or the mean.
+LOGITS_OPERATORS = frozenset({"CumSum", "Identity", "ReduceSum", "Sigmoid"})
+# Weights of the dense layers after pooling, which only the logits and contributions graphs contain.
 DENSE_PREFIX = "dense."
 
 _TYPES = frozenset({TensorProto.FLOAT, TensorProto.INT64})
@@ -97,7 +100,8 @@ def check_graph(
         more_operators: Additional operators of a graph in a lower precision.
         more_types: Additional data types of weights. Inputs and outputs never have these types.
         directory: Directory of external weight files.
-        embedding_size: Number of components of an embedding. Only needed for contributions graphs.
+        embedding_size: Number of components of an embedding, or of logits. Only needed for graphs of
+            contributions or logits.
 
     Raises:
         LintError: The graph violates a rule. The error lists all violations.
@@ -145,6 +149,7 @@ def allowed_operators(
         EXPERTS_OPERATORS: any(layer.experts is not None for layer in config.layer_feed_forwards),
         CONVOLUTION_OPERATORS: config.convolution is not None,
         CONTRIBUTIONS_OPERATORS: purpose == GraphPurpose.GRAPH_PURPOSE_CONTRIBUTIONS,
+        LOGITS_OPERATORS: purpose == GraphPurpose.GRAPH_PURPOSE_LOGITS,
     }
     attention = (layer.operators for layer in config.layer_attentions)
     chosen = (operators for operators, is_needed in needed.items() if is_needed)
@@ -243,6 +248,8 @@ def _expected_outputs(
     if purpose == GraphPurpose.GRAPH_PURPOSE_CONTRIBUTIONS:
         outputs = contribution_outputs(config, embedding_size)
         return {name: (TensorProto.FLOAT, axes) for name, axes in outputs.items()}
+    if purpose == GraphPurpose.GRAPH_PURPOSE_LOGITS:
+        return {LOGITS_OUTPUT: (TensorProto.FLOAT, (BATCH_AXIS, embedding_size))}
     hidden: Interface = {HIDDEN_OUTPUT: (TensorProto.FLOAT, (BATCH_AXIS, LENGTH_AXIS, config.vector_size))}
     if purpose == GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS:
         return hidden

@@ -10,7 +10,11 @@ from attnlens.v1.manifest_pb2 import GraphPurpose
 from attnlens_export.errors import GraphError
 from attnlens_model import ATTENTION_WEIGHTS, AttentionOutput, EncoderConfig, OutputRole
 
-EMBEDDINGS_PATH = "onnx/model.onnx"
+MODEL_PATH = "onnx/model.onnx"
+"""The graph that other tools open: token vectors, or the logits of a classifier."""
+EMBEDDINGS_PATH = MODEL_PATH
+# The token vectors of a classifier.
+ENCODER_PATH = "onnx/model_encoder.onnx"
 ATTENTIONS_PATH = "onnx/model_attentions.onnx"
 CONTRIBUTIONS_PATH = "onnx/model_contributions.onnx"
 DATA_PATH = "onnx/model.onnx_data"
@@ -24,6 +28,7 @@ ATTENTION_MASK = "attention_mask"
 BATCH_AXIS = "batch_size"
 LENGTH_AXIS = "sequence_length"
 HIDDEN_OUTPUT = "last_hidden_state"
+LOGITS_OUTPUT = "logits"
 ATTENTION_PREFIX = "attentions."
 # Input of the first layer, (B, T, D).
 EMBEDDED = "embedded"
@@ -43,11 +48,16 @@ HEAD_CONTRIBUTIONS = "head_contributions"
 
 def graph_id(path: str) -> str:
     """Return the ID of a graph in the manifest, such as `embeddings`, `attention` or `embeddings.fp16`."""
-    named = {ATTENTIONS_PATH: "attention", CONTRIBUTIONS_PATH: "contributions"}
+    named = {ATTENTIONS_PATH: "attention", CONTRIBUTIONS_PATH: "contributions", ENCODER_PATH: "encoder"}
     if path in named:
         return named[path]
     precision = Path(path).stem.removeprefix(Path(EMBEDDINGS_PATH).stem).removeprefix("_")
     return f"embeddings.{precision}" if precision else "embeddings"
+
+
+def embeddings_path(directory: Path) -> str:
+    """Return the path of a bundle's graph of token vectors."""
+    return ENCODER_PATH if (directory / ENCODER_PATH).is_file() else EMBEDDINGS_PATH
 
 
 def input_names(config: EncoderConfig) -> list[str]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlens.v1.manifest_pb2 import LongContext as LongContextMessage
-from attnlens_export.graph.names import EMBEDDINGS_PATH, HIDDEN_OUTPUT
+from attnlens_export.graph.names import EMBEDDINGS_PATH, HIDDEN_OUTPUT, embeddings_path
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.graph.write import write_embedded
 from attnlens_export.json_files import finite
@@ -64,6 +64,7 @@ class LongContext(CheckResult):
         probe_tokens: Input length of the one-head encoder. 0 if the mechanism does not exist with one head.
         probe_error: max |ONNX - PyTorch fp32| of the one-head encoder.
         probe_limit: Limit on `probe_error`.
+        graph: Path of the graph.
     """
 
     max_tokens: int
@@ -73,6 +74,7 @@ class LongContext(CheckResult):
     probe_tokens: int
     probe_error: float
     probe_limit: float
+    graph: str = EMBEDDINGS_PATH
 
     def figures(self) -> list[Figure]:
         """Return both errors."""
@@ -81,15 +83,15 @@ class LongContext(CheckResult):
             f"model's position settings differ from PyTorch by {self.probe_error:.2e} "
             f"(limit {self.probe_limit:.2e})"
         )
-        probe = Figure(EMBEDDINGS_PATH, self.probe_error, self.probe_limit, probe_failure)
+        probe = Figure(self.graph, self.probe_error, self.probe_limit, probe_failure)
         error = self.hidden_states_error
         if error is None:
             return [probe]
         failure = (
-            f"{EMBEDDINGS_PATH} at 1x{self.hidden_states_tokens}: hidden states differ from PyTorch by "
+            f"{self.graph} at 1x{self.hidden_states_tokens}: hidden states differ from PyTorch by "
             f"{error:.2e} (limit {self.hidden_states_limit:.2e})"
         )
-        return [Figure(EMBEDDINGS_PATH, error, self.hidden_states_limit, failure), probe]
+        return [Figure(self.graph, error, self.hidden_states_limit, failure), probe]
 
     def describe(self) -> str:
         """Return one line with the maximum length of each comparison."""
@@ -127,7 +129,8 @@ def measure_long_context(
         The errors, or None if the grid reached the longest input.
     """
     config = subject.config
-    on_grid = [measurement for measurement in parity.measurements if measurement.graph == EMBEDDINGS_PATH]
+    path = embeddings_path(subject.directory)
+    on_grid = [measurement for measurement in parity.measurements if measurement.graph == path]
     reached = max(measurement.case.length for measurement in on_grid)
     if reached >= config.max_tokens:
         return None
@@ -145,7 +148,7 @@ def measure_long_context(
         probe_error, probe_limit = _probe_error(probe, num_tokens, tracer)
     progress("", 2, 2)
     return LongContext(
-        config.max_tokens, max(longest, reached), error, limit, num_tokens, probe_error, probe_limit
+        config.max_tokens, max(longest, reached), error, limit, num_tokens, probe_error, probe_limit, path
     )
 
 
@@ -205,7 +208,7 @@ def _hidden_states_error(subject: Subject, length: int) -> float:
     case = Case(1, length, Padding.NONE, with_attentions=False)
     inputs = make_clear_inputs(case, subject.config, subject.encoder)
     # Close the session before PyTorch runs, because both need memory for the scores of a layer.
-    measured = Graph(subject.directory, EMBEDDINGS_PATH).run(inputs)[HIDDEN_OUTPUT]
+    measured = Graph(subject.directory, embeddings_path(subject.directory)).run(inputs)[HIDDEN_OUTPUT]
     expected = run_fp32(subject.encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
     return max_abs_difference(measured, expected)
 

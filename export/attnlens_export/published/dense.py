@@ -24,6 +24,8 @@ _ACTIVATIONS = {
     "torch.nn.modules.activation.SiLU": Activation.ACTIVATION_SILU,
 }
 _SHORT_NAMES = {name.rpartition(".")[2]: value for name, value in _ACTIVATIONS.items()}
+# Only in the head of a classifier.
+NORM_WEIGHTS = ("norm.weight", "norm.bias")
 _SKIP = "or omit it with --skip-module Dense"
 
 
@@ -46,6 +48,7 @@ def read_dense(directory: Path, path: str, in_features: int, *, normalize_input:
         bias=bool(settings.get("bias", True)),
         activation=_activation(file, settings.get("activation_function", "torch.nn.modules.activation.Tanh")),
         normalize_input=normalize_input,
+        norm_epsilon=settings.get("norm_epsilon", 0.0),
     )
     if dense.in_features != in_features:
         raise SourceError(
@@ -57,7 +60,7 @@ def read_dense(directory: Path, path: str, in_features: int, *, normalize_input:
 
 
 def read_weights(directory: Path, dense: Dense) -> Weights:
-    """Return `linear.weight` (out_features, in_features) and, if there is one, `linear.bias` (out_features).
+    """Return the weights of a layer, see `attnlens.v1.Dense`.
 
     Raises:
         CheckpointError: The weights file is missing or corrupt.
@@ -66,6 +69,8 @@ def read_weights(directory: Path, dense: Dense) -> Weights:
     shapes: dict[str, tuple[int, ...]] = {"linear.weight": (dense.out_features, dense.in_features)}
     if dense.bias:
         shapes["linear.bias"] = (dense.out_features,)
+    if dense.norm_epsilon:
+        shapes |= dict.fromkeys(NORM_WEIGHTS, (dense.out_features,))
     weights = {name: tensor.float().numpy() for name, tensor in read_tensors(directory / dense.path).items()}
     found = {name: array.shape for name, array in weights.items()}
     if found != shapes:
@@ -85,6 +90,8 @@ def write_dense(directory: Path, path: str, dense: Dense, weights: Weights) -> N
         "bias": dense.bias,
         "activation_function": names[dense.activation],
     }
+    if dense.norm_epsilon:
+        settings["norm_epsilon"] = dense.norm_epsilon
     write_json(directory / path / "config.json", settings)
     # `save_file` would create a file that only its owner can read.
     (directory / path / "model.safetensors").write_bytes(safetensors.numpy.save(weights))

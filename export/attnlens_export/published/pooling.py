@@ -12,6 +12,7 @@ from typing import Any
 from attnlens.v1.manifest_pb2 import Pooling, PoolingDefaults
 from attnlens_export.errors import SourceError
 from attnlens_export.json_files import read_object, write_json
+from attnlens_export.published.classifier import has_head, read_stored_pooling
 from attnlens_export.published.dense import read_dense, read_weights, write_dense
 from attnlens_export.published.modules import Module, listed_kinds, read_modules, write_modules
 from attnlens_export.published.prompts import PROMPTS_FILE
@@ -63,10 +64,10 @@ def read_pooling(
     normalize: bool | None = None,
     skipped: Collection[str] = (),
 ) -> PoolingDefaults:
-    """Return the pooling settings of a checkpoint.
+    """Return the pooling settings of a checkpoint, or of a bundle.
 
     Args:
-        directory: Checkpoint directory. If it is None or lacks `modules.json`, the default is mean pooling
+        directory: Directory. If it is None or lacks `modules.json`, the default is mean pooling
             without normalization.
         hidden_size: Size of the token vectors.
         pooling: One of POOLINGS. If None, the checkpoint's pooling is used.
@@ -81,6 +82,8 @@ def read_pooling(
         SourceError: The checkpoint's settings are invalid or not supported by bundles.
         CheckpointError: The weights of a dense layer are missing or corrupt.
     """
+    if directory is not None and has_head(directory):
+        return read_stored_pooling(directory, hidden_size)
     if pooling is not None and pooling not in POOLINGS:
         raise SourceError(f"there is no pooling {pooling!r}: {_HOW_TO_GO_ON}")
     modules = read_modules(directory, skipped)
@@ -103,7 +106,7 @@ def read_pooling(
 
 
 def read_embedding_size(directory: Path, hidden_size: int) -> int:
-    """Return the size of a bundle's embeddings before truncation."""
+    """Return the size of a bundle's embeddings before truncation, or its number of labels."""
     layers = read_pooling(directory, hidden_size).dense
     return layers[-1].out_features if layers else hidden_size
 

@@ -86,6 +86,8 @@ class _ActivationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Activation
     """x / (1 + exp(-x))"""
     ACTIVATION_SOFTMAX: _Activation.ValueType  # 7
     """exp(x(i)) / sum of exp(x(j)), over all components. Only for the scores of a classifier."""
+    ACTIVATION_GELU_TANH: _Activation.ValueType  # 8
+    """x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))"""
 
 class Activation(_Activation, metaclass=_ActivationEnumTypeWrapper):
     """Activation function."""
@@ -106,6 +108,8 @@ ACTIVATION_SILU: Activation.ValueType  # 6
 """x / (1 + exp(-x))"""
 ACTIVATION_SOFTMAX: Activation.ValueType  # 7
 """exp(x(i)) / sum of exp(x(j)), over all components. Only for the scores of a classifier."""
+ACTIVATION_GELU_TANH: Activation.ValueType  # 8
+"""x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))"""
 Global___Activation: _TypeAlias = Activation  # noqa: Y015
 
 class _GraphPurpose:
@@ -451,7 +455,7 @@ class Manifest(_message.Message):
 
     @_builtins.property
     def pooling(self) -> Global___PoolingDefaults:
-        """Default conversion of token vectors to embeddings. Unset in the bundle of a classifier, which has no embeddings."""
+        """Default conversion of token vectors to embeddings or, in the bundle of a classifier, to logits."""
 
     @_builtins.property
     def prompts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -701,7 +705,7 @@ Global___LayerInfo: _TypeAlias = LayerInfo  # noqa: Y015
 @_typing.final
 class PoolingDefaults(_message.Message):
     """Default conversion of token vectors to an embedding: pool, apply the `dense` layers in order, and scale to length 1
-    if `normalize` is set.
+    if `normalize` is set. The last dense layer of a classifier returns its logits.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -744,7 +748,7 @@ Global___PoolingDefaults: _TypeAlias = PoolingDefaults  # noqa: Y015
 
 @_typing.final
 class Dense(_message.Message):
-    """A linear layer with an activation: y = activation(W x + b)."""
+    """A linear layer with an activation: y = activation(W x + b), optionally followed by a layer normalization."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -754,9 +758,11 @@ class Dense(_message.Message):
     BIAS_FIELD_NUMBER: _builtins.int
     ACTIVATION_FIELD_NUMBER: _builtins.int
     NORMALIZE_INPUT_FIELD_NUMBER: _builtins.int
+    NORM_EPSILON_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """Directory of the weights, relative to the bundle's root. Its `model.safetensors` contains `linear.weight`, shape
-    (out_features, in_features), and if `bias` is set, `linear.bias`, shape (out_features), both in fp32.
+    (out_features, in_features), and if `bias` is set, `linear.bias`, shape (out_features), both in fp32. If
+    `norm_epsilon` is set, also `norm.weight` and `norm.bias`, shape (out_features).
     """
     in_features: _builtins.int
     """Size of x: the hidden size, or `out_features` of the previous layer."""
@@ -768,6 +774,8 @@ class Dense(_message.Message):
     """Component-wise activation. Always specified in a valid bundle."""
     normalize_input: _builtins.bool
     """Whether x is scaled to length 1 first."""
+    norm_epsilon: _builtins.float
+    """Epsilon of the layer normalization of y. If 0, y is not normalized."""
     def __init__(
         self,
         *,
@@ -777,10 +785,11 @@ class Dense(_message.Message):
         bias: _builtins.bool = ...,
         activation: Global___Activation.ValueType = ...,
         normalize_input: _builtins.bool = ...,
+        norm_epsilon: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "bias", b"bias", "in_features", b"in_features", "normalize_input", b"normalize_input", "out_features", b"out_features", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "bias", b"bias", "in_features", b"in_features", "norm_epsilon", b"norm_epsilon", "normalize_input", b"normalize_input", "out_features", b"out_features", "path", b"path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
