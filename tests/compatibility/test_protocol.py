@@ -29,7 +29,7 @@ FREE_NUMBERS = {
     "ExplainRequest": (15, 16, 17),
     "Explanation": (7,),
     "CompareRequest": (13,),
-    "Activation": (8, 9),
+    "Activation": (9,),
     "PairMatrix": (4,),
     "GraphPurpose": (5, 6, 7),
     "OutputRole": (10, 11, 12, 13),
