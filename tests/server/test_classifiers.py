@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,6 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import attnlens_server
 from attnlens.classifiers import ScoreActivation
+from attnlens_cli.app import run
 from attnlens_client import (
     Client,
     InputTooLongError,
@@ -30,6 +29,7 @@ from attnlens_server.serving.admission import Budget, Reservation
 from attnlens_server.serving.requests import ClassifyRequest, ScoreRequest
 from attnlens_server.serving.service import State
 from attnlens_server.text import Input
+from schemas import conforms
 from served import ServerProcess
 
 QUERY = "the man"
@@ -302,7 +302,7 @@ def test_methods_for_other_models_are_named(reranker: tuple[Local, Path], topics
 
 
 def test_server_answers_over_grpc_and_http_and_to_commands(
-    reranker: tuple[Local, Path], tmp_path: Path
+    reranker: tuple[Local, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, source = reranker
     expected = model.score(QUERY, DOCUMENTS)
@@ -323,9 +323,12 @@ def test_server_answers_over_grpc_and_http_and_to_commands(
         ]
         with urllib.request.urlopen(f"{url}v1/attnlens/classify", b'{"inputs": ["the man"]}') as reply:
             np.testing.assert_allclose(json.load(reply)["logits"], model.classify(["the man"]).logits)
-        command = [sys.executable, "-m", "attnlens_cli.main", "rerank", QUERY, str(file), "--json"]
-        result = subprocess.run(
-            [*command, "--address", server.address], check=True, capture_output=True, text=True
-        )
-        ranked = json.loads(result.stdout)["results"]
+        assert run(["rerank", QUERY, str(file), "--json", "--address", server.address]) == 0
+        ranked = conforms("rerank", capsys.readouterr().out)["results"]
         assert [each["index"] for each in ranked] == [each.index for each in model.rerank(QUERY, DOCUMENTS)]
+        assert run(["classify", "the man", "--json", "--address", server.address]) == 0
+        assert conforms("classify", capsys.readouterr().out)["labels"][0]["label"] == "LABEL_0"
+        assert run(["info", "--json", "--address", server.address]) == 0
+        assert conforms("info", capsys.readouterr().out)["labels"] == ["LABEL_0"]
+        assert run(["info", "--address", server.address]) == 0
+        assert "reranker, scores are the sigmoid" in capsys.readouterr().out
