@@ -21,6 +21,7 @@ from attnlens_client import (
     Client,
     InputTooLongError,
     NotSupportedError,
+    Text,
     TokenIds,
 )
 from attnlens_server import Local, ServerConfig, errors
@@ -127,7 +128,7 @@ def test_scores_do_not_depend_on_other_documents(reranker: tuple[Local, Path]) -
 
 def test_logits_equal_transformers(topics: tuple[Local, Path]) -> None:
     model, source = topics
-    texts = ["the man", (QUERY, "a café"), ""]
+    texts: list[Text] = ["the man", (QUERY, "a café"), ""]
     result = model.classify(texts)
     expected = np.stack([logits_of(source, *([text] if isinstance(text, str) else text)) for text in texts])
     np.testing.assert_allclose(result.logits, expected, atol=ATOL)
@@ -155,6 +156,7 @@ def test_token_vectors_are_those_of_the_encoder(reranker: tuple[Local, Path]) ->
         encoded = AutoTokenizer.from_pretrained(source)("the man", return_tensors="pt")
         expected = encoder(**encoded).last_hidden_state[0].numpy()
     [text] = model.encode(["the man"])
+    assert text.last_hidden_state is not None
     np.testing.assert_allclose(text.last_hidden_state, expected, atol=ATOL)
 
 
