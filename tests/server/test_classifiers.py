@@ -30,6 +30,7 @@ from attnlens_server.serving.admission import Budget, Reservation
 from attnlens_server.serving.requests import ClassifyRequest, ScoreRequest
 from attnlens_server.serving.service import State
 from attnlens_server.text import Input
+from pages.blocks import blocks_of
 from schemas import conforms
 from served import ServerProcess
 
@@ -130,7 +131,7 @@ def test_logits_equal_transformers(topics: tuple[Local, Path]) -> None:
     model, source = topics
     texts: list[Text] = ["the man", (QUERY, "a café"), ""]
     result = model.classify(texts)
-    expected = np.stack([logits_of(source, *([text] if isinstance(text, str) else text)) for text in texts])
+    expected = np.stack([logits_of(source, *each) for each in (["the man"], [QUERY, "a café"], [""])])
     np.testing.assert_allclose(result.logits, expected, atol=ATOL)
     np.testing.assert_allclose(result.scores, torch.softmax(torch.tensor(expected), -1), atol=ATOL)
     assert (result.labels, result.activation) == (("art", "law", "sea"), "softmax")
@@ -230,7 +231,7 @@ async def test_number_of_parts_is_limited(served: ServedModel) -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({"query": "", "inputs": [Input(text="a")]}, "query is empty: send a query"),
+        ({"query": "", "inputs": [Input(text="a")]}, "query is empty: send some text"),
         ({"query": "a", "inputs": []}, "documents is empty"),
         ({"inputs": [Input()]}, r"pairs\[0\] is empty"),
         ({"query": "a", "inputs": [Input(text="b")] * 41}, "documents has 41 texts, but the limit is 40"),
@@ -308,6 +309,7 @@ def test_server_answers_over_grpc_and_http_and_to_commands(
 ) -> None:
     model, source = reranker
     expected = model.score(QUERY, DOCUMENTS)
+    namespace: dict[str, Any] = {}
     file = tmp_path / "documents.txt"
     file.write_text("\n".join(DOCUMENTS), encoding="utf-8")
     with (
@@ -316,6 +318,11 @@ def test_server_answers_over_grpc_and_http_and_to_commands(
     ):
         url = server.http_url()
         np.testing.assert_array_equal(client.score(QUERY, DOCUMENTS).logits, expected.logits)
+        for block in blocks_of("docs/rerank.md"):
+            if block.form == "python":  # the second one uses the client of the first
+                exec(block.code.replace("127.0.0.1:50051", server.address), namespace)
+        namespace["client"].close()
+        assert capsys.readouterr().out.count("\n") == 4
         body = json.dumps({"query": QUERY, "documents": DOCUMENTS, "top_n": 2}).encode()
         with urllib.request.urlopen(f"{url}v1/attnlens/score", body) as reply:
             content = json.load(reply)
