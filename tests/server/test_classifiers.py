@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import attnlens_server
 from attnlens.classifiers import ScoreActivation
+from attnlens.oip import open_inference_pb2 as oip
+from attnlens.oip.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from attnlens_cli.app import run
 from attnlens_client import (
     Client,
@@ -332,6 +335,7 @@ def test_server_answers_over_grpc_and_http_and_to_commands(
         ]
         with urllib.request.urlopen(f"{url}v1/attnlens/classify", b'{"inputs": ["the man"]}') as reply:
             np.testing.assert_allclose(json.load(reply)["logits"], model.classify(["the man"]).logits)
+        check_open_inference(server.address, model)
         assert run(["rerank", QUERY, str(file), "--json", "--address", server.address]) == 0
         ranked = conforms("rerank", capsys.readouterr().out)["results"]
         assert [each["index"] for each in ranked] == [each.index for each in model.rerank(QUERY, DOCUMENTS)]
@@ -341,3 +345,22 @@ def test_server_answers_over_grpc_and_http_and_to_commands(
         assert conforms("info", capsys.readouterr().out)["labels"] == ["LABEL_0"]
         assert run(["info", "--address", server.address]) == 0
         assert "reranker, scores are the sigmoid" in capsys.readouterr().out
+
+
+def check_open_inference(address: str, model: Local) -> None:
+    """Compare the logits of pairs, and their declared shape, over the Open Inference Protocol."""
+    with grpc.insecure_channel(address) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        name = stub.ServerMetadata(oip.ServerMetadataRequest(), timeout=10).name
+        metadata = stub.ModelMetadata(oip.ModelMetadataRequest(), timeout=10)
+        texts = {"text_pair": ["a café", ""], "text": [QUERY, "the"]}
+        request = oip.ModelInferRequest()
+        for each, values in texts.items():
+            tensor = request.inputs.add(name=each, datatype="BYTES", shape=[2])
+            tensor.contents.bytes_contents.extend(value.encode() for value in values)
+        [output] = stub.ModelInfer(request, timeout=10).outputs
+    assert (name, [each.name for each in metadata.inputs]) == ("attnlens", ["text", "text_pair"])
+    assert [(each.name, list(each.shape)) for each in metadata.outputs] == [("logits", [-1, 1])]
+    expected = model.score_pairs(list(zip(texts["text"], texts["text_pair"], strict=True))).logits
+    assert (output.name, list(output.shape)) == ("logits", [2, 1])
+    np.testing.assert_array_equal(np.array(output.contents.fp32_contents, np.float32), expected)
