@@ -30,12 +30,15 @@ from attnlens_client import (
 from attnlens_server import Local, ServerConfig, errors
 from attnlens_server.served_model import ServedModel
 from attnlens_server.serving.admission import Budget, Reservation
-from attnlens_server.serving.requests import ClassifyRequest, ScoreRequest
+from attnlens_server.serving.requests import ClassifyRequest, LogitsPlan, ScoreRequest
+from attnlens_server.serving.scoring import ClassifierValidator, scores
 from attnlens_server.serving.service import State
+from attnlens_server.serving.validation import InputValidator
 from attnlens_server.text import Input
 from pages.blocks import blocks_of
 from schemas import conforms
 from served import ServerProcess
+from toy_models import make_model
 
 QUERY = "the man"
 DOCUMENTS = ["a café in the sea", "the man", "", "it was wet and it rained", "the man", "東京 😀"]
@@ -302,6 +305,35 @@ def test_methods_for_other_models_are_named(reranker: tuple[Local, Path], topics
     model = topics[0].get_model()
     assert (model.labels, model.activation, model.embedding_size) == (("art", "law", "sea"), "softmax", 0)
     assert model.explain_methods == ()
+
+
+async def test_only_the_requested_version_is_used(served: ServedModel) -> None:
+    texts, other = [Input(text="a")], {"model_version": "0" * 64}
+    with pytest.raises(errors.ModelNotFoundError):
+        await served.service.score(documents("a", **other), budget(served))
+    with pytest.raises(errors.ModelNotFoundError):
+        await served.service.classify(ClassifyRequest(inputs=texts, **other), budget(served))
+
+
+def test_embedding_model_has_no_scores() -> None:
+    model, config = make_model(), ServerConfig(bundle=Path())
+    inputs = InputValidator(model, config, max_tokens=9, has_tokenizer=True, takes_pairs=True)
+    validator = ClassifierValidator(model, inputs, can_score=False)
+    message = "'toy' is not a classifier, which (Score|Classify) needs: use Embed"
+    with pytest.raises(errors.NotSupportedError, match=message):
+        validator.score(documents("a"))
+    with pytest.raises(errors.NotSupportedError, match=message):
+        validator.classify(ClassifyRequest(inputs=[Input(text="a")]))
+
+
+def test_logits_that_are_not_finite_are_rejected() -> None:
+    request, plan = documents("a", "b"), LogitsPlan("", ScoreActivation.SIGMOID)
+    for value in (np.nan, np.inf):
+        logits = np.array([[1.0], [2.0], [value]], np.float32)
+        with pytest.raises(
+            errors.InvalidFieldsError, match=r"^documents\[1\] has a logit that is not finite"
+        ):
+            scores(request, plan, [0, 1], [1, 2], logits)
 
 
 # --- Server ---------------------------------------------------------------------------------------
