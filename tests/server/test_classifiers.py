@@ -308,11 +308,11 @@ def test_methods_for_other_models_are_named(reranker: tuple[Local, Path], topics
 
 
 async def test_only_the_requested_version_is_used(served: ServedModel) -> None:
-    texts, other = [Input(text="a")], {"model_version": "0" * 64}
+    texts, other = [Input(text="a")], "0" * 64
     with pytest.raises(errors.ModelNotFoundError):
-        await served.service.score(documents("a", **other), budget(served))
+        await served.service.score(documents("a", model_version=other), budget(served))
     with pytest.raises(errors.ModelNotFoundError):
-        await served.service.classify(ClassifyRequest(inputs=texts, **other), budget(served))
+        await served.service.classify(ClassifyRequest(inputs=texts, model_version=other), budget(served))
 
 
 def test_embedding_model_has_no_scores() -> None:

@@ -210,7 +210,13 @@ class RequestReader:
 
     def _outputs(self, message: pb.ModelInferRequest) -> list[str]:
         """Return the requested outputs, or an empty list if the request names none."""
-        known = (EMBEDDING, EMBEDDING_ALIAS, self._models.hidden_state, ATTENTION_MASK, CONTRIBUTIONS)
+        known: tuple[str, ...] = (
+            EMBEDDING,
+            EMBEDDING_ALIAS,
+            self._models.hidden_state,
+            ATTENTION_MASK,
+            CONTRIBUTIONS,
+        )
         if self._models.logits:
             known = (self._models.logits, self._models.hidden_state, ATTENTION_MASK)
         names: list[str] = []

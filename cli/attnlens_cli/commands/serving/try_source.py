@@ -129,7 +129,7 @@ def _looks(client: "Client", model: "ModelInfo", texts: "Sequence[str]") -> "lis
     )
     query = AttentionQuery(view="head_mean", reduction=reduction) if is_mapped else None
     encoded = client.encode(texts, attention=query, last_hidden_state=False, truncate=True)
-    vectors: Sequence[Any] = [None] * len(texts) if model.labels else client.embed(texts, truncate=True)
+    vectors: Sequence[Any] = [None] * len(texts) if model.labels else [*client.embed(texts, truncate=True)]
     labels: Sequence[Any] = [()] * len(texts)
     if len(model.labels) > 1:
         labels = client.classify(texts, truncate=True).top()
