@@ -43,7 +43,7 @@ def train_heads() -> TrainedHeads:
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not log.exists():
-            command = [sys.executable, EXAMPLE, "--output", directory, "--steps", str(STEPS)]
+            command = [sys.executable, str(EXAMPLE), "--output", str(directory), "--steps", str(STEPS)]
             finished = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             unfinished = log.with_suffix(".part")
             unfinished.write_text(finished.stdout, encoding="utf-8")
