@@ -53,8 +53,8 @@ def main() -> None:
     reranker = CrossEncoder(encoder, num_labels=1)
     model, tokenizer = reranker.model, reranker.tokenizer
     assert model is not None
-    loss = functional.binary_cross_entropy_with_logits
-    train(model, tokenizer, loss, lambda: make_pair_batch(random.sample(training, 16)), args.steps)
+    pair_loss = functional.binary_cross_entropy_with_logits
+    train(model, tokenizer, pair_loss, lambda: make_pair_batch(random.sample(training, 16)), args.steps)
     ratings = [pair.relevance for pair in held_out]
     for name, score in {"word overlap": word_overlap, "reranker": reranker.predict}.items():
         correlation = spearmanr(score([pair.texts for pair in held_out]), ratings).statistic
@@ -64,9 +64,11 @@ def main() -> None:
     classifier = BertForSequenceClassification.from_pretrained(
         encoder, id2label=dict(enumerate(LABELS)), problem_type="single_label_classification"
     )
-    loss = functional.cross_entropy
-    train(classifier, tokenizer, loss, lambda: make_sentence_batch(random.sample(training, 16)), args.steps)
-    sentences, genres = make_sentence_batch(held_out)
+    genre_loss = functional.cross_entropy
+    train(
+        classifier, tokenizer, genre_loss, lambda: make_genre_batch(random.sample(training, 16)), args.steps
+    )
+    sentences, genres = make_genre_batch(held_out)
     with torch.inference_mode():
         predicted = compute_logits(classifier, tokenizer, sentences).argmax(dim=-1)
     for name, labels in {"always captions": torch.zeros_like(genres), "classifier": predicted}.items():
@@ -96,7 +98,7 @@ def make_pair_batch(pairs: list[Pair]) -> Batch:
     return [pair.texts for pair in pairs] + random_pairs, torch.tensor(relevance)[:, None]
 
 
-def make_sentence_batch(pairs: list[Pair]) -> Batch:
+def make_genre_batch(pairs: list[Pair]) -> Batch:
     """Return the first sentences and their genres."""
     return [pair.texts[0] for pair in pairs], torch.tensor([pair.genre for pair in pairs])
 
