@@ -27,7 +27,7 @@ from bench.workloads import Corpus
 LOG = Path(".bench/logs")
 MAX_TOKENS = 512
 DOCUMENT_TOKENS = 256
-BATCH_SIZES = (4, 8, 16, 32)
+BATCH_SIZES = (8, 32)
 PEERS = ("torch", "onnx", "f32", "bf16", "fastembed")
 ENVIRONMENTS = {"onnx": "onnx", "fastembed": "onnx", "f32": "openvino", "bf16": "openvino"}
 NAMES = {
