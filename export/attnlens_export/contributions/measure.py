@@ -68,6 +68,7 @@ from attnlens_model import Encoder, EncoderConfig
 LIMIT = 1e-5
 SEED = 20_261_122
 HEADS_TOKENS = 16
+_MIN_LENGTH = 8.0
 
 Float64Array = npt.NDArray[np.float64]
 Feed = dict[str, npt.NDArray[np.generic]]
@@ -493,7 +494,8 @@ def make_feed(inputs: Inputs, config: EncoderConfig, size: int) -> Feed:
         POOLING_WEIGHTS: live / np.maximum(live.sum(axis=1, keepdims=True), 1),
         TAKES_MAXIMUM: (rows % 2).astype(np.float32),
         DIRECTION: generator.standard_normal((count, size)).astype(np.float32),
-        TOWARDS_ITSELF: (rows % 3 == 0).astype(np.float32) * np.float32(size**0.5),
+        # Longer than the random direction if there are few components, or the two could cancel.
+        TOWARDS_ITSELF: (rows % 3 == 0).astype(np.float32) * np.float32(max(size**0.5, _MIN_LENGTH)),
         NUM_DIMENSIONS: np.where(rows % 4 == 3, (size + 1) // 2, size),  # noqa: PLR2004 - every fourth
         HEAD_GATES: np.ones((count, *(int(axis) for axis in gates)), dtype=np.float32),
     }
