@@ -173,6 +173,10 @@ class HttpApp:
         for name in ("host", "origin", "content-type", "content-encoding", "authorization"):
             if sum(each == name.encode() for each, _ in raw) > 1:
                 raise HttpError(400, "REPEATED_HEADER", f"the header {name} is repeated: send it once")
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy may disagree about where the body ends.
+            message = "the body has both Content-Length and Transfer-Encoding: send one of them"
+            raise HttpError(400, "MALFORMED_REQUEST", message, {"Connection": "close"})
         self._origins.check(route.method, headers, needs_page=route.needs_page)
         if self._authenticate is not None and not route.is_public:
             self._authenticate(headers)
