@@ -31,7 +31,6 @@ INPUT, TENSOR, TOKEN = "attnlens.v1.Input", "attnlens.v1.Tensor", "attnlens.v1.T
 DURATION = "google.protobuf.Duration"
 INPUT_FIELDS = ("inputs", "pairs")
 """Names of the repeated fields whose length is limited by the number of texts of a request."""
-_VALUE_BYTES = 64  # memory of a list, dictionary or number
 _MAX_SHOWN = 40  # characters of a value in a message
 
 Convert = Callable[[Any, bool], Any]
@@ -42,11 +41,6 @@ _INTEGERS = {
     FieldDescriptor.CPPTYPE_UINT64,
 }
 _REALS = {FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE}
-
-
-def parsed_bytes(body: bytes) -> int:
-    """Return an upper bound on the memory of a parsed JSON body, in addition to its texts."""
-    return _VALUE_BYTES * sum(body.count(character) for character in (b"[", b"{", b","))
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
