@@ -110,11 +110,11 @@ class HttpApp:
         exchange = _Exchange(scope, receive, send, headers, record, memory, self._stall_timeout_s)
         try:
             await self._respond(exchange)
-        except _DisconnectedError:
-            record.disconnect()
         except TimeoutError:
             record.end(errors.SlowConsumerError.status, errors.SlowConsumerError.reason)
             exchange.abort()
+        except (_DisconnectedError, OSError):  # some servers raise OSError when the app sends
+            record.disconnect()
         except asyncio.CancelledError:
             record.disconnect()
             raise

@@ -32,7 +32,7 @@ ABORT = "attnlens.abort"
 If it is set, the application's task is cancelled when the client disconnects.
 """
 MAX_SMALL_CHUNKS = 1024
-_SMALL_CHUNK_BYTES = 256  # parsing a chunk takes as long as copying many times this size
+_SMALL_CHUNK_BYTES = 256  # larger chunks are not limited
 _LINGER_S = 2.0  # time to read the rest of a rejected body, so that the client receives the response
 _POLL_S = 0.02
 
@@ -167,6 +167,8 @@ class _Parser(h11.Connection):
 
 class _Connection(H11Protocol):
     """A connection. It is idle until a request has been received completely."""
+
+    conn: _Parser
 
     def __init__(self, listener: HttpListener, config: Config, state: ServerState) -> None:
         super().__init__(config, state, {})

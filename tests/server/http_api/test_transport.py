@@ -348,6 +348,26 @@ async def test_disconnect_cancels_a_stream(small: Small) -> None:
     await until(lambda: not small.waiting)
 
 
+async def test_disconnection_that_a_server_reports_when_sending_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    small = Small(log_requests=True)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request"}
+
+    async def send(_: Any) -> None:
+        raise BrokenPipeError
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+    await small.listener._config.loaded_app(scope, receive, send)
+    [record] = caplog.records
+    assert vars(record)["status"] == "CANCELLED"
+    assert small.reserved_bytes == 0
+    await small.stop()
+
+
 class Panic(BaseException):
     """Like a panic of Rust code."""
 
