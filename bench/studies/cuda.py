@@ -44,6 +44,7 @@ from bench.workloads import Corpus
 
 LOG = Path(".bench/logs")
 REPETITIONS = 3
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")
 BATCH_TOKENS = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 MAX_TOKENS = 512
 Ids = list[npt.NDArray[np.int64]]
@@ -150,14 +151,17 @@ def median_s(run: Callable[[], object], repetitions: int) -> float:
 
 
 @contextmanager
-def open_engine(setting: Setting, precision: Precision = "fp32", **options: int) -> Iterator[Engine]:
+def open_engine(
+    setting: Setting, precision: Precision = "fp32", *, max_batch_tokens: int, lanes: int
+) -> Iterator[Engine]:
     """Return a running engine without a limit on the memory of attention weights."""
     config = ServerConfig(
         bundle=setting.bundle,
         provider=setting.provider,
         precision=precision,
         max_attention_bytes=1 << 34,
-        **options,
+        max_batch_tokens=max_batch_tokens,
+        lanes=lanes,
     )
     engine = Engine(open_bundle(setting.bundle, precision), config)
     engine.start(MAX_TOKENS)
@@ -177,12 +181,11 @@ def measure_engine(setting: Setting) -> None:
     """Print tokens per second by precision, batch limit and number of lanes."""
     print("| precision | lanes | max-batch-tokens | " + " | ".join(setting.texts) + " | GPU memory, MiB |")
     print("|---|---|---|" + "---|" * (len(setting.texts) + 1))
-    for precision in ("fp32", "fp16"):
+    for precision in PRECISIONS:
         for lanes in (1, 2):
             limits = setting.batch_tokens if lanes == 1 else setting.batch_tokens[1:6:2]
             for limit in limits:
-                options = {"max_batch_tokens": limit, "lanes": lanes}
-                with open_engine(setting, cast("Precision", precision), **options) as engine:
+                with open_engine(setting, precision, max_batch_tokens=limit, lanes=lanes) as engine:
                     cells = []
                     for texts in setting.texts.values():
                         seconds = median_s(lambda: embed(engine, texts), setting.repetitions)  # noqa: B023
@@ -278,8 +281,8 @@ def measure_overhead(setting: Setting) -> None:
     print("| precision | batch | kept on the GPU, ms | copied to the host, ms | pooled, ms | copied, MB |")
     print("|---|---|---|---|---|---|")
     shapes = [(1, 16), (8, 16), (64, 16), (512, 16), (1, 128), (64, 128), (1, 512), (16, 512), (64, 512)]
-    bundle = {name: open_bundle(setting.bundle, cast("Precision", name)) for name in ("fp32", "fp16")}
-    for precision in ("fp32", "fp16"):
+    bundle = {name: open_bundle(setting.bundle, name) for name in PRECISIONS}
+    for precision in PRECISIONS:
         graph = bundle[precision].graph_path("embeddings")
         session = OnnxSession(graph, cast("Any", setting.provider), threads=0, device_id=0)
         for size, length in shapes[:2] if setting.quick else shapes:

@@ -200,8 +200,10 @@ def test_selected_weights_match_copied_weights(minilm_bundle: Path, copied_bytes
     for selection in (HeadSelection(), HeadSelection((3, 1)), HeadSelection((3, 1), is_mean=True)):
         for row, item in enumerate(items):
             for requested in layers(selection):
-                arrays = [outputs.part(row, item.num_tokens, requested) for outputs in (found, expected)]
-                np.testing.assert_allclose(*arrays, rtol=0, atol=2e-5, strict=True)
+                actual, array = (
+                    outputs.part(row, item.num_tokens, requested) for outputs in (found, expected)
+                )
+                np.testing.assert_allclose(actual, array, rtol=0, atol=2e-5, strict=True)
 
 
 def test_batch_beyond_the_memory_fails_and_the_engine_goes_on(

@@ -83,7 +83,8 @@ class DeviceSession(OnnxSession):
         """Return whether the weights stay on the device until heads of a text are selected."""
         if name not in self._kept_there:
             return False
-        return _FLOAT_BYTES * math.prod(value.shape()[1:]) > self.copied_bytes
+        size_bytes: int = _FLOAT_BYTES * math.prod(value.shape()[1:])
+        return size_bytes > self.copied_bytes
 
 
 @dataclass(frozen=True, slots=True)
