@@ -351,6 +351,8 @@ class Engine:
         padded = (shortest, shortest // 2 + 1)
         self._openers["embeddings"].trial_batches = (padded, (longer,))
         self._openers["embeddings"].longest_trial = max_tokens
+        if not self.runtime.is_on_cpu:
+            self._openers["embeddings"].max_batch_tokens = self.max_batch_tokens
         for kind in self.lanes.keys() - {"embeddings"}:
             self._openers[kind].trial_batches = (padded,)
         self.lanes["embeddings"].sessions.open_all()
