@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 # Server image without PyTorch. docs/containers.md describes how to run it.
 #   docker build --tag attnlens .                             serves on a CPU
-#   docker build --tag attnlens-gpu --build-arg EXTRA=gpu .   serves on CUDA; not yet run on a GPU
+#   docker build --tag attnlens-gpu --build-arg EXTRA=gpu .   serves on CUDA; image not yet run
 ARG PYTHON=3.13
 
 FROM python:${PYTHON}-slim AS build

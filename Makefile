@@ -8,7 +8,7 @@ CLIENT_NODE := client/typescript/node_modules/.package-lock.json
 # Without bytecode files, each process would compile torch and transformers again, which takes 15 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-mutations proof pythons test-pythons test-ecosystem test-integrations test-clients bench check docs docs-pages docs-pictures docs-site viewer typescript node browser format protos release-record release-check clean
+.PHONY: demo test test-all test-mutations proof pythons test-pythons test-ecosystem test-integrations test-clients test-cuda bench check docs docs-pages docs-pictures docs-site viewer typescript node browser format protos release-record release-check clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -106,6 +106,11 @@ test-integrations: $(MINILM) .integrations/ready ## the recipes of examples/inte
 
 test-clients: $(MINILM) .integrations/ready $(NODE) ## other projects' clients of the HTTP APIs, of PyPI and npm
 	$(PYTEST) -m clients
+
+# One process: a test fills the memory of the GPU. -s shows the measured differences.
+# Without prerequisites, because .venv has onnxruntime for CPUs: make test-cuda BIN=gpu/bin
+test-cuda: ## tests on an NVIDIA GPU; needs onnxruntime-gpu instead of onnxruntime
+	$(if $(wildcard .minilm/manifest.json),,env -u MINILM_BUNDLE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cuda -s
 
 # Takes minutes on an idle machine. The first run also creates the environments of the peers.
 bench: .venv/ready ## compare engine and server with other programs; BENCH=--quick for a short run

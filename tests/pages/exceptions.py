@@ -73,6 +73,7 @@ NOT_RUN = {
     ("docs/operations.md", "--output bundles/minilm --precision fp16"): MINUTES,
     ("docs/operations.md", "serve bundles/minilm --provider cuda"): GPU,
     ("docs/operations.md", "gpu/bin/pip"): GPU,
+    ("docs/operations.md", "make test-cuda"): GPU,
     ("docs/operations.md", "gpu/bin/attnlens info"): GPU,
     ("docs/operations.md", "gpu/bin/attnlens embed"): GPU,
     ("docs/operations.md", "gpu/bin/python"): GPU,

@@ -1,10 +1,12 @@
 """The web page of a running server in a browser: form, results, errors and URLs."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from mounted import PREFIX, Mounted
 from opened_page import OpenedPage
 
 if TYPE_CHECKING:
@@ -188,3 +190,26 @@ def test_page_does_not_overflow_horizontally(browser: "Browser", viewer_url: str
     show(page, FIRST, SECOND, "A man is eating.")
     assert page.tab.evaluate("document.documentElement.scrollWidth") <= width
     page.close()
+
+
+def test_page_asks_for_the_key_of_the_server(browser: "Browser", minilm_bundle: Path) -> None:
+    with Mounted(minilm_bundle) as mounted:
+        url = f"http://127.0.0.1:{mounted.port}{PREFIX}/"
+        page = OpenedPage(browser, url, ready="document.querySelector('textarea')")
+        key = page.tab.get_by_label("Key", exact=True)
+        assert not key.is_visible()
+        show(page, FIRST)
+        assert page.text(".field .error:not([hidden])") == "This server needs a key."
+        for value, message in (
+            ("wrong", "The key is invalid: send one of the server's keys."),
+            ("other", ""),
+        ):
+            key.fill(value)
+            key.press("Enter")
+            wait_for_result(page)
+            assert key.get_attribute("aria-invalid") == str(bool(message)).lower()
+            assert message in (page.tab.locator(".live-form").text_content() or "")
+        assert page.text(".title") == FIRST
+        page.close()
+    assert len(page.problems) == 2
+    assert all("401" in problem for problem in page.problems)

@@ -42,46 +42,48 @@ const EXAMPLES: [string, Texts][] = [
 
 class Field {
   readonly element: HTMLElement;
-  private readonly area: HTMLTextAreaElement;
+  private readonly input: HTMLTextAreaElement | HTMLInputElement;
   private readonly error = element("p", { class: "error", id: newId("error"), hidden: true });
 
-  constructor(label: string, hint: string, submit: () => void) {
+  constructor(label: string, hint: string, submit: () => void, isSecret = false) {
     const [id, hintId] = [newId("field"), newId("hint")];
-    const described = `${this.error.id} ${hintId}`;
-    this.area = element("textarea", { id, rows: 2, dir: "auto", spellcheck: "false", "aria-describedby": described });
-    this.area.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    const attributes = { id, "aria-describedby": `${this.error.id} ${hintId}` };
+    this.input = isSecret
+      ? element("input", { ...attributes, type: "password", autocomplete: "off" })
+      : element("textarea", { ...attributes, rows: 2, dir: "auto", spellcheck: "false" });
+    this.input.addEventListener("keydown", (event: Event) => {
+      if (event instanceof KeyboardEvent && event.key === "Enter" && !event.shiftKey && !event.isComposing) {
         event.preventDefault();
         submit();
       }
     });
-    this.area.addEventListener("input", () => this.showError(null));
+    this.input.addEventListener("input", () => this.showError(null));
     this.element = element(
       "div",
       { class: "field" },
       element("label", { for: id }, label),
-      this.area,
+      this.input,
       this.error,
       element("p", { class: "hint", id: hintId }, hint),
     );
   }
 
   get value(): string {
-    return this.area.value;
+    return this.input.value;
   }
 
   set value(text: string) {
-    this.area.value = text;
+    this.input.value = text;
   }
 
   showError(message: string | null): void {
     this.error.textContent = message ?? "";
     this.error.hidden = message === null;
-    this.area.setAttribute("aria-invalid", String(message !== null));
+    this.input.setAttribute("aria-invalid", String(message !== null));
   }
 
   focus(): void {
-    this.area.focus();
+    this.input.focus();
   }
 }
 
@@ -92,7 +94,7 @@ class Live {
   private readonly result = element("div");
   private app: App | null = null;
   private request: AbortController | null = null;
-  private readonly transport = new Transport("", { timeoutMs: TIMEOUT_MS });
+  private readonly key: Field;
   private timer = 0;
 
   constructor(
@@ -104,6 +106,7 @@ class Live {
     add("text", "Text", `Up to ${model.max_tokens} tokens.`);
     add("other", "Compare with", model.can_explain ? "Optional: which words make the two texts similar?" : "Optional.");
     if (model.can_explain) add("rather_than", "Rather than", "Optional: why is the text closer to the second than to this one?");
+    this.key = new Field("Key", "Of this server. The page does not store it.", submit, true);
     const button = element("button", { type: "submit", class: "toggle show" }, "Show");
     this.form = element(
       "form",
@@ -195,9 +198,10 @@ class Live {
     this.request?.abort();
     const request = (this.request = new AbortController());
     this.setStatus("Computing…");
-    for (const field of this.fields.values()) field.showError(null);
+    for (const field of [...this.fields.values(), this.key]) field.showError(null);
+    const transport = new Transport("", { timeoutMs: TIMEOUT_MS, apiKey: this.key.value });
     try {
-      const { page, maps } = (await this.transport.request("page", this.texts(), request.signal)) as Result;
+      const { page, maps } = (await transport.request("page", this.texts(), request.signal)) as Result;
       if (request !== this.request) return;
       this.app?.close();
       window.clearTimeout(this.timer);
@@ -232,9 +236,11 @@ class Live {
   /** Show an error next to the form field that it names, or next to the button. */
   private showError(error: unknown): void {
     const failure = error instanceof AttnlensError ? error : null;
-    const message = failure ? sentence(failure.message) : String(error);
+    const needsKey = failure?.status === 401;
+    if (needsKey) this.form.lastElementChild?.before(this.key.element);
+    const message = needsKey && !this.key.value ? "This server needs a key." : failure ? sentence(failure.message) : String(error);
     const { field: name } = (failure?.body ?? {}) as { field?: Name };
-    const field = name && this.fields.get(name);
+    const field = needsKey ? this.key : name && this.fields.get(name);
     this.setStatus(field ? "" : message);
     this.status.classList.toggle("error", !field);
     field?.showError(message);

@@ -356,6 +356,8 @@ class Engine:
         main_kind = self.main_kind
         self._openers[main_kind].trial_batches = (padded, (longer,))
         self._openers[main_kind].longest_trial = max_tokens
+        if not self.runtime.is_on_cpu:
+            self._openers[main_kind].max_batch_tokens = self.max_batch_tokens
         for kind in self.lanes.keys() - {main_kind}:
             self._openers[kind].trial_batches = (padded,)
         self.lanes[main_kind].sessions.open_all()

@@ -209,6 +209,8 @@ class GraphOpener:
         """Trial batches of each session, as numbers of tokens per text."""
         self.longest_trial: int | None = None
         """Tokens of an additional trial text for the first session only, because it may take long."""
+        self.max_batch_tokens: int | None = None
+        """Maximum tokens of the batches that are compared with single texts. If None, none are compared."""
 
     def __call__(self, division: Division) -> Session:
         """Open the graph for a division of the machine, and run trial batches.
@@ -227,6 +229,8 @@ class GraphOpener:
                 longest = [] if self.longest_trial is None else [(self.longest_trial,)]
                 for num_tokens in (*self.trial_batches, *longest):
                     self._trial.run(session, num_tokens, limit)
+                if self.longest_trial is not None and self.max_batch_tokens is not None:
+                    self._trial.check_batches(session, self.longest_trial, self.max_batch_tokens, limit)
             except Exception as error:
                 if limit.is_over:
                     raise StartupError(self._overdue()) from error

@@ -22,6 +22,12 @@ ROW_SUM_TOLERANCE = 1e-4
 # Maximum error of the sum of contributions and baseline, which is 1 here. Exports guarantee 1e-5.
 COMPLETENESS_TOLERANCE = 1e-4
 
+# On a GPU, batches of these sizes are compared with their texts alone. The tolerance is relative, and applies
+# to the mean error of a text.
+BATCH_SIZES = range(2, 9)
+MAX_BATCH_TOKENS = 8192
+BATCH_TOLERANCE = 0.02
+
 Array = npt.NDArray[Any]
 
 
@@ -33,6 +39,11 @@ class AnyTrial(Protocol):
 
     def run(self, session: Session, num_tokens: Sequence[int], limit: TimeLimit) -> None:
         """Run a batch of texts with these numbers of tokens, and check the results."""
+
+    def check_batches(
+        self, session: Session, max_tokens: int, max_batch_tokens: int, limit: TimeLimit
+    ) -> None:
+        """Compare the texts of batches with the same texts alone."""
 
 
 def make_trial(path: Path, graph: Graph | ContributionsGraph, model: Model) -> AnyTrial:
@@ -99,6 +110,11 @@ class ContributionsTrial:
         if not (np.abs(totals - 1) <= COMPLETENESS_TOLERANCE).all():
             self._refuse(f"returned contributions that add up to {totals.tolist()} instead of 1")
 
+    def check_batches(
+        self, session: Session, max_tokens: int, max_batch_tokens: int, limit: TimeLimit
+    ) -> None:
+        """Do nothing: the embeddings graph is compared."""
+
     def _refuse(self, problem: str) -> None:
         raise UnusableGraphError(f"{self._path} {problem}: it does not match the manifest: {REMEDY}")
 
@@ -154,6 +170,49 @@ class Trial:
             requested = RequestedOutput(last.name, last.layout, pattern=last.pattern)
             part = session.run(inputs, [last.name]).part(0, num_tokens[0], requested)
             self._check(last, part[None], num_tokens[:1])
+
+    def check_batches(
+        self, session: Session, max_tokens: int, max_batch_tokens: int, limit: TimeLimit
+    ) -> None:
+        """Compare the texts of batches with the same texts alone.
+
+        A GPU has different kernels for different shapes. ONNX Runtime 1.31 on CUDA returned wrong results for
+        exactly 4 texts, because the graph multiplied (B, 1, 1, C) and (4, C, C).
+
+        Args:
+            session: Embeddings session.
+            max_tokens: Maximum number of tokens of a text.
+            max_batch_tokens: Maximum number of tokens of a batch.
+            limit: Time limit.
+
+        Raises:
+            UnusableGraphError: A text has different vectors in a batch.
+            Exception: The runtime failed.
+        """
+        name = self._graph.outputs[0].name
+        alone: dict[int, Array] = {}  # token vectors (T, D) by number of tokens
+        for num_texts in BATCH_SIZES:
+            longest = max(1, min(max_tokens, min(max_batch_tokens, MAX_BATCH_TOKENS) // num_texts))
+            lengths = [max(1, longest // divisor) for divisor in range(1, num_texts + 1)]
+            for length in lengths:
+                if length not in alone:
+                    alone[length] = session.run_all(self._varied((length,)), limit)[name][0]
+            vectors = session.run_all(self._varied(lengths), limit)[name]
+            for row, length in enumerate(lengths):
+                error = np.abs(vectors[row, :length] - alone[length]).mean()
+                if not error <= BATCH_TOLERANCE * np.abs(alone[length]).mean():
+                    raise UnusableGraphError(
+                        f"{self._path} returns different vectors for a text of {length} tokens alone and in "
+                        f"a batch of {num_texts} texts, so this device computes it incorrectly: use "
+                        "--provider cpu, or export the checkpoint again"
+                    )
+
+    def _varied(self, num_tokens: Sequence[int]) -> Inputs:
+        """Return a batch (B, T) of texts with different ids, each the beginning of the longest."""
+        items = [
+            Item(np.arange(count, dtype=np.int64) * 7 % self._model.vocab_size, ()) for count in num_tokens
+        ]
+        return pad(items, max(num_tokens), self._model.pad_token_id)
 
     def _inputs(self, num_tokens: Sequence[int]) -> Inputs:
         """Return a batch (B, T) in which the last token of each text has the largest id."""

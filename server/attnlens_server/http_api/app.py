@@ -110,11 +110,11 @@ class HttpApp:
         exchange = _Exchange(scope, receive, send, headers, record, memory, self._stall_timeout_s)
         try:
             await self._respond(exchange)
-        except _DisconnectedError:
-            record.disconnect()
         except TimeoutError:
             record.end(errors.SlowConsumerError.status, errors.SlowConsumerError.reason)
             exchange.abort()
+        except (_DisconnectedError, OSError):  # some servers raise OSError when the app sends
+            record.disconnect()
         except asyncio.CancelledError:
             record.disconnect()
             raise
@@ -173,6 +173,10 @@ class HttpApp:
         for name in ("host", "origin", "content-type", "content-encoding", "authorization"):
             if sum(each == name.encode() for each, _ in raw) > 1:
                 raise HttpError(400, "REPEATED_HEADER", f"the header {name} is repeated: send it once")
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy may disagree about where the body ends.
+            message = "the body has both Content-Length and Transfer-Encoding: send one of them"
+            raise HttpError(400, "MALFORMED_REQUEST", message, {"Connection": "close"})
         self._origins.check(route.method, headers, needs_page=route.needs_page)
         if self._authenticate is not None and not route.is_public:
             self._authenticate(headers)

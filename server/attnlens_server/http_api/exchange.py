@@ -17,6 +17,7 @@ Body = TypeVar("Body")
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
+_VALUE_BYTES = 64  # memory of a list, dictionary or number
 _PIECE_VALUES = 1 << 15  # serialized in about 1 ms
 _PLACEHOLDER = b"\0"  # not a byte of JSON
 # Such as: Expected `str`, got `int` - at `$.input[0]`
@@ -182,6 +183,11 @@ def _array_pieces(array: npt.NDArray[Any]) -> Iterator[bytes]:
         else:
             yield from _array_pieces(array[start])
     yield b"]"
+
+
+def parsed_bytes(body: bytes) -> int:
+    """Return an upper bound on the memory of a parsed JSON body, in addition to its texts."""
+    return _VALUE_BYTES * sum(body.count(character) for character in (b"[", b"{", b","))
 
 
 def native_error(error: RequestError) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from attnlens_server.errors import FieldViolation, InputTooLongError, InvalidFieldsError
-from attnlens_server.http_api.exchange import BodyParser, HttpRequest, HttpResponse, encode_json
+from attnlens_server.http_api.exchange import BodyParser, HttpRequest, HttpResponse, encode_json, parsed_bytes
 from attnlens_server.serving.requests import EmbedRequest, Request
 from attnlens_server.serving.results import EmbedResult
 from attnlens_server.serving.service import ModelService
@@ -41,9 +41,12 @@ async def read_body(
         return body, convert(body)
 
     service.check_serving()
+    memory, size = request.budget.memory, parsed_bytes(request.body)
+    memory.grow(size)
     body, converted = await service.workers.run_if(len(request.body) > MAX_INLINE_BYTES, read)
+    memory.shrink(size)
     request.budget.metrics.num_inputs = len(converted.inputs)
-    request.budget.memory.grow(converted.memory_bytes)
+    memory.grow(converted.memory_bytes)
     return body, converted
 
 

@@ -1,8 +1,9 @@
 """Listens for HTTP connections on the event loop of the caller.
 
 uvicorn parses HTTP. This module adds what it lacks: a limit on connections, which closes idle ones first; a
-time limit for the head of a request; errors in JSON; and a way to abort a connection whose client does not
-read. `HttpApp` limits the size and the duration of bodies.
+time limit for the head of a request; a limit on small chunks; errors in JSON, which also reach clients that
+send a long body; and a way to abort a connection whose client does not read. `HttpApp` limits the size and
+the duration of bodies.
 
 Everything runs on one event loop.
 """
@@ -30,6 +31,8 @@ ABORT = "attnlens.abort"
 
 If it is set, the application's task is cancelled when the client disconnects.
 """
+MAX_SMALL_CHUNKS = 1024
+_SMALL_CHUNK_BYTES = 256  # larger chunks are not limited
 _LINGER_S = 2.0  # time to read the rest of a rejected body, so that the client receives the response
 _POLL_S = 0.02
 
@@ -67,7 +70,6 @@ class HttpListener:
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         )
         self._config.load()
         self._state = ServerState()
@@ -140,23 +142,49 @@ class HttpListener:
         return True
 
 
+class _Parser(h11.Connection):
+    """Parser that rejects bodies in many small chunks, which would occupy the event loop.
+
+    Attributes:
+        has_small_chunks: Whether a body was rejected.
+    """
+
+    has_small_chunks = False
+    _num_chunks = _num_bytes = 0
+
+    def next_event(self) -> Any:  # noqa: ANN401 - types of h11
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._num_chunks = self._num_bytes = 0
+        elif isinstance(event, h11.Data):
+            self._num_chunks += event.chunk_start
+            self._num_bytes += len(event.data)
+            if self._num_chunks > MAX_SMALL_CHUNKS + self._num_bytes // _SMALL_CHUNK_BYTES:
+                self.has_small_chunks = True
+                raise h11.RemoteProtocolError("too many small chunks")
+        return event
+
+
 class _Connection(H11Protocol):
     """A connection. It is idle until a request has been received completely."""
 
+    conn: _Parser
+
     def __init__(self, listener: HttpListener, config: Config, state: ServerState) -> None:
         super().__init__(config, state, {})
+        self.conn = _Parser(h11.SERVER, MAX_HEAD_BYTES)
         self.logger = _unlogged
         self.access_log = False
         self.app = self._run
         self._listener = listener
         self._application = config.loaded_app
         self._timer: asyncio.TimerHandle | None = None
-        self._is_lingering = False
         self._task: asyncio.Task[Any] | None = None
 
     async def _run(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - types of ASGI
         scope[ABORT] = self.transport.abort
         self._task = asyncio.current_task()
+        is_early = False
 
         async def receive_all() -> Any:  # noqa: ANN401
             message = await receive()
@@ -165,10 +193,31 @@ class _Connection(H11Protocol):
                 self.flow.resume_reading()
             return message
 
+        async def send_part(message: Any) -> None:  # noqa: ANN401
+            nonlocal is_early
+            if self.transport.is_closing():
+                await asyncio.sleep(0)  # `connection_lost` cancels this task
+            is_last = message["type"] == "http.response.body" and not message.get("more_body")
+            if is_last and self.conn.their_state is h11.SEND_BODY:
+                is_early, message = True, {**message, "more_body": True}
+            await send(message)
+
         try:
-            await self._application(scope, receive_all, send)
+            await self._application(scope, receive_all, send_part)
+            if is_early:
+                await self._discard_body(receive)
+                await send({"type": "http.response.body"})
         finally:
             self._task = None
+
+    async def _discard_body(self, receive: Any) -> None:  # noqa: ANN401
+        """Read the rest of a rejected body: a client that is still sending would lose the response."""
+        try:
+            async with asyncio.timeout(_LINGER_S):
+                while (await receive()).get("more_body"):
+                    pass
+        except TimeoutError:
+            self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Reject the connection if there are too many, otherwise wait for a request."""
@@ -196,21 +245,20 @@ class _Connection(H11Protocol):
             self._set_timer(None)
             if not self.cycle.more_body:
                 self._listener.idle.pop(self, None)
-        elif self.conn.our_state is h11.IDLE and (self._timer is None or self._is_lingering):
+        elif self.conn.our_state is h11.IDLE and self._timer is None:
             self._wait()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, or for the rest of a rejected one."""
+        """Wait for the next request. If the connection closes, wait for the client to read the response."""
         cycle = self.cycle
         super().on_response_complete()
+        if self.cycle is not cycle:
+            return  # the next request has begun
+        self._listener.idle.pop(self, None)
+        self._listener.idle[self] = None
+        self._set_timer(None)
         if self.transport.is_closing():
-            self._set_timer(self.loop.call_later(_LINGER_S, self.transport.abort))
-        elif self.cycle is cycle:  # otherwise, the next request has begun
-            self._listener.idle.pop(self, None)
-            self._listener.idle[self] = None
-            self._is_lingering = self.conn.their_state is h11.SEND_BODY
-            linger = self.loop.call_later(_LINGER_S, self.transport.abort) if self._is_lingering else None
-            self._set_timer(linger)
+            self._set_timer(self.loop.call_later(self._listener.request_timeout_s, self.transport.abort))
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection, even if its client has not read the last response."""
@@ -219,10 +267,12 @@ class _Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Reject a malformed request."""
-        self._reject(HttpError(400, "MALFORMED_REQUEST", f"{msg.removesuffix('.')}: send HTTP/1.1"))
+        message = f"{msg.removesuffix('.')}: send HTTP/1.1"
+        if self.conn.has_small_chunks:
+            message = "the body has too many small chunks: send larger ones, or set Content-Length"
+        self._reject(HttpError(400, "MALFORMED_REQUEST", message))
 
     def _wait(self) -> None:
-        self._is_lingering = False
         self._listener.idle[self] = None
         self._set_timer(self.loop.call_later(self._listener.request_timeout_s, self._time_out))
 
@@ -244,13 +294,14 @@ class _Connection(H11Protocol):
         if self.cycle is not None:
             self.cycle.disconnected = True  # drops what the application sends
             self.cycle.message_event.set()
+        is_head = self.conn.our_state is h11.SEND_RESPONSE and self.scope["method"] == "HEAD"
         body = encode_json(NATIVE.body(error))
         head = h11.Response(
             status_code=error.http_status,
             headers=[("content-type", JSON), ("content-length", str(len(body))), ("connection", "close")],
             reason=STATUS_PHRASES[error.http_status],
         )
-        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+        for event in (head, h11.Data(data=b"" if is_head else body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
         self._set_timer(self.loop.call_later(_LINGER_S, self.transport.abort))

@@ -20,8 +20,9 @@ from attnlens_server.http_api.exchange import (
     HttpResponse,
     Route,
     encode_json,
+    parsed_bytes,
 )
-from attnlens_server.http_api.transcoding import fill_message, message_value, parse_json, parsed_bytes
+from attnlens_server.http_api.transcoding import fill_message, message_value, parse_json
 from attnlens_server.serving.admission import Budget
 from attnlens_server.serving.requests import EncodeRequest, Request
 from attnlens_server.serving.service import ModelService

@@ -30,7 +30,6 @@ from attnlens_server.http_api.exchange import HttpError
 
 INPUT, TENSOR, TOKEN = "attnlens.v1.Input", "attnlens.v1.Tensor", "attnlens.v1.Token"
 DURATION = "google.protobuf.Duration"
-_VALUE_BYTES = 64  # memory of a list, dictionary or number
 _MAX_SHOWN = 40  # characters of a value in a message
 
 Convert = Callable[[Any, bool], Any]
@@ -41,11 +40,6 @@ _INTEGERS = {
     FieldDescriptor.CPPTYPE_UINT64,
 }
 _REALS = {FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE}
-
-
-def parsed_bytes(body: bytes) -> int:
-    """Return an upper bound on the memory of a parsed JSON body, in addition to its texts."""
-    return _VALUE_BYTES * sum(body.count(character) for character in (b"[", b"{", b","))
 
 
 def parse_json(body: bytes) -> dict[str, Any]:

@@ -61,10 +61,10 @@ class ViewerRoutes:
         self._num_pages = 0
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
+        """Return the routes. The files are public, because browsers open a page without a key."""
         files = {"/favicon.ico": LiveFile("image/x-icon", b""), **live_files(self._pages.model)}
         routes = [
-            Route("GET", path, partial(_send_file, file), DIALECT, needs_page=True)
+            Route("GET", path, partial(_send_file, file), DIALECT, is_public=True, needs_page=True)
             for path, file in files.items()
         ]
         return [*routes, Route("POST", "/page", self.page, DIALECT, needs_page=True)]

@@ -13,6 +13,7 @@ from attnlens_server.text.tokens import EncodedInput, Tokens, describe_ids, text
 # Inputs are encoded in portions of about this size, so that a large request does not block all workers, does
 # not keep the tokenizer output of all its texts in memory, and can be cancelled between portions.
 PORTION_CHARS = 1 << 16
+_NUMBER_BYTES = 28  # memory of an int, in addition to its reference in a list
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ class Input:
     def memory_bytes(self) -> int:
         """Memory of the texts or token ids."""
         sequences = (self.token_ids.input_ids, self.token_ids.token_type_ids) if self.token_ids else ()
-        return sum(map(sys.getsizeof, (*self.texts, *sequences)))
+        num_objects = sum(len(sequence) for sequence in sequences if isinstance(sequence, list))
+        return sum(map(sys.getsizeof, (*self.texts, *sequences))) + _NUMBER_BYTES * num_objects
 
 
 class InputEncoder:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -16,8 +17,10 @@ from attnlens.v1.manifest_pb2 import BundleFile
 from attnlens_server.bundle import Layout, open_bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, Item, RequestedOutput
+from attnlens_server.engine.batch import Inputs
 from attnlens_server.engine.runtimes.onnx_runtime import SESSIONS
 from attnlens_server.engine.runtimes.onnx_session import CPU, CUDA, OnnxSession
+from attnlens_server.engine.runtimes.runtime import TimeLimit
 from attnlens_server.errors import GraphUnavailableError, StartupError, UnusableGraphError
 from tampered import (
     ATTENTIONS,
@@ -171,6 +174,31 @@ def test_positions_beyond_the_position_table_abort_startup(bundle: Path) -> None
     engine = engine_of(bundle)
     with pytest.raises(StartupError, match=r"model\.onnx cannot be run"):
         engine.start(MAX_TOKENS + 1)
+    engine.close()
+
+
+class WrongForFourTexts(OnnxSession):
+    """Returns wrong vectors for batches of exactly 4 texts, as CUDA did for a BigBird encoder."""
+
+    def run_all(self, inputs: Inputs, limit: TimeLimit) -> dict[str, npt.NDArray[np.generic]]:
+        arrays = super().run_all(inputs, limit)
+        if len(inputs.input_ids) == 4:
+            arrays[HIDDEN] = np.flip(arrays[HIDDEN], axis=0)
+        return arrays
+
+
+@pytest.mark.parametrize("session", [OnnxSession, WrongForFourTexts])
+def test_device_with_wrong_results_in_batches_aborts_startup(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, session: type[OnnxSession]
+) -> None:
+    monkeypatch.setitem(SESSIONS["embeddings"], "cpu", session)
+    engine = engine_of(bundle, provider="cpu")
+    monkeypatch.setattr(engine.runtime, "is_on_cpu", False)
+    if session is OnnxSession:
+        engine.start(MAX_TOKENS)
+    else:
+        with pytest.raises(UnusableGraphError, match=r"alone and in a batch of 4 texts.*--provider cpu"):
+            engine.start(MAX_TOKENS)
     engine.close()
 
 

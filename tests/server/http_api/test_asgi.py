@@ -67,8 +67,20 @@ def test_requests_without_a_valid_key_are_rejected(mounted: Mounted, authorizati
         error = response.json["error"]
         message = error if isinstance(error, str) else error["message"]
         assert message.startswith("the key is")
-    assert mounted.ask("GET", "/healthz", Authorization=authorization).status == 200
-    assert mounted.ask("GET", "/docs", Authorization=authorization).status == 200
+    for path in ("/healthz", "/docs", "/openapi.json", "/", "/live.js", "/page.css"):
+        assert mounted.ask("GET", path, Authorization=authorization).status == 200
+        assert mounted.ask("HEAD", path, Authorization=authorization).status == 200
+
+
+def test_only_public_routes_need_no_key(mounted: Mounted) -> None:
+    app: Any = mounted.model._app
+    for path, methods in {**app._paths, **app._prefixes}.items():
+        for method, route in methods.items():
+            if not route.is_public:
+                assert mounted.ask(method, path, Authorization="").status == 401
+            for variant in (f"{path}/", f"/{path}", path.upper(), f"{path}%2F", f"{path};a", f"{path}/."):
+                if variant not in app._paths:
+                    assert mounted.ask(method, variant, b"{}", Authorization="").status in (401, 404, 405)
 
 
 def test_rejections_have_the_dialect_of_the_route(mounted: Mounted) -> None:

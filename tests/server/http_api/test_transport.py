@@ -7,7 +7,8 @@ import logging
 import re
 import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
@@ -41,6 +42,8 @@ class Small:
         self.go = asyncio.Event()
         self.waiting = 0
         self.large = large
+        self.num_lines = 0
+        self.error: BaseException = RequestError("over")
         self.admission = Admission(1, 256 << 20, lambda _: 1.0)
         self.workers = Workers(1)
         service = SimpleNamespace(admission=self.admission, workers=self.workers)
@@ -101,13 +104,20 @@ class Small:
                 await self.go.wait()
             finally:
                 self.waiting -= 1
-            raise RequestError("over")
+            while self.num_lines:
+                self.num_lines -= 1
+                yield b"2\n"
+            raise self.error
 
         return HttpResponse(lines(), content_type="application/x-ndjson")
 
     @property
     def reserved_bytes(self) -> int:
         return self.admission._num_bytes
+
+    def sockets(self) -> Sequence[Any]:
+        assert self.listener._server is not None
+        return self.listener._server.sockets
 
     async def ask(self, request: bytes) -> tuple[int, str]:
         """Send bytes, and return the status and body of the first response."""
@@ -176,6 +186,10 @@ INVALID_REQUESTS = {
     "many headers": (HEAD + MANY + b"\r\n", 431),
     "repeated header": (HEAD + b"origin: a\r\norigin: b\r\n\r\n", 400),
     "two content lengths": (HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", 400),
+    "two lengths": (
+        HEAD + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n",
+        400,
+    ),
     "unknown transfer encoding": (HEAD + b"Content-Length: 1\r\nTransfer-Encoding: x\r\n\r\na", 400),
     "missing host": (b"GET / HTTP/1.1\r\n\r\n", 400),
     "unsupported method": (b"DELETE / HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
@@ -205,11 +219,55 @@ async def test_server_answers_after_an_invalid_request(small: Small, case: str) 
     assert await small.ask(EMPTY) == (200, "0")
 
 
-async def test_rejected_client_that_keeps_sending_gets_its_response(small: Small) -> None:
-    length = 2 << 20
-    status, body = await small.ask(HEAD + b"Content-Length: %d\r\n\r\n" % length + bytes(length))
+@pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"])
+async def test_rejected_client_that_keeps_sending_gets_its_response(small: Small, header: bytes) -> None:
+    length = 20 << 20
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    writer.write(HEAD + header + b"Content-Length: %d\r\n\r\n" % length + bytes(length))
+    await writer.drain()  # like urllib, which reads after it has sent everything
+    status, body = await response_from(reader)
     assert status == 413
     assert f"{MAX_BODY_BYTES} bytes" in body
+    writer.close()
+
+
+async def test_rejected_body_that_never_ends_closes_the_connection(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_LINGER_S", 0.1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    writer.write(HEAD + b"Content-Length: 1000000000\r\n\r\n")
+    assert (await response_from(reader))[0] == 413
+    await until(lambda: not small.listener.num_connections)
+    writer.close()
+
+
+async def test_two_lengths_of_a_body_close_the_connection(small: Small) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    writer.write(INVALID_REQUESTS["two lengths"][0])
+    assert b"\r\nconnection: close\r\n" in await received(reader)
+    writer.close()
+
+
+async def test_small_chunks_are_rejected(small: Small) -> None:
+    chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+    status, body = await small.ask(chunked + b"1\r\na\r\n" * (listener.MAX_SMALL_CHUNKS + 10))
+    assert status == 400
+    assert "small chunks" in json.loads(body)["error"]
+    few = b"1\r\na\r\n" * listener.MAX_SMALL_CHUNKS
+    assert await small.ask(chunked + few + b"0\r\n\r\n") == (200, str(listener.MAX_SMALL_CHUNKS))
+
+
+async def test_malformed_body_of_a_head_request_is_rejected(
+    small: Small, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    writer.write(b"HEAD / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n")
+    head, _, body = (await received(reader)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert not body
+    assert not caplog.records
+    writer.close()
 
 
 async def test_connection_continues_after_a_rejected_body(small: Small) -> None:
@@ -290,12 +348,42 @@ async def test_disconnect_cancels_a_stream(small: Small) -> None:
     await until(lambda: not small.waiting)
 
 
-async def test_error_in_a_stream_is_its_last_line(small: Small) -> None:
+async def test_disconnection_that_a_server_reports_when_sending_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    small = Small(log_requests=True)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request"}
+
+    async def send(_: Any) -> None:
+        raise BrokenPipeError
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+    await small.listener._config.loaded_app(scope, receive, send)
+    [record] = caplog.records
+    assert vars(record)["status"] == "CANCELLED"
+    assert small.reserved_bytes == 0
+    await small.stop()
+
+
+class Panic(BaseException):
+    """Like a panic of Rust code."""
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(OverloadedError("over"), "OVERLOADED"), (KeyError(1), "INTERNAL"), (Panic(), "INTERNAL")],
+)
+async def test_error_in_a_stream_is_its_last_line(small: Small, error: BaseException, reason: str) -> None:
+    small.error = error
     small.go.set()
     reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
-    writer.write(GET % b"stream")
+    writer.write(GET % b"stream" + GET % b"")
     content = await reader.readuntil(b"0\r\n\r\n")
-    assert b'{"error":"over"' in content
+    assert json.loads(content.splitlines()[-4])["reason"] == reason
+    assert await response_from(reader) == (200, "0")
     writer.close()
 
 
@@ -318,6 +406,50 @@ async def test_client_that_does_not_read_is_disconnected(
     writer.transport.abort()
     del reader
     await small.stop()
+
+
+async def test_pipelining_client_that_does_not_read_is_disconnected(small: Small) -> None:
+    small.large = 60 << 10  # written without waiting for the client
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port, limit=1)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    writer.write(GET % b"large" * 200)
+    await until(lambda: small.reserved_bytes)
+    await until(lambda: not small.listener.num_connections)
+    writer.transport.abort()
+    del reader
+
+
+async def test_stream_to_a_client_that_has_reset_the_connection_ends(
+    small: Small, caplog: pytest.LogCaptureFixture
+) -> None:
+    small.num_lines = 20
+    client = socket.create_connection(("127.0.0.1", small.port))
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() sends a reset
+    client.sendall(GET % b"stream")
+    await until(lambda: small.waiting)
+    client.close()
+    small.go.set()  # the lines are ready before the event loop notices the reset
+    await until(lambda: not small.listener.num_connections)
+    assert small.num_lines > 0
+    assert not caplog.records  # asyncio logs each write after a reset
+
+
+async def test_slow_client_gets_the_whole_response_before_the_connection_closes(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_LINGER_S", 0.05)
+    small.large = 60 << 10
+    for listening in small.sockets():
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", small.port))
+    client.sendall(b"GET /large HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    await until(lambda: any(each.transport.is_closing() for each in small.listener._state.connections))
+    await asyncio.sleep(0.3)
+    reader, writer = await asyncio.open_connection(sock=client)
+    assert (await received(reader)).endswith(b"\r\n\r\n" + bytes(small.large))
+    writer.close()
 
 
 async def test_connections_over_the_limit_are_closed_until_others_end(small: Small) -> None:
@@ -347,8 +479,7 @@ async def start_with_tls(small: Small) -> ssl.SSLContext:
     authority.issue_cert("127.0.0.1").configure_cert(context)
     authority.configure_trust(trusting)
     await small.start(context)
-    assert small.listener._server is not None
-    for listening in small.listener._server.sockets:
+    for listening in small.sockets():
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER)
     return trusting
 

@@ -158,7 +158,9 @@ class BlockMasks(nn.Module):
         """
         counts = live_blocks.sum(dim=-1)[:, None, None]  # (B, 1, 1, C)
         reaches = self.reaches[:, numbers][:, :, numbers]  # (4, C, C)
-        after = (counts @ reaches).clamp(0.0, 1.0)  # (B, 4, 1, C)
+        # Repeated, because ONNX Runtime 1.31 on CUDA multiplies (4, 1, 1, C) and (4, C, C) incorrectly.
+        repeated = counts * (self.reaches[:, :1, :1] * 0.0 + 1.0)  # (B, 4, 1, C)
+        after = (repeated @ reaches).clamp(0.0, 1.0)  # (B, 4, 1, C)
         last = after[:, :1] - after[:, 1:2]  # (B, 1, 1, C)
         first = (1.0 - numbers.to(last.dtype)).clamp(0.0, 1.0)  # (C,)
         is_long = after[:, 3:, :, :1]

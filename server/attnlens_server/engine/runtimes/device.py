@@ -1,11 +1,13 @@
 """Session that keeps attention weights on the device and copies only the requested heads to the host.
 
-The weights of all heads of a batch are many times larger than the requested heads or their mean.
+For long texts, the weights of all heads are many times larger than the requested heads or their mean. For
+short texts, a selection takes longer than a copy, so their weights are copied as a whole.
 
 Shapes: B texts, T tokens of a text, T' tokens of a padded row, H heads, K selected heads, W columns of a band
 or of blocks.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from attnlens_server.engine.runtimes.onnx_session import (
     check_placement,
     count_placements,
     open_graph,
+    reporting_lack_of_memory,
 )
 from attnlens_server.engine.runtimes.runtime import TimeLimit, feed_of
 
@@ -31,7 +34,10 @@ from attnlens_server.engine.runtimes.runtime import TimeLimit, feed_of
 _SELECT_GRAPH = Path(__file__).with_name("select_heads.onnx")
 _MEAN_GRAPH = Path(__file__).with_name("mean_of_heads.onnx")
 _WEIGHTS_RANK = 4  # rank of weights (B, H, T', T') or (B, H, T', W)
+_FLOAT_BYTES = 4
 _OPERATORS = frozenset({"Slice", "Gather", "ReduceMean"})
+# Weights of a layer and text up to this size are copied as a whole: one selection takes about as long.
+COPIED_BYTES = 1 << 20
 
 
 class DeviceSession(OnnxSession):
@@ -55,20 +61,30 @@ class DeviceSession(OnnxSession):
         self._device = (provider, device_id)  # ONNX Runtime's device names equal the provider names
         self._cutter = AttentionCutter(provider, device_id)
         self._kept_there = {value.name for value in self.outputs if len(value.shape) == _WEIGHTS_RANK}
+        self.copied_bytes = COPIED_BYTES
+        """Maximum size of the weights of a layer and text that are copied as a whole."""
 
     def run(self, inputs: Inputs, output_names: Sequence[str]) -> "DeviceOutputs":
         """Compute the named outputs of a batch, in fp32."""
-        binding = self._session.io_binding()
-        for name, array in feed_of(inputs, self.inputs).items():
-            binding.bind_cpu_input(name, array)
-        for name in output_names:
-            binding.bind_output(name, *(self._device if name in self._kept_there else ("cpu", 0)))
-        self._session.run_with_iobinding(binding)
+        with reporting_lack_of_memory(*inputs.input_ids.shape):
+            binding = self._session.io_binding()
+            for name, array in feed_of(inputs, self.inputs).items():
+                binding.bind_cpu_input(name, array)  # may allocate, too: it copies to the device
+            for name in output_names:
+                binding.bind_output(name, *(self._device if name in self._kept_there else ("cpu", 0)))
+            self._session.run_with_iobinding(binding)
         self.check_results()
         values = dict(zip(output_names, binding.get_outputs(), strict=True))
-        on_host = {name: value.numpy() for name, value in values.items() if name not in self._kept_there}
-        kept = {name: value for name, value in values.items() if name in self._kept_there}
+        kept = {name: value for name, value in values.items() if self._is_kept(name, value)}
+        on_host = {name: value.numpy() for name, value in values.items() if name not in kept}
         return DeviceOutputs(HostOutputs(on_host), kept, self._cutter)
+
+    def _is_kept(self, name: str, value: ort.OrtValue) -> bool:
+        """Return whether the weights stay on the device until heads of a text are selected."""
+        if name not in self._kept_there:
+            return False
+        size_bytes: int = _FLOAT_BYTES * math.prod(value.shape()[1:])
+        return size_bytes > self.copied_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +147,14 @@ class AttentionCutter:
         session = self._mean if selection.is_mean else self._select
         num_heads = attentions.shape()[1]
         heads = range(num_heads) if selection.heads is None else selection.heads
-        binding = session.io_binding()
-        binding.bind_ortvalue_input("attentions", attentions)
-        binding.bind_cpu_input("starts", np.array([row, 0, 0], np.int64))
-        binding.bind_cpu_input("ends", np.array([row + 1, *sizes], np.int64))
-        binding.bind_cpu_input("heads", np.array(heads, np.int64))
-        binding.bind_output("weights")  # copied to host memory
-        session.run_with_iobinding(binding)
+        with reporting_lack_of_memory(1, sizes[0]):
+            binding = session.io_binding()
+            binding.bind_ortvalue_input("attentions", attentions)
+            binding.bind_cpu_input("starts", np.array([row, 0, 0], np.int64))
+            binding.bind_cpu_input("ends", np.array([row + 1, *sizes], np.int64))
+            binding.bind_cpu_input("heads", np.array(heads, np.int64))
+            binding.bind_output("weights")  # copied to host memory
+            session.run_with_iobinding(binding)
         [output] = binding.get_outputs()
         weights: npt.NDArray[np.float32] = output.numpy()[0]  # (1, K, ...) -> (K, ...)
         return weights

@@ -1,8 +1,9 @@
 """ONNX Runtime sessions, and verification that the requested execution provider runs the graph."""
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ import onnxruntime as ort
 from attnlens_server.engine.batch import BatchOutputs, HostOutputs, Inputs
 from attnlens_server.engine.runtimes.runtime import TimeLimit, Value, feed_of
 from attnlens_server.engine.runtimes.saturation import int8_products_saturate
-from attnlens_server.errors import StartupError
+from attnlens_server.errors import OverloadedError, StartupError
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
@@ -27,6 +28,20 @@ CUDA_OPTIONS = {
     # Allocate as much memory as a batch needs, instead of increasing powers of two.
     "arena_extend_strategy": "kSameAsRequested",
 }
+CHECK_CUDA = (
+    "Check the driver (nvidia-smi), --device-id, and that CUDA and cuDNN are installed (attnlens[gpu] "
+    "installs them), or use --provider cpu"
+)
+# Parts of messages about failed allocations, of ONNX Runtime, CUDA, cuBLAS and cuDNN. ONNX Runtime has no
+# exception class for them.
+OUT_OF_MEMORY = (
+    "Failed to allocate memory",
+    "smaller than requested bytes",
+    "out of memory",
+    "resource allocation failed",
+    "ALLOC_FAILED",
+)
+MEMORY_RETRY_S = 1.0
 
 
 class OnnxSession:
@@ -58,7 +73,8 @@ class OnnxSession:
     def run(self, inputs: Inputs, output_names: Sequence[str]) -> BatchOutputs:
         """Compute the named outputs of a batch, in fp32."""
         names = list(output_names)
-        arrays = self._session.run(names, feed_of(inputs, self.inputs))
+        with reporting_lack_of_memory(*inputs.input_ids.shape):
+            arrays = self._session.run(names, feed_of(inputs, self.inputs))
         self.check_results()
         return HostOutputs(dict(zip(names, arrays, strict=True)))
 
@@ -68,6 +84,26 @@ class OnnxSession:
         with limit.ending_with(lambda: setattr(options, "terminate", True)):
             arrays = self._session.run(None, feed_of(inputs, self.inputs), options)
         return dict(zip((value.name for value in self.outputs), arrays, strict=True))
+
+
+@contextmanager
+def reporting_lack_of_memory(num_texts: int, length: int) -> Iterator[None]:
+    """Convert a failed allocation of a batch to a transient request error.
+
+    Raises:
+        OverloadedError: The device has too little free memory for the batch.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not any(part in str(error) for part in OUT_OF_MEMORY):
+            raise
+        raise OverloadedError(
+            f"the device has too little free memory for {num_texts} x {length} tokens: send shorter texts, "
+            "try again later, or start the server with a smaller --max-batch-tokens and "
+            "--max-attention-bytes",
+            retry_after_s=MEMORY_RETRY_S,
+        ) from error
 
 
 def _describe(value: ort.NodeArg) -> Value:
@@ -95,7 +131,9 @@ def open_graph(
     disabled_optimizers = []
     providers: list[Any] = [CPU]
     if provider == "cuda":
-        ort.preload_dlls()  # CUDA and cuDNN from the dependencies of attnlens[gpu], if installed
+        ort.set_default_logger_severity(3)  # each session warns that CUDA is not a plugin
+        with redirect_stdout(sys.stderr):  # it prints missing libraries, but stdout is for the ready line
+            ort.preload_dlls()  # CUDA and cuDNN from the dependencies of attnlens[gpu], if installed
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         providers = [(CUDA, {**CUDA_OPTIONS, "device_id": str(device_id)}), CPU]
     else:
@@ -108,10 +146,16 @@ def open_graph(
     try:
         with ending:
             return ort.InferenceSession(
-                str(graph), options, providers=providers, disabled_optimizers=disabled_optimizers
+                str(graph),
+                options,
+                providers=providers,
+                disabled_optimizers=disabled_optimizers,
+                enable_fallback=0,  # otherwise it prints errors of CUDA and opens the graph on the CPU
             )
     except Exception as error:  # ONNX Runtime raises a different class for each status code
-        raise StartupError(f"ONNX Runtime cannot open {graph} on {provider}: {error}") from error
+        problem = str(error).strip().removesuffix(".")
+        remedy = f". {CHECK_CUDA}" if provider == "cuda" else ""
+        raise StartupError(f"ONNX Runtime cannot open {graph} on {provider}: {problem}{remedy}") from error
 
 
 def count_placements(session: ort.InferenceSession) -> dict[str, Counter[str]]:
@@ -134,8 +178,7 @@ def check_placement(
     if CUDA not in placements:
         raise StartupError(
             f"CUDA was requested, but it runs no node of {graph.name}: ONNX Runtime fell back to "
-            f"{', '.join(sorted(placements))}. Check the driver (nvidia-smi) and that CUDA and cuDNN are "
-            "installed (attnlens[gpu] installs them), or use --provider cpu"
+            f"{', '.join(sorted(placements))}. {CHECK_CUDA}"
         )
     misplaced = {
         provider: {op: count for op, count in counter.items() if op in operators}

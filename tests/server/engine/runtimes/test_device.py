@@ -21,6 +21,7 @@ from attnlens_server.engine.runtimes.device import DeviceSession
 from attnlens_server.engine.runtimes.onnx_session import CPU, CUDA, OnnxSession
 from attnlens_server.engine.scheduler import BatchLimits, LengthBuckets, Scheduler
 from attnlens_server.errors import UnusableGraphError
+from gpu import needs_gpu
 
 NAMES = ("last_hidden_state", *(f"attentions.{layer}" for layer in range(6)))
 LAST = RequestedOutput("attentions.5", Layout.DENSE)
@@ -37,12 +38,7 @@ PROVIDERS = [
     "cpu",
     pytest.param(
         "cuda",
-        marks=[
-            pytest.mark.cuda,
-            pytest.mark.skipif(
-                CUDA not in onnxruntime.get_available_providers(), reason="needs onnxruntime-gpu"
-            ),
-        ],
+        marks=needs_gpu,
     ),
 ]
 
@@ -103,7 +99,9 @@ def on_host(graph: Path) -> OnnxSession:
 
 @pytest.fixture(scope="module", params=PROVIDERS)
 def on_device(graph: Path, request: pytest.FixtureRequest) -> DeviceSession:
-    return DeviceSession(graph, request.param, threads=1, device_id=0)
+    session = DeviceSession(graph, request.param, threads=1, device_id=0)
+    session.copied_bytes = 0  # otherwise, the weights of short texts are copied as a whole
+    return session
 
 
 def run(session: OnnxSession, batch: list[Item], buckets: LengthBuckets | None = None) -> Any:
@@ -140,6 +138,15 @@ def test_selection_on_the_host_matches_numpy(selection: HeadSelection, lengths: 
         np.testing.assert_array_equal(found, expected, strict=True)
         is_view = len(lengths) == 1 and selection in SELECTIONS[:2]
         assert np.shares_memory(found, weights) == is_view
+
+
+def test_small_weights_are_copied_as_a_whole(graph: Path) -> None:
+    session = DeviceSession(graph, "cpu", threads=1, device_id=0)
+    session.copied_bytes = 4 * 12 * 21 * 21
+    copied, kept = run(session, texts(9, 21)), run(session, texts(9, 22))
+    assert (len(copied.attentions), len(kept.attentions)) == (0, 6)
+    for outputs, batch in ((copied, texts(9, 21)), (kept, texts(9, 22))):
+        assert [part.shape for part in parts(outputs, 0, batch[0])] == [(9, 384), *[(12, 9, 9)] * 6]
 
 
 def test_threads_sharing_a_session_have_separate_bindings(on_device: DeviceSession) -> None:

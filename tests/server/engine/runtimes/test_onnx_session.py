@@ -5,22 +5,23 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import onnxruntime
 import pytest
 
-from attnlens.bundle import find_graph, read_manifest
-from attnlens.v1.manifest_pb2 import GraphPurpose
 from attnlens_server.engine.runtimes.onnx_runtime import resolve_provider
 from attnlens_server.engine.runtimes.onnx_session import (
     CPU,
     CUDA,
+    MEMORY_RETRY_S,
     OnnxSession,
     check_placement,
     count_placements,
+    reporting_lack_of_memory,
 )
 from attnlens_server.engine.runtimes.saturation import _GRAPH
-from attnlens_server.errors import StartupError
+from attnlens_server.errors import OverloadedError, StartupError
 
 GRAPH = Path("onnx/model.onnx")
 without_cuda = pytest.mark.skipif(
@@ -97,9 +98,46 @@ onnxruntime.InferenceSession({str(_GRAPH)!r}, providers=["CPUExecutionProvider"]
     assert list(tmp_path.rglob("*.db")) == []
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(CUDA not in onnxruntime.get_available_providers(), reason="needs onnxruntime-gpu")
-def test_cuda_runs_the_arithmetic(minilm_bundle: Path) -> None:
-    graph = find_graph(read_manifest(minilm_bundle), GraphPurpose.GRAPH_PURPOSE_ATTENTION)
-    session = OnnxSession(minilm_bundle / graph.path, "cuda", threads=1, device_id=0)
-    assert session.providers[0] == CUDA
+# Messages of ONNX Runtime 1.31 on an NVIDIA H200, shortened.
+MEMORY_ERRORS = [
+    "AllocateRawInternal(size_t) Available memory of 6488320 is smaller than requested bytes of 314572800",
+    "BFCArena::AllocateRawInternal(size_t) Failed to allocate memory for requested buffer of size 314572800",
+    "CUBLAS failure 3: the resource allocation failed ; GPU=0 ; expr=cublasCreate(&cublas_handle_);",
+    "CUDA failure 2: out of memory ; GPU=0",
+]
+
+
+@pytest.mark.parametrize("message", MEMORY_ERRORS)
+def test_failed_allocation_is_a_transient_error_that_names_the_batch(message: str) -> None:
+    with (
+        pytest.raises(OverloadedError, match=r"too little free memory for 3 x 512 tokens") as caught,
+        reporting_lack_of_memory(3, 512),
+    ):
+        raise RuntimeError(message)
+    assert caught.value.retry_after_s == MEMORY_RETRY_S
+
+
+def test_other_errors_of_a_batch_are_not_changed() -> None:
+    with (
+        pytest.raises(RuntimeError, match=r"^indices element out of data bounds"),
+        reporting_lack_of_memory(3, 512),
+    ):
+        raise RuntimeError("indices element out of data bounds")
+
+
+def test_cuda_without_a_gpu_prints_nothing_and_does_not_fall_back(
+    minilm_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def preload_dlls() -> None:
+        sys.stdout.write("Failed to load libcudart.so.13")
+
+    monkeypatch.setattr(onnxruntime, "preload_dlls", preload_dlls)
+
+    def fail(*_: Any, enable_fallback: int, **__: Any) -> None:
+        assert enable_fallback == 0
+        raise RuntimeError("CUDA failure 100: no CUDA-capable device is detected")
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", fail)
+    with pytest.raises(StartupError, match=r"no CUDA-capable device is detected\. Check the driver"):
+        OnnxSession(minilm_bundle / GRAPH, "cuda", threads=1, device_id=0)
+    assert capsys.readouterr().out == ""
