@@ -1,4 +1,4 @@
-"""Lower precisions: a bundle may contain further graphs for embeddings in fp16, or embeddings or logits in int8.
+"""Lower precisions: a bundle may contain further graphs that compute embeddings or logits in fp16 or int8.
 
 To add a precision, implement `Precision` and add an instance to `contents.PRECISIONS`.
 """

@@ -7,7 +7,7 @@ The logits of a trained reranker therefore differ as much within a query as thos
 Shapes: N texts and pairs, C labels, G texts or pairs of one query.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,10 @@ class Scorer(TextRunner[Logits]):
     """Computes the logits of texts and pairs of one kind."""
 
     def __init__(self, batches: Sequence[Batch], queries: Sequence[int]) -> None:
+        """`queries` has the query number of each text and pair. If it is empty, there are no queries."""
         super().__init__(batches)
-        self._queries = np.array(queries, np.int64)
+        size = len(queries) or max(index for batch in batches for index in batch.text_indices) + 1
+        self._queries = np.array(queries or [_NO_QUERY] * size, np.int64)
 
     def select_lines(self, lines: Sequence[str]) -> list[str]:
         """Return all texts: pairs are made from several."""
@@ -72,10 +74,14 @@ class Scorer(TextRunner[Logits]):
         indices = self.text_indices
         return Logits(np.stack([logits[index] for index in indices]), self._queries[indices])
 
+    def unit(self, results: Iterable[Logits]) -> float:
+        """Return the spread of the logits: the standard deviation of those of a label."""
+        logits = np.concatenate([each.per_text for each in results], dtype=np.float64)
+        return float(np.sqrt(logits.var(axis=0).mean()))
+
     def compare(self, measured: Mapping[str, Logits], expected: Mapping[str, Logits]) -> "LogitsAgreement":
         """Compare the logits of the same texts and pairs, by kind."""
-        centered = np.concatenate([_center(logits.per_text) for logits in expected.values()])
-        spread = float(np.sqrt(np.square(centered, dtype=np.float64).mean()))
+        spread = self.unit(expected.values())
         kinds = {}
         for kind, logits in measured.items():
             fp32 = expected[kind]
@@ -133,10 +139,6 @@ def _halve(text: str) -> tuple[str, str]:
     if middle:
         return " ".join(words[:middle]), " ".join(words[middle:])
     return text[: len(text) // 2], text[len(text) // 2 :]
-
-
-def _center(logits: FloatArray) -> FloatArray:
-    return np.asarray(logits - logits.mean(axis=0))
 
 
 def rank_agreement(measured: FloatArray, expected: FloatArray, queries: npt.NDArray[np.int64]) -> float:

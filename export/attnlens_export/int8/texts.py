@@ -9,7 +9,7 @@ size.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import islice
@@ -240,6 +240,10 @@ class TextRunner(ABC, Generic[R]):
     @abstractmethod
     def compare(self, measured: Mapping[str, R], expected: Mapping[str, R]) -> "Comparison":
         """Compare the results of two graphs for the same texts, by kind. NaN makes the figures NaN."""
+
+    def unit(self, _results: Iterable[R]) -> float:
+        """Return the unit of errors, for the results of all kinds. Embeddings have the length 1."""
+        return 1.0
 
     def select_lines(self, lines: Sequence[str]) -> list[str]:
         """Return the texts that are needed to create this runner again."""
