@@ -315,7 +315,9 @@ def measure_processes(
 
         def measure_contributions(case: Case, inputs: Inputs) -> Completeness:
             hidden = run_fp32(subject.encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
-            return measure_case(graph.run_feed, case, inputs, config, hidden, dense)
+            return measure_case(
+                graph.run_feed, case, inputs, config, hidden, dense, is_classifier=has_head(subject.directory)
+            )
 
         contributions = (CONTRIBUTIONS_PATH, measure_contributions)
     compared = {

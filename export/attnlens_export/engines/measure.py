@@ -417,10 +417,11 @@ def _measure_grid(
     if not graphs:
         raise EngineError(f"{embeddings_path(directory)} {next(iter(grid.stops.values()))}")
     processor = next(iter(graphs.values())).processor
-    if is_classifier:
-        main = {"fp32": _logits(subject, engine, progress)} if "fp32" in precisions else {}
-    else:
+    main: dict[OpenvinoPrecision, _Part] = {}
+    if not is_classifier:
         main = {precision: _embeddings(subject, precision, grid) for precision in in_fp32}
+    elif "fp32" in precisions:
+        main = {"fp32": _logits(subject, engine, progress)}
     in_parity = [ENCODER_PATH, ATTENTIONS_PATH] if is_classifier else [ATTENTIONS_PATH]
     compared = [_parity(subject, path, path, grid) for path in in_parity]
     contributions = ContributionsResult(tuple(grid.contributions))
