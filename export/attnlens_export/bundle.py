@@ -32,6 +32,8 @@ from attnlens_export.graph.write import (
     write_embedded,
     write_referring,
 )
+from attnlens_export.int8.precision import Int8
+from attnlens_export.int8.result import Gate
 from attnlens_export.manifest import Origin, describe_bundle
 from attnlens_export.parity.grid import Case, default_grid
 from attnlens_export.parity.measure import Subject
@@ -447,9 +449,16 @@ def _check_classifier_options(options: ExportOptions) -> None:
                 "it, or add --without-head to export only the encoder"
             )
     for precision in options.precisions:
-        raise SourceError(
-            f"--precision {precision.name} is not supported for classifiers and rerankers yet: omit it"
-        )
+        if not isinstance(precision, Int8):
+            raise SourceError(
+                f"--precision {precision.name} is not supported for classifiers and rerankers: use int8, or "
+                "omit it"
+            )
+        if isinstance(precision.gate, Gate):
+            raise SourceError(
+                "--min-mean-cosine and --min-cosine limit the error of embeddings, which a classifier or "
+                "reranker does not compute: omit them"
+            )
 
 
 def _describe_omissions(source: Path, *, has_own_code: bool) -> Iterator[str]:
@@ -541,10 +550,8 @@ def _write_graphs(directory: Path, model: _Model, options: ExportOptions, progre
     progress("Writing the graphs", "", 0, 1)
     (directory / "onnx").mkdir()
     max_bytes = options.max_embedded_bytes
-    main = embeddings  # the graph that other tools open
-    if model.classifier is not None:
-        layers = [read_layer(directory, layer) for layer in model.classifier.pooling.dense]
-        main = logits_graph(embeddings, model.classifier.pooling.pooling, layers)
+    complete = _appended_head(directory, model.classifier, embeddings)
+    main = complete(embeddings)  # the graph that other tools open
     if sum(array.nbytes for array in {**weights, **main.weights}.values()) > max_bytes:
         places = write_data(directory / DATA_PATH, weights)
         write_referring(directory / MODEL_PATH, main.proto, main.weights, places)
@@ -554,4 +561,19 @@ def _write_graphs(directory: Path, model: _Model, options: ExportOptions, progre
         write_referring(directory / ENCODER_PATH, embeddings.proto, embeddings.weights, places)
     write_referring(directory / ATTENTIONS_PATH, attentions.proto, weights, places)
     verify_places(directory / "onnx", {**weights, **main.weights}, places)
-    return Fp32Graph(directory, model.config, embeddings, places, max_bytes)
+    return Fp32Graph(directory, model.config, embeddings, places, max_bytes, complete)
+
+
+def _appended_head(
+    directory: Path, head: ClassificationHead | None, embeddings: TracedGraph
+) -> Callable[[TracedGraph], TracedGraph]:
+    """Return a function that appends a head to a graph with the outputs of `embeddings`."""
+    if head is None:
+        return lambda graph: graph
+    layers = [read_layer(directory, layer) for layer in head.pooling.dense]
+
+    def append(graph: TracedGraph) -> TracedGraph:
+        shaped = TracedGraph(graph.proto, graph.weights, embeddings.shapes)
+        return logits_graph(shaped, head.pooling.pooling, layers)
+
+    return append

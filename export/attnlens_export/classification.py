@@ -32,6 +32,7 @@ from attnlens_export.graph.names import (
 from attnlens_export.graph.one_token import last_hidden_state_of_one_token
 from attnlens_export.graph.trace import TracedGraph, drop_unread
 from attnlens_export.json_files import finite
+from attnlens_export.parity.grid import Inputs
 from attnlens_export.parity.measure import Errors, Subject, draw_inputs, shortest_text, worst_errors
 from attnlens_export.parity.reference import (
     TOLERANCE,
@@ -40,7 +41,7 @@ from attnlens_export.parity.reference import (
     run_float64,
     run_fp32,
 )
-from attnlens_export.parity.sessions import Graph
+from attnlens_export.parity.sessions import Graph, RunnableGraph
 from attnlens_export.progress import StageProgress, report_each
 from attnlens_export.published.classifier import read_stored_pooling
 from attnlens_export.results import Figure, FigureSet, GraphResult, Table, max_or_nan
@@ -177,19 +178,22 @@ class LogitsResult(GraphResult):
         return Table(f"{len(self.cases)} input shapes", remarks=(remark,))
 
 
-def measure_logits(subject: Subject, progress: StageProgress) -> LogitsResult:
+def measure_logits(
+    subject: Subject, progress: StageProgress, graph: RunnableGraph | None = None
+) -> LogitsResult:
     """Compare the logits graph of a bundle with the PyTorch encoder and the head, on every case.
 
     Args:
         subject: Bundle and reference.
         progress: Called before each case.
+        graph: The graph in another runtime. If None, it is opened in ONNX Runtime.
 
     Returns:
         The measurements. A graph that differs does not raise an exception: see `LogitsResult.failures`.
     """
     directory = subject.directory
     head = HeadReference(directory, subject.config.vector_size)
-    graph = Graph(directory, MODEL_PATH)
+    graph = graph or Graph(directory, MODEL_PATH)
     inputs = draw_inputs(subject)
     cases = []
     for case in report_each(subject.cases, progress):
@@ -232,7 +236,9 @@ def _errors(found: Array, expected: Array, exact: Array) -> dict[str, Any]:
     }
 
 
-def _max_batch_difference(graph: Graph, inputs: Any, found: Array, live: npt.NDArray[np.bool_]) -> float:  # noqa: ANN401
+def _max_batch_difference(
+    graph: RunnableGraph, inputs: Inputs, found: Array, live: npt.NDArray[np.bool_]
+) -> float:
     row = shortest_text(inputs)
     if row is None:
         return 0.0

@@ -144,9 +144,9 @@ def graphs_of(directory: Path) -> Iterator[Graph]:
         yield Graph(id=ids.get(path, graph_id(path)), path=path, purpose=purpose, precision=fp32)
     for precision in precisions_of(directory):
         yield Graph(
-            id=graph_id(precision.path),
+            id=f"{ids[MODEL_PATH]}.{precision.name}" if ids else graph_id(precision.path),
             path=precision.path,
-            purpose=GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS,
+            purpose=purposes[MODEL_PATH],
             precision=precision.number,
         )
 

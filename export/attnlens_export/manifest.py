@@ -1,7 +1,7 @@
 """Creation of `manifest.json`, which describes a bundle."""
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,17 +88,21 @@ def describe_bundle(directory: Path, config: EncoderConfig, origin: Origin, verd
     for result in verdict.further:
         result.describe(graphs[result.path])
     manifest.parity.CopyFrom(verdict.to_message())
-    if classifier_ids := _classifier_ids(directory):
-        parity = manifest.parity
-        entries: list[Gate | ParityFigure] = [*parity.gates, *parity.figures]
-        for entry in entries:
-            entry.graph = classifier_ids.get(entry.graph, entry.graph)
+    ids = classifier_ids(directory)
+    rename_graphs(manifest.parity.gates, ids)
+    rename_graphs(manifest.parity.figures, ids)
     manifest.tool_versions.update(tool_versions())
     manifest.files.extend(describe_file(directory, path) for path in bundle_files(directory))
     return manifest
 
 
-def _classifier_ids(directory: Path) -> dict[str, str]:
+def rename_graphs(entries: Iterable[Gate | ParityFigure], ids: Mapping[str, str]) -> None:
+    """Replace the ids of graphs in place. Ids that are not in `ids` stay the same."""
+    for entry in entries:
+        entry.graph = ids.get(entry.graph, entry.graph)
+
+
+def classifier_ids(directory: Path) -> dict[str, str]:
     """Return the ids of a classifier's graphs by the ids that `graph_id` derives from their paths."""
     return {
         graph_id(graph.path): graph.id for graph in graphs_of(directory) if graph_id(graph.path) != graph.id

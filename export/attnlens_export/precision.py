@@ -1,11 +1,11 @@
-"""Lower precisions: a bundle may contain further graphs that compute embeddings in fp16 or int8.
+"""Lower precisions: a bundle may contain further graphs that compute embeddings or logits in fp16 or int8.
 
 To add a precision, implement `Precision` and add an instance to `contents.PRECISIONS`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,14 +22,15 @@ from attnlens_model import EncoderConfig
 
 @dataclass(frozen=True)
 class Fp32Graph:
-    """The embeddings graph in fp32, from which other graphs are derived.
+    """The graph of token vectors in fp32, from which other graphs are derived.
 
     Attributes:
         directory: Bundle directory. Contains everything but graphs in lower precisions, report and manifest.
         config: Configuration of the encoder.
-        embeddings: Graph of `onnx/model.onnx`.
+        embeddings: Graph of the token vectors.
         places: Locations of its weights.
         max_bytes: Maximum size of all weights in a single ONNX file.
+        complete: Appends the head of a classifier to a graph of token vectors.
     """
 
     directory: Path
@@ -37,6 +38,7 @@ class Fp32Graph:
     embeddings: TracedGraph
     places: Mapping[str, Place]
     max_bytes: int
+    complete: Callable[[TracedGraph], TracedGraph] = field(default=lambda graph: graph)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,11 @@ import numpy as np
 from attnlens.v1.manifest_pb2 import Gate, GateKind, Graph, OutputRole, ParityFigure
 from attnlens_export.graph.names import graph_id
 
-# Avoids a division by zero if the limit is 0, or 1 for a cosine.
+# Avoids a division by zero if the limit is 0, or 1 for a lower limit.
 _SMALLEST_ALLOWED_ERROR = 1e-12
-_LOWER_LIMITS = frozenset({GateKind.GATE_KIND_MIN_COSINE, GateKind.GATE_KIND_MEAN_COSINE})
+_LOWER_LIMITS = frozenset(
+    {GateKind.GATE_KIND_MIN_COSINE, GateKind.GATE_KIND_MEAN_COSINE, GateKind.GATE_KIND_MIN_RANK_AGREEMENT}
+)
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Figure:
     Attributes:
         graph: Path of the ONNX file in the bundle.
         value: The measured number. NaN fails.
-        limit: Lower limit if `kind` is a cosine, otherwise upper limit.
+        limit: Lower limit if `kind` is a cosine or rank agreement, otherwise upper limit.
         failure: Message for a figure that does not meet its limit.
         kind: Kind of gate in the manifest. Unspecified if the manifest does not list the figure.
         role: Role of the graph outputs.
@@ -45,8 +47,8 @@ class Figure:
     @property
     def used_share(self) -> float:
         """The share of the allowed error that is used up, above 1 for a failure. Infinite for NaN."""
-        is_cosine = self.kind in _LOWER_LIMITS
-        error, allowed = (1 - self.value, 1 - self.limit) if is_cosine else (self.value, self.limit)
+        is_lower = self.kind in _LOWER_LIMITS
+        error, allowed = (1 - self.value, 1 - self.limit) if is_lower else (self.value, self.limit)
         return float(np.nan_to_num(error / max(allowed, _SMALLEST_ALLOWED_ERROR), nan=np.inf, posinf=np.inf))
 
     def to_gate(self) -> Gate:

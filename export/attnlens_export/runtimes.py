@@ -15,13 +15,14 @@ from typing import Any
 
 from attnlens.dense import open_layers
 from attnlens.v1.manifest_pb2 import GateKind
+from attnlens_export.classification import LogitsResult, measure_logits
 from attnlens_export.contributions.measure import Completeness, ContributionsResult, measure_case
 from attnlens_export.graph.names import (
     ATTENTIONS_PATH,
     CONTRIBUTIONS_PATH,
-    EMBEDDINGS_PATH,
-    GRAPH_PURPOSES,
     HIDDEN_OUTPUT,
+    MODEL_PATH,
+    embeddings_path,
     role_number,
 )
 from attnlens_export.json_files import finite
@@ -38,6 +39,7 @@ from attnlens_export.parity.measure import (
 from attnlens_export.parity.reference import run_fp32
 from attnlens_export.parity.sessions import ProcessGraph
 from attnlens_export.progress import StageProgress
+from attnlens_export.published.classifier import has_head, num_logits
 from attnlens_export.published.pooling import read_pooling
 from attnlens_export.results import CheckResult, Figure, max_or_nan
 from attnlens_model import ATTENTION_WEIGHTS
@@ -57,12 +59,6 @@ MIN_COSINE = 0.999
 """Minimum cosine of token vectors in bf16 or fp16 with PyTorch fp32."""
 ROW_SUM_TOLERANCE = 0.02
 """Maximum deviation of the sum of a token's attention weights from 1 in bf16 or fp16."""
-COLUMNS = (
-    (EMBEDDINGS_PATH, HIDDEN_OUTPUT),
-    (ATTENTIONS_PATH, HIDDEN_OUTPUT),
-    (ATTENTIONS_PATH, ATTENTION_WEIGHTS),
-)
-"""Graph and role of the columns in tables."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +100,8 @@ class RuntimeResult(CheckResult):
         parity: Measurements. Incomplete for a graph in `stops`.
         stops: Reason why the measurement of a graph was interrupted, by path.
         contributions: Measurements of the contribution graph.
+        logits: Measurements of the logits graph of a classifier. None if there are none.
+        embeddings: Path of the graph of token vectors.
     """
 
     name: str
@@ -112,6 +110,8 @@ class RuntimeResult(CheckResult):
     parity: ParityResult
     stops: dict[str, str]
     contributions: tuple[Completeness, ...] = ()
+    logits: LogitsResult | None = None
+    embeddings: str = MODEL_PATH
 
     @property
     def label(self) -> str:
@@ -122,12 +122,22 @@ class RuntimeResult(CheckResult):
     def num_cases(self) -> int:
         """Number of cases on which both the embeddings and the attention graph ran."""
         graphs = [invariants.graph for invariants in self.parity.invariants]
-        return min(graphs.count(path) for path in GRAPH_PURPOSES)
+        return min(graphs.count(path) for path in (self.embeddings, ATTENTIONS_PATH))
+
+    @property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """Graph and role of the columns in tables."""
+        return (
+            (self.embeddings, HIDDEN_OUTPUT),
+            (ATTENTIONS_PATH, HIDDEN_OUTPUT),
+            (ATTENTIONS_PATH, ATTENTION_WEIGHTS),
+        )
 
     def figures(self) -> list[Figure]:
-        """Return the figures of parity and contributions, or those of reduced precision."""
+        """Return the figures of logits, parity and contributions, or those of reduced precision."""
         if self.precision == FP32:
-            return [*self.parity.figures(), *ContributionsResult(self.contributions).figures()]
+            logits = self.logits.figures() if self.logits else []
+            return [*logits, *self.parity.figures(), *ContributionsResult(self.contributions).figures()]
         cosines = [
             Figure(
                 measurement.graph,
@@ -158,14 +168,19 @@ class RuntimeResult(CheckResult):
         return max_or_nan(case.incompleteness for case in self.contributions) if self.contributions else None
 
     def worst_errors(self) -> list[float | None]:
-        """Return max |runtime - PyTorch fp32| for each of `COLUMNS`. None if not measured."""
+        """Return max |runtime - PyTorch fp32| for each of `columns`. None if not measured."""
         groups = self.parity.by_role()
-        return [summarize(groups[key]).max_abs_error if key in groups else None for key in COLUMNS]
+        return [summarize(groups[key]).max_abs_error if key in groups else None for key in self.columns]
+
+    @property
+    def logits_error(self) -> float | None:
+        """Maximum error of a logit. None if not measured."""
+        return max_or_nan(case.max_abs_error for case in self.logits.cases) if self.logits else None
 
     def min_cosines(self) -> list[float | None]:
-        """Return the minimum cosine of a row with PyTorch's for each of `COLUMNS`. None if not measured."""
+        """Return the minimum cosine of a row with PyTorch's for each of `columns`. None if not measured."""
         groups = self.parity.by_role()
-        return [summarize(groups[key]).min_cosine if key in groups else None for key in COLUMNS]
+        return [summarize(groups[key]).min_cosine if key in groups else None for key in self.columns]
 
     def to_json(self) -> dict[str, Any]:
         """Return all measurements as JSON values. Non-finite numbers become None."""
@@ -179,6 +194,7 @@ class RuntimeResult(CheckResult):
             "precision": self.precision,
             "stops": self.stops,
             "contributions": [finite(dataclasses.asdict(case)) for case in self.contributions],
+            **({"logits": self.logits.to_json()} if self.logits else {}),
             "passed": self.passed,
             "failures": self.failures(),
         }
@@ -226,25 +242,47 @@ def measure_runtime(
 def _measure(
     subject: Subject, runtime: Installed, timeout_s: float, progress: StageProgress
 ) -> RuntimeResult:
+    directory = subject.directory
+    compared = [embeddings_path(directory), ATTENTIONS_PATH]
     with ExitStack() as processes:
 
         def open_graph(path: str) -> ProcessGraph:
-            process = processes.enter_context(GraphProcess(runtime, subject.directory / path, timeout_s))
-            return ProcessGraph(path, process, subject.config)
+            process = processes.enter_context(GraphProcess(runtime, directory / path, timeout_s))
+            return ProcessGraph(path, process, subject.config, num_logits(directory, path))
 
-        has_contributions = (subject.directory / CONTRIBUTIONS_PATH).is_file()
-        paths = [*GRAPH_PURPOSES, *([CONTRIBUTIONS_PATH] if has_contributions else [])]
+        has_contributions = (directory / CONTRIBUTIONS_PATH).is_file()
+        paths = [*compared, *([CONTRIBUTIONS_PATH] if has_contributions else [])]
         openers = {path: partial(open_graph, path) for path in paths}
         grid, graphs = measure_processes(subject, openers, progress)
+        logits = None
+        if has_head(directory):
+            logits, stops = measure_process_logits(subject, partial(open_graph, MODEL_PATH), progress)
+            grid.stops |= stops
     reduced = [graph.precision for graph in graphs.values() if graph.precision != FP32]
     return RuntimeResult(
         runtime.name,
         runtime.version,
         [*reduced, FP32][0],
-        grid.parity(subject, GRAPH_PURPOSES),
+        grid.parity(subject, compared),
         grid.stops,
         tuple(grid.contributions),
+        logits,
+        compared[0],
     )
+
+
+def measure_process_logits(
+    subject: Subject, open_graph: Callable[[], ProcessGraph], progress: StageProgress
+) -> tuple[LogitsResult | None, dict[str, str]]:
+    """Run every case in the logits graph of a classifier.
+
+    Returns:
+        The measurements, or None and the reason why they were interrupted, by path.
+    """
+    try:
+        return measure_logits(subject, progress, open_graph()), {}
+    except RuntimeFailureError as error:
+        return None, {MODEL_PATH: f"stopped: {error}"}
 
 
 def measure_processes(
@@ -277,7 +315,9 @@ def measure_processes(
 
         def measure_contributions(case: Case, inputs: Inputs) -> Completeness:
             hidden = run_fp32(subject.encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
-            return measure_case(graph.run_feed, case, inputs, config, hidden, dense)
+            return measure_case(
+                graph.run_feed, case, inputs, config, hidden, dense, is_classifier=has_head(subject.directory)
+            )
 
         contributions = (CONTRIBUTIONS_PATH, measure_contributions)
     compared = {

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from attnlens_export.graph.names import ATTENTIONS_PATH, EMBEDDINGS_PATH
+from attnlens_export.graph.names import ATTENTIONS_PATH, embeddings_path
 from attnlens_export.graph.parameters import rebuild_encoder
 from attnlens_export.parity.grid import Case, small_grid
 from attnlens_export.parity.measure import Subject
@@ -41,7 +41,7 @@ def measure_all(
 ) -> list[RuntimeResult]:
     """Measure them in the runtime's default precision, and in fp32 if that is another."""
     config = read_config(bundle / "config.json")
-    encoder = rebuild_encoder(bundle / EMBEDDINGS_PATH, config)
+    encoder = rebuild_encoder(bundle / embeddings_path(bundle), config)
     cases = cases or small_grid(config.max_tokens)
     subject = Subject(altered or bundle, encoder, config, "test", cases)
     return measure_runtime(subject, runtime, 120, lambda _detail, _done, _total: None)

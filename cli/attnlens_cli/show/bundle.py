@@ -165,12 +165,12 @@ def _show_grid(checks: Sequence["EngineCheck"]) -> None:
 
     first = checks[0]
     where = escape(f"{first.engine} {first.version} on {first.device}, {first.processor}")
+    columns = ("\nlogits", "model\nhidden") if _is_classifier(first) else ("model\nhidden", "1 -\ncosine")
     table = make_table(
         f"{where}:\nlargest error against PyTorch, {counted(first.num_cases, 'input shape')}",
-        ("embeddings\nin",),
+        (f"{'logits' if _is_classifier(first) else 'embeddings'}\nin",),
         (
-            "model\nhidden",
-            "1 -\ncosine",
+            *columns,
             "att.\nhidden",
             "layer\noutputs",
             "contr.\nsum",
@@ -184,10 +184,17 @@ def _show_grid(checks: Sequence["EngineCheck"]) -> None:
     make_console(markup=True).print(table)
 
 
+def _is_classifier(check: "EngineCheck") -> bool:
+    from attnlens.v1.manifest_pb2 import OutputRole
+
+    return any(gate.role == OutputRole.OUTPUT_ROLE_LOGITS for gate in check.gates)
+
+
 def _engine_cells(check: "EngineCheck") -> list[str]:
     from attnlens.v1.manifest_pb2 import GateKind, OutputRole
 
-    hidden, embedding = OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE, OutputRole.OUTPUT_ROLE_EMBEDDING
+    hidden, is_classifier = OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE, _is_classifier(check)
+    role = OutputRole.OUTPUT_ROLE_LOGITS if is_classifier else OutputRole.OUTPUT_ROLE_EMBEDDING
     figures = {(figure.graph, figure.role): figure for figure in check.figures}
     model, attention = (figures.get((graph, hidden)) for graph in ("embeddings", "attention"))
     layers = [
@@ -195,13 +202,15 @@ def _engine_cells(check: "EngineCheck") -> list[str]:
         for (graph, role), figure in figures.items()
         if graph == "attention" and role != hidden
     ]
+    logits = figures.get(("logits", role))
     values = [
+        *([logits and logits.max_abs_error] if is_classifier else []),
         model and model.max_abs_error,
-        model and 1 - model.min_cosine,
+        *([] if is_classifier else [model and 1 - model.min_cosine]),
         attention and attention.max_abs_error,
         max(layers, default=None),
         _gate_value(check.gates, GateKind.GATE_KIND_MAX_INCOMPLETENESS),
-        _gate_value(check.gates, GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE, embedding),
+        _gate_value(check.gates, GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE, role),
     ]
     return ["-" if value is None else f"{value:.1e}" for value in values]
 
@@ -222,16 +231,22 @@ def _gate_value(
 
 
 def _show_texts(checks: Sequence["EngineCheck"]) -> None:
-    """Print mean and smallest cosine by kind of text, two columns per precision."""
+    """Print the agreement with fp32 by kind of text, two columns per precision."""
     from attnlens.v1.manifest_pb2 import GateKind
     from attnlens_cli.show.console import make_console, make_table
     from attnlens_export.engines.measure import precision_name
 
     kinds = (GateKind.GATE_KIND_MEAN_COSINE, GateKind.GATE_KIND_MIN_COSINE)
+    title, columns = "cosine\nwith fp32", ("mean", "smallest")
+    if _is_classifier(checks[0]):
+        kinds = (GateKind.GATE_KIND_MIN_RANK_AGREEMENT, GateKind.GATE_KIND_MAX_LOGIT_ERROR)
+        title, columns = "logits\nand fp32", ("ranks", "error")
     headings = [
-        heading for check in checks for heading in (f"{precision_name(check.precision)}\nmean", "\nsmallest")
+        heading
+        for check in checks
+        for heading in (f"{precision_name(check.precision)}\n{columns[0]}", f"\n{columns[1]}")
     ]
-    table = make_table("", ("cosine\nwith fp32",), headings)
+    table = make_table("", (title,), headings)
     names = dict.fromkeys(gate.text_kind for check in checks for gate in check.gates if gate.text_kind)
     for name in names:
         values = [_gate_value(check.gates, kind, text_kind=name) for check in checks for kind in kinds]
@@ -293,6 +308,9 @@ def show_runtimes(summary: "CheckSummary") -> None:
             ("runtime", "version", "in"),
             [(result.name, result.version, result.precision, *_reduced_cells(result)) for result in reduced],
         )
+    for result in exact:
+        if result.logits_error is not None:
+            click.echo(f"{result.name}: logits within {result.logits_error:.1e} of PyTorch")
     for result in summary.runtimes:
         _print_failures(result.failures(), f"{result.label}: ")
     for missing in summary.missing:

@@ -1,15 +1,15 @@
 """Check of a bundle in another engine of the server, compiled with the properties that the server uses.
 
-For each precision of the embeddings, the parity grid and texts of several kinds are measured. The int8 graph
-has no limits on the grid and is measured on its own texts. Attention and contributions are always fp32. The
-results are written into the manifest and the report of the bundle. A server refuses to start with a
-combination that failed.
+For each precision of the embeddings or logits, the parity grid and texts of several kinds are measured. The
+int8 graph, and logits in bf16, have no limits on the grid. The int8 graph is measured on its own texts. Other
+graphs are always fp32. The results are written into the manifest and the report of the bundle. A server
+refuses to start with a combination that failed.
 """
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,19 +18,41 @@ from attnlens.bundle import read_manifest
 from attnlens.openvino import PACKAGE, OpenvinoPrecision, compile_properties, multiplies_bf16
 from attnlens.v1.manifest_pb2 import EngineCheck, Gate, GateKind, Manifest, ParityFigure, Precision
 from attnlens_export.contributions.measure import Completeness, ContributionsResult
-from attnlens_export.engines.texts import BF16_LIMITS, FP32_LIMITS, Limits, Texts, measure_texts
+from attnlens_export.engines.texts import (
+    BF16_LIMITS,
+    BF16_LOGITS_LIMITS,
+    FP32_LIMITS,
+    FP32_LOGITS_LIMITS,
+    Limits,
+    Texts,
+    measure_texts,
+)
 from attnlens_export.errors import EngineError
-from attnlens_export.graph.names import ATTENTIONS_PATH, CONTRIBUTIONS_PATH, EMBEDDINGS_PATH, role_name
+from attnlens_export.graph.names import (
+    ATTENTIONS_PATH,
+    CONTRIBUTIONS_PATH,
+    ENCODER_PATH,
+    MODEL_PATH,
+    embeddings_path,
+    role_name,
+)
 from attnlens_export.graph.parameters import rebuild_encoder
 from attnlens_export.int8.result import INT8_PATH
 from attnlens_export.json_files import finite, read_object
+from attnlens_export.manifest import classifier_ids, rename_graphs
 from attnlens_export.parity.grid import Case, default_grid
 from attnlens_export.parity.measure import GridMeasurements, Subject, summarize
 from attnlens_export.parity.sessions import ProcessGraph
 from attnlens_export.progress import Progress, StageProgress, no_progress
+from attnlens_export.published.classifier import has_head, num_logits
 from attnlens_export.report import REPORT_JSON, add_section
 from attnlens_export.results import CheckResult, Figure
-from attnlens_export.runtimes import DEFAULT_TIMEOUT_S, MIN_COSINE, measure_processes
+from attnlens_export.runtimes import (
+    DEFAULT_TIMEOUT_S,
+    MIN_COSINE,
+    measure_process_logits,
+    measure_processes,
+)
 from attnlens_model import EncoderConfig, read_config
 from attnlens_runtimes import (
     FP32,
@@ -47,8 +69,8 @@ OPENVINO = PACKAGE
 PRECISIONS: tuple[OpenvinoPrecision, ...] = ("fp32", "bf16", "int8")
 CPU = "CPU"
 
-GRAPHS: dict[OpenvinoPrecision, str] = {"fp32": EMBEDDINGS_PATH, "bf16": EMBEDDINGS_PATH, "int8": INT8_PATH}
-"""Path of the graph that computes embeddings in a precision."""
+GRAPHS: dict[OpenvinoPrecision, str] = {"fp32": MODEL_PATH, "bf16": MODEL_PATH, "int8": INT8_PATH}
+"""Path of the graph that computes embeddings or logits in a precision."""
 
 KEY = "engine_checks"
 HEADING = "## In other engines"
@@ -125,7 +147,7 @@ class Engine:
         expected = precision if precision == "bf16" else FP32
         if process.precision != expected:
             raise RuntimeFailureError(f"the engine computes in {process.precision} instead of {expected}")
-        return ProcessGraph(path, process, config)
+        return ProcessGraph(path, process, config, num_logits(directory, path))
 
     def choose(self, directory: Path) -> tuple[list[OpenvinoPrecision], list[NotMeasured]]:
         """Return the precisions to measure and those that are not supported.
@@ -149,6 +171,8 @@ class Engine:
             return "the bundle has no graph in int8"
         if precision == "bf16" and self.options.device == CPU and multiplies_bf16() is False:
             return "this processor has no instructions for bf16 (avx512_bf16 or amx_bf16 in /proc/cpuinfo)"
+        if precision == "bf16" and has_head(directory) and not (directory / "tokenizer.json").is_file():
+            return "the bundle has no tokenizer, but the accuracy of logits in bf16 is measured on texts"
         return ""
 
 
@@ -178,12 +202,20 @@ class EngineResult(CheckResult):
         measured: All figures.
         errors: Errors against PyTorch on the grid.
         stops: Reason why the measurement of a graph was interrupted.
+        ids: Ids of graphs that differ from those of `graph_id`.
     """
 
     check: EngineCheck
     measured: tuple[Figure, ...]
     errors: tuple[ParityFigure, ...]
     stops: Mapping[str, str]
+    ids: Mapping[str, str] = field(default_factory=dict)
+
+    def gates(self) -> list[Gate]:
+        """Return the manifest's gates."""
+        gates = super().gates()
+        rename_graphs(gates, self.ids)
+        return gates
 
     def figures(self) -> list[Figure]:
         """Return all figures."""
@@ -316,13 +348,13 @@ def measure_engine(
     """
     precisions, missing = engine.choose(directory)
     manifest, config = read_manifest(directory), read_config(directory / "config.json")
-    encoder = rebuild_encoder(directory / EMBEDDINGS_PATH, config)
+    encoder = rebuild_encoder(directory / embeddings_path(directory), config)
     cases = grid or default_grid(config, parity_tokens)
     subject = Subject(directory, encoder, config, "the weights inside the bundle", cases)
     stage = partial(progress, f"{OPENVINO} in {', '.join(precisions)}")
     processor, on_grid, others = _measure_grid(subject, engine, precisions, stage)
     texts = Texts.of_package(directory, config)  # shared by all precisions of the fp32 graph
-    results = []
+    results, ids = [], classifier_ids(directory)
     for precision in precisions:
         progress(f"{OPENVINO} in {precision} on texts", "", 0, 1)
         if precision == "int8":
@@ -338,12 +370,17 @@ def measure_engine(
         )
         on_texts = _measure_texts(subject, engine, precision, texts, _limits(precision, manifest))
         parts = (on_grid.get(precision, _Part()), on_texts, others)
+        errors = [
+            ParityFigure.FromString(figure.SerializeToString()) for part in parts for figure in part.errors
+        ]
+        rename_graphs(errors, ids)
         results.append(
             EngineResult(
                 check,
                 tuple(figure for part in parts for figure in part.figures),
-                tuple(errors for part in parts for errors in part.errors),
+                tuple(errors),
                 {path: reason for part in parts for path, reason in part.stops.items()},
+                ids,
             )
         )
     return EngineSummary(tuple(results), tuple(missing))
@@ -352,19 +389,22 @@ def measure_engine(
 def _measure_grid(
     subject: Subject, engine: Engine, precisions: Sequence[OpenvinoPrecision], progress: StageProgress
 ) -> tuple[str, dict[OpenvinoPrecision, _Part], _Part]:
-    """Run all graphs on the grid, except for the int8 graph.
+    """Run all graphs on the grid, except for the int8 graph and logits in bf16.
 
     Returns:
-        The processor name, the results of the embeddings by precision, and those of the other graphs.
+        The processor name, the results of embeddings or logits by precision, and those of the other graphs.
 
     Raises:
         EngineError: The engine can't open any graph.
     """
     directory, config = subject.directory, subject.config
+    is_classifier = has_head(directory)
     in_fp32: list[OpenvinoPrecision] = [precision for precision in precisions if precision != "int8"]
-    opened: dict[str, tuple[str, OpenvinoPrecision]] = {
-        precision: (EMBEDDINGS_PATH, precision) for precision in in_fp32
-    }
+    opened: dict[str, tuple[str, OpenvinoPrecision]] = {}
+    if is_classifier:
+        opened[ENCODER_PATH] = (ENCODER_PATH, "fp32")
+    else:
+        opened |= {precision: (MODEL_PATH, precision) for precision in in_fp32}
     opened[ATTENTIONS_PATH] = (ATTENTIONS_PATH, "fp32")
     if (directory / CONTRIBUTIONS_PATH).is_file():
         opened[CONTRIBUTIONS_PATH] = (CONTRIBUTIONS_PATH, "fp32")
@@ -375,16 +415,31 @@ def _measure_grid(
         }
         grid, graphs = measure_processes(subject, openers, progress)
     if not graphs:
-        raise EngineError(f"{EMBEDDINGS_PATH} {next(iter(grid.stops.values()))}")
+        raise EngineError(f"{embeddings_path(directory)} {next(iter(grid.stops.values()))}")
     processor = next(iter(graphs.values())).processor
-    embeddings = {precision: _embeddings(subject, precision, grid) for precision in in_fp32}
-    attention = _parity(subject, ATTENTIONS_PATH, ATTENTIONS_PATH, grid)
+    main: dict[OpenvinoPrecision, _Part] = {}
+    if not is_classifier:
+        main = {precision: _embeddings(subject, precision, grid) for precision in in_fp32}
+    elif "fp32" in precisions:
+        main = {"fp32": _logits(subject, engine, progress)}
+    in_parity = [ENCODER_PATH, ATTENTIONS_PATH] if is_classifier else [ATTENTIONS_PATH]
+    compared = [_parity(subject, path, path, grid) for path in in_parity]
     contributions = ContributionsResult(tuple(grid.contributions))
     stops = _stops(CONTRIBUTIONS_PATH, CONTRIBUTIONS_PATH, grid)
     others = _Part(
-        [*attention.figures, *contributions.figures()], attention.errors, {**attention.stops, **stops}
+        [*(figure for part in compared for figure in part.figures), *contributions.figures()],
+        [errors for part in compared for errors in part.errors],
+        {path: reason for part in compared for path, reason in part.stops.items()} | stops,
     )
-    return processor, embeddings, others
+    return processor, main, others
+
+
+def _logits(subject: Subject, engine: Engine, progress: StageProgress) -> _Part:
+    """Return the result of the logits in fp32."""
+    with ExitStack() as processes:
+        open_graph = partial(engine.open, subject.directory, MODEL_PATH, subject.config, processes)
+        logits, stops = measure_process_logits(subject, open_graph, progress)
+    return _Part(logits.figures(), logits.manifest_figures()) if logits else _Part(stops=stops)
 
 
 def _embeddings(
@@ -392,18 +447,18 @@ def _embeddings(
 ) -> _Part:
     """Return the result of the token vectors."""
     if precision == "fp32":
-        return _parity(subject, precision, EMBEDDINGS_PATH, grid)
-    stops = _stops(precision, EMBEDDINGS_PATH, grid)
+        return _parity(subject, precision, MODEL_PATH, grid)
+    stops = _stops(precision, MODEL_PATH, grid)
     parity = grid.parity(subject, [precision])
     if not parity.measurements:
         return _Part(stops=stops)
     errors = summarize(parity.measurements)
     failure = (
-        f"{EMBEDDINGS_PATH}: the minimum cosine of token vectors with fp32 is {errors.min_cosine:.6g} "
+        f"{MODEL_PATH}: the minimum cosine of token vectors with fp32 is {errors.min_cosine:.6g} "
         f"(limit {MIN_COSINE:g})"
     )
     cosine = Figure(
-        EMBEDDINGS_PATH, errors.min_cosine, MIN_COSINE, failure, GateKind.GATE_KIND_MIN_COSINE, errors.role
+        MODEL_PATH, errors.min_cosine, MIN_COSINE, failure, GateKind.GATE_KIND_MIN_COSINE, errors.role
     )
     invariants = [figure for invariants in parity.invariants for figure in invariants.figures()]
     return _Part([cosine, *invariants], [errors], stops)
@@ -420,11 +475,12 @@ def _stops(label: str, path: str, grid: GridMeasurements[Completeness]) -> dict[
 
 
 def _limits(precision: OpenvinoPrecision, manifest: Manifest) -> Limits:
+    is_classifier = manifest.HasField("classifier")
     match precision:
         case "fp32":
-            return FP32_LIMITS
+            return FP32_LOGITS_LIMITS if is_classifier else FP32_LIMITS
         case "bf16":
-            return BF16_LIMITS
+            return BF16_LOGITS_LIMITS if is_classifier else BF16_LIMITS
         case "int8":
             return Limits.of_int8(manifest)
 
@@ -492,7 +548,8 @@ def _describe(check: EngineCheck) -> Iterator[str]:
 
 def _row(gate: Gate) -> str:
     kind = GateKind.Name(gate.kind).removeprefix("GATE_KIND_").lower().replace("_", " ")
-    value = f"{gate.value:.6f}" if "cosine" in kind else f"{gate.value:.1e}"
+    is_agreement = "cosine" in kind or "rank" in kind
+    value = f"{gate.value:.6f}" if is_agreement else f"{gate.value:.1e}"
     verdict = "passed" if Figure("", gate.value, gate.limit, "", gate.kind).passed else "FAILED"
     cells = (gate.graph, role_name(gate.role), gate.text_kind, kind, f"{gate.limit:.6g}", value, verdict)
     return f"| {' | '.join(cells)} |"

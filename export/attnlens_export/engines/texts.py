@@ -1,4 +1,4 @@
-"""Texts in an engine: agreement of the embeddings with fp32, and the difference that a batch makes.
+"""Texts in an engine: agreement of embeddings or logits with fp32, and the difference that a batch makes.
 
 Shapes: B texts in a batch, T tokens.
 """
@@ -6,29 +6,30 @@ Shapes: B texts in a batch, T tokens.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from attnlens.openvino import LENGTH_MULTIPLE
 from attnlens.v1.manifest_pb2 import GateKind, Manifest, OutputRole
-from attnlens_export.graph.names import EMBEDDINGS_PATH, HIDDEN_OUTPUT
+from attnlens_export.graph.names import MODEL_PATH
+from attnlens_export.int8.logits import Scorer, make_runners
 from attnlens_export.int8.precision import TEXTS_PATH
-from attnlens_export.int8.result import GRAPH_ID, INT8_PATH, Gate
+from attnlens_export.int8.result import INT8_PATH, AccuracyGate, Gate, LogitsGate
 from attnlens_export.int8.texts import (
     Batch,
     Embedder,
     FloatArray,
-    Vectors,
-    compare,
-    make_embedders,
+    Results,
+    TextRunner,
     read_kinds,
     read_written,
     run_all,
 )
 from attnlens_export.parity.grid import Case, Inputs, Padding, make_inputs
 from attnlens_export.parity.sessions import Feed, ProcessGraph, open_session
+from attnlens_export.published.classifier import has_head
 from attnlens_export.published.pooling import read_pooling
 from attnlens_export.results import Figure
 from attnlens_model import EncoderConfig
@@ -42,26 +43,31 @@ _RANDOM_BATCH_SIZE = 8
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits for the embeddings of texts.
+    """Limits for the embeddings or logits of texts.
 
     Attributes:
-        gate: Limits for the cosines with embeddings in fp32.
-        max_batch_difference: Maximum difference of a component, for embeddings of length 1, between the batch
-            and the text alone.
+        gate: Limits for the agreement with fp32.
+        max_batch_difference: Maximum difference between the batch and the text alone: of a component, for
+            embeddings of length 1, or of a logit, relative to the spread of all logits.
     """
 
-    gate: Gate
+    gate: AccuracyGate
     max_batch_difference: float
 
     @classmethod
     def of_int8(cls, manifest: Manifest) -> Self:
         """Return the limits that a bundle states for its int8 graph."""
-        stated = [gate for gate in manifest.parity.gates if gate.graph == GRAPH_ID]
+        [graph] = [graph.id for graph in manifest.graphs if graph.path == INT8_PATH]
+        stated = [gate for gate in manifest.parity.gates if gate.graph == graph]
+        if manifest.HasField("classifier"):
+            return cls(LogitsGate.from_messages(stated), max_batch_difference=3e-2)
         return cls(Gate.from_messages(stated), max_batch_difference=1e-2)
 
 
 FP32_LIMITS = Limits(Gate(0.999999, 0.999999), 1e-5)
 BF16_LIMITS = Limits(Gate(0.9999, 0.9998), 1e-3)
+FP32_LOGITS_LIMITS = Limits(LogitsGate(0.999, 1e-4), 1e-4)
+BF16_LOGITS_LIMITS = Limits(LogitsGate(0.98, 0.1), 1e-2)
 
 
 @dataclass(frozen=True)
@@ -69,13 +75,13 @@ class Texts:
     """Texts by kind, in batches like those of a server.
 
     Attributes:
-        embedders: Texts by kind.
-        expected: Vectors of the fp32 graph in ONNX Runtime. None for random ids, which are only used to
+        runners: Texts by kind.
+        expected: Results of the fp32 graph in ONNX Runtime. None for random ids, which are only used to
             measure the difference that a batch makes.
     """
 
-    embedders: Mapping[str, Embedder]
-    expected: Mapping[str, Vectors] | None
+    runners: Mapping[str, TextRunner[Any]]
+    expected: Mapping[str, Results] | None
 
     @classmethod
     def of_package(cls, directory: Path, config: EncoderConfig) -> Self:
@@ -83,10 +89,14 @@ class Texts:
         if not (directory / "tokenizer.json").is_file():
             lengths = sorted({min(length, config.max_tokens) for length in _RANDOM_LENGTHS})
             cases = [Case(_RANDOM_BATCH_SIZE, length, Padding.STEPS) for length in lengths]
-            pooling = read_pooling(directory, config.vector_size)
             batches = [_random_batch(case, index, config) for index, case in enumerate(cases)]
-            embedder = Embedder(directory, pooling, config.vector_size, batches)
-            return cls({"random_ids": _split_batches(embedder, config)}, None)
+            pooling = read_pooling(directory, config.vector_size)
+            runner: TextRunner[Any] = (
+                Scorer(batches, [])
+                if has_head(directory)
+                else Embedder(directory, pooling, config.vector_size, batches)
+            )
+            return cls({"random_ids": _split_batches(runner, config)}, None)
         kinds = {kind: list(dict.fromkeys(texts)) for kind, texts in read_kinds(None).items()}
         return cls._tokenized(directory, config, kinds)
 
@@ -99,16 +109,16 @@ class Texts:
 
     @classmethod
     def _tokenized(cls, directory: Path, config: EncoderConfig, kinds: Mapping[str, Sequence[str]]) -> Self:
-        embedders = {
-            kind: _split_batches(embedder, config)
-            for kind, embedder in make_embedders(directory, config, kinds).items()
+        runners = {
+            kind: _split_batches(runner, config)
+            for kind, runner in make_runners(directory, config, kinds).items()
         }
-        return cls(embedders, run_all(embedders, open_session(directory / EMBEDDINGS_PATH)))
+        return cls(runners, run_all(runners, open_session(directory / MODEL_PATH)))
 
     @property
     def num_texts(self) -> int:
         """Number of texts. Random ids are not counted."""
-        return sum(len(vectors.embeddings) for vectors in (self.expected or {}).values())
+        return sum(len(results.per_text) for results in (self.expected or {}).values())
 
 
 def _random_batch(case: Case, index: int, config: EncoderConfig) -> Batch:
@@ -116,10 +126,8 @@ def _random_batch(case: Case, index: int, config: EncoderConfig) -> Batch:
     return Batch(make_inputs(case, config), tuple(range(first, first + case.batch_size)))
 
 
-def _split_batches(embedder: Embedder, config: EncoderConfig) -> Embedder:
-    return embedder.with_batches(
-        [part for batch in embedder.batches for part in split_by_length(batch, config)]
-    )
+def _split_batches(runner: TextRunner[Any], config: EncoderConfig) -> TextRunner[Any]:
+    return runner.with_batches([part for batch in runner.batches for part in split_by_length(batch, config)])
 
 
 def split_by_length(batch: Batch, config: EncoderConfig) -> Iterator[Batch]:
@@ -159,8 +167,9 @@ class _Session:
     def __init__(self, graph: ProcessGraph) -> None:
         self._graph = graph
 
-    def run(self, _names: Sequence[str], feed: Feed) -> list[FloatArray]:
-        return [self._graph.run_feed(feed)[HIDDEN_OUTPUT]]
+    def run(self, names: Sequence[str], feed: Feed) -> list[FloatArray]:
+        outputs = self._graph.run_feed(feed)
+        return [outputs[name] for name in names]
 
 
 def measure_texts(
@@ -171,45 +180,48 @@ def measure_texts(
     Args:
         concurrent: Graph as a server opens it for concurrent batches. Runs the batches.
         single: The same graph as a server opens it for a single batch. Runs the texts alone.
-        texts: Texts and their vectors in fp32.
+        texts: Texts and their results in fp32.
         limits: Limits of the figures.
 
     Raises:
         RuntimeFailureError: The engine does not respond.
     """
     path = concurrent.path
-    vectors = run_all(texts.embedders, _Session(concurrent))
+    results = run_all(texts.runners, _Session(concurrent))
+    runner = next(iter(texts.runners.values()))
     figures: list[Figure] = []
     if texts.expected is not None:
-        figures += limits.gate.figures(compare(vectors, texts.expected), path)
+        figures += limits.gate.figures(runner.compare(results, texts.expected), path)
     session = _Session(single)
     difference = float(
-        np.max([_max_batch_difference(session, texts.embedders[kind], vectors[kind]) for kind in vectors])
-    )
+        np.max([_max_batch_difference(session, texts.runners[kind], results[kind]) for kind in results])
+    ) / runner.unit((texts.expected or results).values())
+    role = limits.gate.role
+    name = "embedding" if role == OutputRole.OUTPUT_ROLE_EMBEDDING else "logit"
     failure = (
-        f"{path}: the embedding of a text differs by {difference:.2e} between the batch and the text alone "
+        f"{path}: the {name} of a text differs by {difference:.2e} between the batch and the text alone "
         f"(limit {limits.max_batch_difference:g})"
     )
-    kind, role = GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE, OutputRole.OUTPUT_ROLE_EMBEDDING
+    kind = GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE
     return [*figures, Figure(path, difference, limits.max_batch_difference, failure, kind, role)]
 
 
-def _max_batch_difference(session: _Session, embedder: Embedder, in_batches: Vectors) -> float:
-    """Return the maximum difference of an embedding component between the batch and the text alone.
+def _max_batch_difference(session: _Session, runner: TextRunner[Any], in_batches: Results) -> float:
+    """Return the maximum difference of an embedding component or logit between the batch and the text alone.
 
     Only some texts of each batch run alone.
     """
     alone = [
         Batch(_select_rows(batch.inputs, np.array([row])), (batch.text_indices[row],))
-        for batch in embedder.batches
+        for batch in runner.batches
         for row in _spread(len(batch.text_indices))
     ]
     if not alone:
         return 0.0
-    text_indices = embedder.text_indices
+    text_indices = runner.text_indices
     rows = [text_indices.index(index) for index in sorted(batch.text_indices[0] for batch in alone)]
-    vectors = embedder.with_batches(alone).run(session)
-    return float(np.abs(vectors.embeddings - in_batches.embeddings[rows]).max())
+    results = runner.with_batches(alone).run(session)
+    return float(np.abs(results.per_text - in_batches.per_text[rows]).max())
 
 
 def _spread(size: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Embeddings in int8, for CPUs: creation of the graph, the accuracy gate, and the comparison with fp32.
+"""Embeddings or logits in int8, for CPUs: creation of the graph, and the comparison with fp32.
 
 Texts are split into three sets. The first two calibrate and select methods (see `search`). The graph must
 then pass the gate on the third set, which is stored in the bundle, so that `attnlens check` can repeat the
@@ -6,9 +6,9 @@ measurement.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from onnx import TensorProto
@@ -23,15 +23,14 @@ from attnlens.v1.quantization_pb2 import (
     QuantizedTextKind,
 )
 from attnlens_export.errors import AccuracyError
-from attnlens_export.graph.names import EMBEDDINGS_PATH, input_names
+from attnlens_export.graph.names import MODEL_PATH, input_names
+from attnlens_export.int8.logits import make_runners
 from attnlens_export.int8.recipes import Method, Recipe, find_groups
-from attnlens_export.int8.result import INT8_PATH, Gate, Int8Result
+from attnlens_export.int8.result import INT8_PATH, AccuracyGate, Gate, Int8Result, LogitsGate
 from attnlens_export.int8.search import Candidate, Search
 from attnlens_export.int8.texts import (
-    Agreement,
-    Embedder,
-    compare,
-    make_embedders,
+    TextRunner,
+    compare_all,
     max_batch_difference,
     read_kinds,
     read_written,
@@ -43,6 +42,7 @@ from attnlens_export.parity.measure import Subject
 from attnlens_export.parity.sessions import measure_seconds, open_session
 from attnlens_export.precision import Fp32Graph, Precision, Stated
 from attnlens_export.progress import Progress
+from attnlens_export.published.classifier import has_head
 from attnlens_model import EncoderConfig
 
 TEXTS_PATH = "parity/int8_texts.txt"
@@ -70,7 +70,7 @@ class Int8(Precision):
     """As many matrix products in int8 as the gate allows.
 
     Attributes:
-        gate: Limits for the embeddings.
+        gate: Limits for the embeddings or logits. If None, `Gate()`, or for a classifier `LogitsGate()`.
         texts: File with one text per line, used in addition to the texts of this package. If None, only
             those.
     """
@@ -81,7 +81,7 @@ class Int8(Precision):
     operators: ClassVar[frozenset[str]] = frozenset({"QuantizeLinear", "DequantizeLinear"})
     element_types: ClassVar[frozenset[int]] = frozenset({TensorProto.INT8, TensorProto.UINT8})
 
-    gate: Gate = field(default_factory=Gate)
+    gate: AccuracyGate | None = None
     texts: Path | None = None
 
     def write(self, source: Fp32Graph, progress: Progress) -> Stated:
@@ -89,19 +89,17 @@ class Int8(Precision):
         directory, config, embeddings = source.directory, source.config, source.embeddings
         sets = {kind: split_texts(lines) for kind, lines in read_kinds(self.texts).items()}
         calibration, selection, judgement = (
-            make_embedders(directory, config, {kind: split[index] for kind, split in sets.items()})
+            make_runners(directory, config, {kind: split[index] for kind, split in sets.items()})
             for index in range(3)
         )
         # Without special tokens, the empty text has no tokens and is omitted.
-        written = {
-            kind: [sets[kind].judgement[index] for index in embedder.text_indices]
-            for kind, embedder in judgement.items()
-        }
+        written = {kind: runner.select_lines(sets[kind].judgement) for kind, runner in judgement.items()}
         path = directory / TEXTS_PATH
         path.parent.mkdir(exist_ok=True)
         write_texts(path, written)
         search = Search(source, calibration, selection, progress)
-        chosen, num_judged = self._choose(source, search, judgement)
+        gate = self.gate or (LogitsGate() if has_head(directory) else Gate())
+        chosen, num_judged = self._choose(source, search, judgement, gate)
         progress("Int8 times next to fp32", "", 0, 1)
         speeds, are_reliable = _measure_speeds(directory, config)
         quantization = Quantization(
@@ -119,10 +117,14 @@ class Int8(Precision):
                 QuantizedTextKind(name=kind, num_texts=len(lines)) for kind, lines in written.items()
             ],
         )
-        return Stated(Graph(quantization=quantization), self.gate.to_messages())
+        return Stated(Graph(quantization=quantization), gate.to_messages())
 
     def _choose(
-        self, source: Fp32Graph, search: Search, judgement: Mapping[str, Embedder]
+        self,
+        source: Fp32Graph,
+        search: Search,
+        judgement: Mapping[str, TextRunner[Any]],
+        gate: AccuracyGate,
     ) -> tuple[Candidate, int]:
         """Write the fastest graph that passes on the texts for judgement.
 
@@ -133,19 +135,18 @@ class Int8(Precision):
             AccuracyError: No graph passes on the texts for selection, or all fail on those for judgement.
         """
         directory = source.directory
-        expected = run_all(judgement, open_session(directory / EMBEDDINGS_PATH))
+        expected = run_all(judgement, open_session(directory / MODEL_PATH))
         failures: list[str] = []
         for num_judged, share in enumerate(SEARCH_SHARES, 1):
-            chosen = _fastest(search.run(self.gate.tightened(share)), self.gate)
+            chosen = _fastest(search.run(gate.tightened(share)), gate)
             self.save(source, chosen.graph)
-            agreement = compare(run_all(judgement, open_session(directory / self.path)), expected)
-            if self.gate.used_share(agreement) <= 1:
+            agreement = compare_all(judgement, open_session(directory / self.path), expected)
+            if gate.used_share(agreement) <= 1:
                 return chosen, num_judged
-            failures.append(_describe_kinds(agreement))
+            failures.append(agreement.describe_kinds())
         raise AccuracyError(
             f"{len(failures)} graphs in int8 pass on the texts for selection, but fail on other texts. The "
-            f"mean and minimum cosines of the last graph are {failures[-1]}; lower --min-mean-cosine or "
-            "--min-cosine, or export without --precision int8"
+            f"last graph has {failures[-1]}; {gate.remedy}"
         )
 
     def measure(self, subject: Subject, stated: Stated, progress: Progress) -> Int8Result:
@@ -153,21 +154,22 @@ class Int8(Precision):
         progress("Int8 against fp32", "", 0, 1)
         directory, quantization = subject.directory, stated.graph.quantization
         sizes = {kind.name: kind.num_texts for kind in quantization.text_kinds}
-        embedders = make_embedders(directory, subject.config, read_written(directory / TEXTS_PATH, sizes))
+        runners = make_runners(directory, subject.config, read_written(directory / TEXTS_PATH, sizes))
         session = open_session(directory / self.path)
-        expected = run_all(embedders, open_session(directory / EMBEDDINGS_PATH))
-        differences = [max_batch_difference(session, embedder.batches) for embedder in embedders.values()]
+        expected = run_all(runners, open_session(directory / MODEL_PATH))
+        differences = [max_batch_difference(session, runner.batches) for runner in runners.values()]
+        batches = [batch for runner in runners.values() for batch in runner.batches]
         return Int8Result(
-            Gate.from_messages(stated.gates),
-            compare(run_all(embedders, session), expected),
-            sum(len(vectors.embeddings) for vectors in expected.values()),
-            sum(len(vectors.tokens) for vectors in expected.values()),
+            (LogitsGate if has_head(directory) else Gate).from_messages(stated.gates),
+            compare_all(runners, session, expected),
+            sum(len(results.per_text) for results in expected.values()),
+            sum(int(batch.inputs.attention_mask.sum()) for batch in batches),
             float(np.max(differences)),
             quantization,
         )
 
 
-def _fastest(candidates: list[Candidate], gate: Gate) -> Candidate:
+def _fastest(candidates: list[Candidate], gate: AccuracyGate) -> Candidate:
     """Return the fastest candidate that passes the search.
 
     Raises:
@@ -176,26 +178,19 @@ def _fastest(candidates: list[Candidate], gate: Gate) -> Candidate:
     passed = [candidate for candidate in candidates if candidate.used_share <= 1]
     if passed:
         return min(passed, key=lambda candidate: candidate.seconds)
-    limits = f"a mean cosine of {gate.min_mean_cosine:g} and a minimum cosine of {gate.min_cosine:g}"
-    remedy = "lower --min-mean-cosine or --min-cosine, or export without --precision int8"
+    limits = gate.describe()
     if not candidates:
-        raise AccuracyError(f"no matrix product in int8 meets {limits}: {remedy}")
+        raise AccuracyError(f"no matrix product in int8 meets {limits}: {gate.remedy}")
     best = min(candidates, key=lambda candidate: candidate.used_share)
     raise AccuracyError(
         f"no graph in int8 meets {limits} for every kind of text with a reserve of 10 %: of "
         f"{len(candidates)} graphs, the best has {len(best.recipes)} groups of matrix products in int8 and "
-        f"the mean and minimum cosines {_describe_kinds(best.agreement)}; {remedy}"
+        f"{best.agreement.describe_kinds()}; {gate.remedy}"
     )
 
 
-def _describe_kinds(agreement: Agreement) -> str:
-    return ", ".join(
-        f"{name} {kind.mean_cosine:.6f} and {kind.min_cosine:.6f}" for name, kind in agreement.kinds.items()
-    )
-
-
-def _count(embedders: Mapping[str, Embedder]) -> int:
-    return sum(len(embedder.text_indices) for embedder in embedders.values())
+def _count(runners: Mapping[str, TextRunner[Any]]) -> int:
+    return sum(len(runner.text_indices) for runner in runners.values())
 
 
 def _describe(index: int, weight: str, recipe: Recipe | None) -> QuantizedProduct:
@@ -212,7 +207,7 @@ def _describe(index: int, weight: str, recipe: Recipe | None) -> QuantizedProduc
 
 def _measure_speeds(directory: Path, config: EncoderConfig) -> tuple[list[QuantizedSpeed], bool]:
     """Return the latency of batches of several shapes, and whether the measurements are reliable."""
-    sessions = {path: open_session(directory / path, threads=1) for path in (EMBEDDINGS_PATH, INT8_PATH)}
+    sessions = {path: open_session(directory / path, threads=1) for path in (MODEL_PATH, INT8_PATH)}
     speeds, are_reliable = [], True
     for batch_size, length in TIMED_SHAPES:
         if length > config.max_tokens:
@@ -221,14 +216,14 @@ def _measure_speeds(directory: Path, config: EncoderConfig) -> tuple[list[Quanti
         feed = {name: np.zeros_like(ids) for name in input_names(config)}
         feed |= {"input_ids": ids, "attention_mask": np.ones_like(ids)}
         timings = measure_seconds(sessions, feed, TIMED_REPETITIONS)
-        ratio = timings.seconds[EMBEDDINGS_PATH] / timings.seconds[INT8_PATH]
+        ratio = timings.seconds[MODEL_PATH] / timings.seconds[INT8_PATH]
         are_reliable &= timings.is_reliable and ratio <= MAX_PLAUSIBLE_SPEED
         speeds.append(
             QuantizedSpeed(
                 batch_size=batch_size,
                 num_tokens=length,
                 latency_ms=1000 * timings.seconds[INT8_PATH],
-                latency_ms_fp32=1000 * timings.seconds[EMBEDDINGS_PATH],
+                latency_ms_fp32=1000 * timings.seconds[MODEL_PATH],
             )
         )
     return speeds, are_reliable

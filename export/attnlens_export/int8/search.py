@@ -2,10 +2,11 @@
 
 1. The groups are divided into at most `MAX_UNITS` units. A unit contains groups of one kind in adjacent
    layers. A limited number of units keeps the search time proportional to the size of the model.
-2. Each unit has a loss for each method. It is 1 - mean cosine of the embeddings if only this unit is in int8,
-   for the kind of text with the largest loss. It is measured on texts that were not used for calibration: the
-   method that fits the calibration texts best often clips values in other texts. The errors of units are
-   almost independent, so their losses approximately add up.
+2. Each unit has a loss for each method if only this unit is in int8. It is 1 - mean cosine of the embeddings,
+   or the mean squared error of a classifier's logits, for the kind of text with the largest loss. It is
+   measured on texts that were not used for calibration: the method that fits the calibration texts best often
+   clips values in other texts. The errors of units are almost independent, so their losses approximately add
+   up.
 3. The time of a group is measured separately for each method, once for each combination of sizes.
 4. A plan starts with the fastest method of each unit. While the sum of losses exceeds the budget, switch the
 unit whose change of method reduces the loss most per additional second.
@@ -18,6 +19,7 @@ Shapes: B texts in a batch, T tokens, K width of an input.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import onnx
@@ -38,8 +40,8 @@ from attnlens_export.int8.recipes import (
     make_recipe,
     methods_for,
 )
-from attnlens_export.int8.result import Gate
-from attnlens_export.int8.texts import Agreement, Embedder, compare, run_all
+from attnlens_export.int8.result import AccuracyGate
+from attnlens_export.int8.texts import Comparison, TextRunner, compare_all, run_all
 from attnlens_export.parity.sessions import measure_seconds, open_session
 from attnlens_export.precision import Fp32Graph
 from attnlens_export.progress import Progress
@@ -70,14 +72,14 @@ class Candidate:
         graph: Graph in int8.
         used_share: Share of the loss allowed by the gate, for the worst kind of text. The plan passes if it
             is at most 1.
-        agreement: Agreement with the graph in fp32.
+        agreement: Figures of the comparison with the graph in fp32.
         seconds: Total time of all matrix products.
     """
 
     recipes: dict[str, Recipe]
     graph: TracedGraph
     used_share: float
-    agreement: Agreement
+    agreement: Comparison
     seconds: float
 
 
@@ -91,8 +93,8 @@ class Search:
     def __init__(
         self,
         source: Fp32Graph,
-        calibration: Mapping[str, Embedder],
-        selection: Mapping[str, Embedder],
+        calibration: Mapping[str, TextRunner[Any]],
+        selection: Mapping[str, TextRunner[Any]],
         progress: Progress,
     ) -> None:
         """Run the calibration. `calibration` and `selection` map kinds of text to their texts."""
@@ -101,9 +103,9 @@ class Search:
         path = source.directory / EMBEDDINGS_PATH
         self._folder = path.parent
         session = open_session(path)
-        self._embedders = selection
+        self._runners = selection
         self._expected = run_all(selection, session)
-        self._few = {kind: embedder.sample(MAX_LOSS_BATCHES) for kind, embedder in selection.items()}
+        self._few = {kind: runner.sample(MAX_LOSS_BATCHES) for kind, runner in selection.items()}
         self._few_expected = run_all(self._few, session)
         self._recipes: dict[tuple[str, Method], Recipe] = {}
         groups = find_groups(source.embeddings)
@@ -112,7 +114,7 @@ class Search:
         self._costs: tuple[Costs, Costs] | None = None
         self.has_reliable_timings = True
 
-    def run(self, gate: Gate) -> list[Candidate]:
+    def run(self, gate: AccuracyGate) -> list[Candidate]:
         """Return all measured plans, whether they pass the gate or not.
 
         The first call measures losses and times. Later calls reuse them.
@@ -120,7 +122,7 @@ class Search:
         self._costs = self._costs or (self._measure_losses(), self._measure_seconds())
         losses, seconds = self._costs
         measured: dict[tuple[Method, ...], Candidate] = {}
-        budget = FIRST_SHARE * (1 - gate.min_mean_cosine)
+        budget = FIRST_SHARE * gate.allowed_loss
         passing, failing = 0.0, np.inf  # largest budget that passed, smallest budget that failed
         for index in range(MAX_ROUNDS):
             self._progress("Int8 choices", "", index, MAX_ROUNDS)
@@ -151,12 +153,12 @@ class Search:
             path.unlink()
 
     def _collect(
-        self, groups: Sequence[Group], calibration: Mapping[str, Embedder]
+        self, groups: Sequence[Group], calibration: Mapping[str, TextRunner[Any]]
     ) -> dict[str, Activations]:
         return collect(
             self._source.embeddings,
             groups,
-            [embedder.batches for embedder in calibration.values()],
+            [runner.batches for runner in calibration.values()],
             self._folder,
             self._source.places,
             lambda done, total: self._progress("Int8 calibration", "", done, total),
@@ -180,9 +182,8 @@ class Search:
         for step, (index, method) in enumerate(steps):
             self._progress("Measuring the sensitivity of matrix products", "", step, len(steps))
             recipes = {group.source: self._recipe(group, method) for group in self._units[index]}
-            session = self._open(to_int8(self._source.embeddings, recipes))
-            agreement = compare(run_all(self._few, session), self._few_expected)
-            loss = np.max([1 - kind.mean_cosine for kind in agreement.kinds.values()])
+            session = self._open(self._convert(recipes))
+            loss = compare_all(self._few, session, self._few_expected).loss
             # A method that returns NaN gets the largest possible loss.
             losses[index][method] = float(np.nan_to_num(max(loss, 0.0), nan=2.0))
         return losses
@@ -217,16 +218,19 @@ class Search:
         self.has_reliable_timings &= timings.is_reliable
         return {method: timings.seconds[method] for method in methods_for(group)}
 
-    def _measure(self, plan: Plan, seconds: Costs, gate: Gate) -> Candidate:
+    def _convert(self, recipes: Mapping[str, Recipe]) -> TracedGraph:
+        """Return the graph to write, with the head of a classifier in fp32."""
+        return self._source.complete(to_int8(self._source.embeddings, recipes))
+
+    def _measure(self, plan: Plan, seconds: Costs, gate: AccuracyGate) -> Candidate:
         recipes = {
             group.source: self._recipe(group, method)
             for unit, method in zip(self._units, plan, strict=True)
             if method != Method.FP32
             for group in unit
         }
-        graph = to_int8(self._source.embeddings, recipes)
-        session = self._open(graph)
-        agreement = compare(run_all(self._embedders, session), self._expected)
+        graph = self._convert(recipes)
+        agreement = compare_all(self._runners, self._open(graph), self._expected)
         total = sum(by_method[method] for by_method, method in zip(seconds, plan, strict=True))
         return Candidate(recipes, graph, gate.used_share(agreement), agreement, total)
 

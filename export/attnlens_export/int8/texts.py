@@ -8,22 +8,24 @@ size.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from attnlens.bundle import BundleError
 from attnlens.dense import open_layers
 from attnlens.pooling import Pooling, finish, normalize, pool
 from attnlens.v1.manifest_pb2 import PoolingDefaults
+from attnlens.v1.quantization_pb2 import Quantization
 from attnlens_export.errors import SourceError
 from attnlens_export.graph.names import HIDDEN_OUTPUT, input_names
 from attnlens_export.parity.grid import Inputs
@@ -142,9 +144,11 @@ def read_written(path: Path, sizes: Mapping[str, int]) -> dict[str, list[str]]:
 
 
 def make_batches(
-    texts: Sequence[str], tokenizer_path: Path, config: EncoderConfig, max_tokens: int
+    texts: Sequence[str | tuple[str, str]], tokenizer_path: Path, config: EncoderConfig, max_tokens: int
 ) -> list[Batch]:
-    """Tokenize and truncate texts, and group those of similar length. Texts without tokens are omitted.
+    """Tokenize and truncate texts or pairs, and group those of similar length.
+
+    Texts without tokens are omitted.
 
     Raises:
         SourceError: There is no tokenizer.
@@ -157,34 +161,43 @@ def make_batches(
     tokenizer = Tokenizer.from_file(str(tokenizer_path))
     tokenizer.no_padding()
     tokenizer.enable_truncation(min(max_tokens, MAX_TEXT_TOKENS))
-    ids = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
-    by_length = sorted((index for index in range(len(ids)) if ids[index]), key=lambda index: len(ids[index]))
-    return [_to_batch(indices, ids, config) for indices in _group(by_length, ids)]
+    encodings = tokenizer.encode_batch(list(texts))
+    lengths = [len(encoding.ids) for encoding in encodings]
+    by_length = sorted(
+        (index for index, length in enumerate(lengths) if length), key=lambda index: lengths[index]
+    )
+    pairs = frozenset(index for index, text in enumerate(texts) if isinstance(text, tuple))
+    return [_to_batch(indices, encodings, pairs, config) for indices in _group(by_length, lengths)]
 
 
-def _group(by_length: Sequence[int], ids: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+def _group(by_length: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
     indices: list[int] = []
     for index in by_length:
-        if indices and (len(indices) + 1) * len(ids[index]) > MAX_BATCH_TOKENS:
+        if indices and (len(indices) + 1) * lengths[index] > MAX_BATCH_TOKENS:
             yield indices
             indices = []
         indices.append(index)
     yield indices
 
 
-def _to_batch(indices: Sequence[int], ids: Sequence[Sequence[int]], config: EncoderConfig) -> Batch:
-    shape = (len(indices), max(len(ids[index]) for index in indices))
+def _to_batch(
+    indices: Sequence[int], encodings: Sequence[Encoding], pairs: frozenset[int], config: EncoderConfig
+) -> Batch:
+    shape = (len(indices), max(len(encodings[index].ids) for index in indices))
     input_ids = np.full(shape, config.embeddings.pad_token_id, np.int64)
-    mask = np.zeros(shape, np.int64)
+    mask, types = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     for row, index in enumerate(indices):
-        input_ids[row, : len(ids[index])] = ids[index]
-        mask[row, : len(ids[index])] = 1
-    types = np.zeros(shape, np.int64) if "token_type_ids" in input_names(config) else None
-    return Batch(Inputs(input_ids, mask, types), tuple(indices))
+        encoding = encodings[index]
+        length = len(encoding.ids)
+        input_ids[row, :length], mask[row, :length] = encoding.ids, 1
+        if index in pairs:  # otherwise all types are 0, like in a server
+            types[row, :length] = encoding.type_ids
+    has_types = "token_type_ids" in input_names(config)
+    return Batch(Inputs(input_ids, mask, types if has_types else None), tuple(indices))
 
 
 class Session(Protocol):
-    """An open embeddings graph, such as an ONNX Runtime session."""
+    """An open graph, such as an ONNX Runtime session."""
 
     def run(self, names: list[str], feed: Feed, /) -> Sequence[FloatArray]:
         """Return the named outputs."""
@@ -197,32 +210,75 @@ class Vectors:
     embeddings: FloatArray
     tokens: FloatArray
 
+    @property
+    def per_text(self) -> FloatArray:
+        """The embeddings."""
+        return self.embeddings
 
-class Embedder:
-    """Computes the embeddings of fixed texts of one kind with the pooling of a bundle, without prompts."""
 
-    def __init__(
-        self, directory: Path, pooling: PoolingDefaults, hidden_size: int, batches: Sequence[Batch]
-    ) -> None:
+class Results(Protocol):
+    """Results of a graph for all texts of one kind."""
+
+    @property
+    def per_text(self) -> FloatArray:
+        """Embeddings (N, E), or logits (N, C)."""
+
+
+R = TypeVar("R", bound=Results)
+
+
+class TextRunner(ABC, Generic[R]):
+    """Runs graphs on fixed texts of one kind."""
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
         self.batches = tuple(batches)
-        self._pooling = pooling
-        self._dense = open_layers(directory, pooling.dense, hidden_size)
+
+    @abstractmethod
+    def run(self, session: Session) -> R:
+        """Run a graph on every text."""
+
+    @abstractmethod
+    def compare(self, measured: Mapping[str, R], expected: Mapping[str, R]) -> "Comparison":
+        """Compare the results of two graphs for the same texts, by kind. NaN makes the figures NaN."""
+
+    def unit(self, _results: Iterable[R]) -> float:
+        """Return the unit of errors, for the results of all kinds. Embeddings have the length 1."""
+        return 1.0
+
+    def select_lines(self, lines: Sequence[str]) -> list[str]:
+        """Return the texts that are needed to create this runner again."""
+        return [lines[index] for index in self.text_indices]
 
     @property
     def text_indices(self) -> list[int]:
         """Indices of the texts that have tokens, in ascending order."""
         return sorted(index for batch in self.batches for index in batch.text_indices)
 
-    def sample(self, num_batches: int) -> "Embedder":
-        """Return an embedder for some of the batches, of all lengths."""
+    def sample(self, num_batches: int) -> Self:
+        """Return a runner for some of the batches, of all lengths."""
         step = max(1, len(self.batches) // num_batches)
         return self.with_batches(self.batches[step // 2 :: step])
 
-    def with_batches(self, batches: Sequence[Batch]) -> "Embedder":
-        """Return an embedder for other texts."""
+    def with_batches(self, batches: Sequence[Batch]) -> Self:
+        """Return a runner for the texts of other batches."""
         other = copy.copy(self)
         other.batches = tuple(batches)
         return other
+
+
+class Embedder(TextRunner[Vectors]):
+    """Computes the embeddings of texts with the pooling of a bundle, without prompts."""
+
+    def __init__(
+        self, directory: Path, pooling: PoolingDefaults, hidden_size: int, batches: Sequence[Batch]
+    ) -> None:
+        super().__init__(batches)
+        self._pooling = pooling
+        self._dense = open_layers(directory, pooling.dense, hidden_size)
+
+    def compare(self, measured: Mapping[str, Vectors], expected: Mapping[str, Vectors]) -> "Agreement":
+        """Compare the vectors of the same texts, by kind."""
+        return compare(measured, expected)
 
     def run(self, session: Session) -> Vectors:
         """Run a graph on every text."""
@@ -262,9 +318,33 @@ def make_embedders(
     }
 
 
-def run_all(embedders: Mapping[str, Embedder], session: Session) -> dict[str, Vectors]:
+def run_all(runners: Mapping[str, TextRunner[R]], session: Session) -> dict[str, R]:
     """Run a graph on the texts of every kind."""
-    return {kind: embedder.run(session) for kind, embedder in embedders.items()}
+    return {kind: runner.run(session) for kind, runner in runners.items()}
+
+
+def compare_all(
+    runners: Mapping[str, TextRunner[R]], session: Session, expected: Mapping[str, R]
+) -> "Comparison":
+    """Run a graph on the texts of every kind, and compare the results with those of another graph."""
+    return next(iter(runners.values())).compare(run_all(runners, session), expected)
+
+
+class Comparison(ABC):
+    """Figures of two graphs on all texts."""
+
+    @property
+    @abstractmethod
+    def loss(self) -> float:
+        """Error of the worst kind of text. The losses of several changes to a graph approximately add up."""
+
+    @abstractmethod
+    def describe_kinds(self) -> str:
+        """Return the figures of each kind in one line."""
+
+    @abstractmethod
+    def record(self, quantization: Quantization) -> None:
+        """Add the figures to the manifest entry of the graph."""
 
 
 @dataclass(frozen=True)
@@ -283,8 +363,8 @@ class KindAgreement:
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """Agreement of two graphs on all texts.
+class Agreement(Comparison):
+    """Agreement of the vectors of two graphs on all texts.
 
     Attributes:
         kinds: Agreement by kind of text.
@@ -301,6 +381,32 @@ class Agreement:
     mean_token_cosine: float
     min_token_cosine: float
     neighbor_agreement: float
+
+    @property
+    def loss(self) -> float:
+        """1 - mean cosine of the embeddings."""
+        return float(np.max([1 - kind.mean_cosine for kind in self.kinds.values()]))
+
+    def describe_kinds(self) -> str:
+        """Return both cosines of each kind."""
+        return "the mean and minimum cosines " + ", ".join(
+            f"{name} {kind.mean_cosine:.6f} and {kind.min_cosine:.6f}" for name, kind in self.kinds.items()
+        )
+
+    def record(self, quantization: Quantization) -> None:
+        """Add the cosines of all texts and of each kind."""
+        quantization.mean_cosine, quantization.min_cosine = self.mean_cosine, self.min_cosine
+        quantization.mean_token_cosine = self.mean_token_cosine
+        quantization.min_token_cosine = self.min_token_cosine
+        quantization.neighbor_agreement = self.neighbor_agreement
+        del quantization.text_kinds[:]
+        for name, kind in self.kinds.items():
+            quantization.text_kinds.add(
+                name=name,
+                num_texts=kind.num_texts,
+                mean_cosine=kind.mean_cosine,
+                min_cosine=kind.min_cosine,
+            )
 
 
 def compare(measured: Mapping[str, Vectors], expected: Mapping[str, Vectors]) -> Agreement:
@@ -336,14 +442,14 @@ def _nearest(kinds: Mapping[str, Vectors]) -> npt.NDArray[np.intp]:
 
 
 def max_batch_difference(session: onnxruntime.InferenceSession, batches: Sequence[Batch]) -> float:
-    """Return the maximum difference of a token vector between the batch and the text alone.
+    """Return the maximum difference of a token vector or logit between the batch and the text alone.
 
     Only the first and the last text of each batch are compared.
     """
     errors = [0.0]
     for batch in batches:
-        (hidden,) = session.run([HIDDEN_OUTPUT], batch.inputs.feed())
+        (results,) = session.run(None, batch.inputs.feed())
         for row in {0, len(batch.text_indices) - 1}:
-            (alone,) = session.run([HIDDEN_OUTPUT], batch.inputs.alone(row).feed())
-            errors.append(float(np.abs(hidden[row, : alone.shape[1]] - alone[0]).max()))
+            (alone,) = session.run(None, batch.inputs.alone(row).feed())
+            errors.append(float(np.abs(results[row, : alone.shape[1]] - alone[0]).max()))
     return float(np.max(errors))

@@ -22,6 +22,7 @@ from attnlens_export.graph.names import (
     DIRECTION,
     HIDDEN_OUTPUT,
     LENGTH_AXIS,
+    LOGITS_OUTPUT,
     contribution_outputs,
     layer_outputs,
     output_axes,
@@ -132,14 +133,21 @@ class Graph:
 class ProcessGraph:
     """A graph in the process of another runtime. Validates the shapes of its outputs.
 
+    Args:
+        path: Path of the ONNX file in the bundle.
+        process: Process with the open graph.
+        config: Configuration of the encoder.
+        num_logits: Number of logits per text. 0 for a graph that does not return logits.
+
     Attributes:
         path: Path of the ONNX file in the bundle.
         precision: Precision that the runtime reports.
         processor: Processor name that the runtime reports. Empty if it reports none.
     """
 
-    def __init__(self, path: str, process: GraphProcess, config: EncoderConfig) -> None:
+    def __init__(self, path: str, process: GraphProcess, config: EncoderConfig, num_logits: int = 0) -> None:
         self.path = path
+        self._num_logits = num_logits
         self.precision = process.precision
         self.processor = process.processor
         self._process = process
@@ -175,6 +183,8 @@ class ProcessGraph:
         """Return the axes of each output, in the order of the graph."""
         if self.path == CONTRIBUTIONS_PATH:
             return contribution_outputs(self._config, feed[DIRECTION].shape[1])
+        if self._num_logits:
+            return {LOGITS_OUTPUT: (BATCH_AXIS, self._num_logits)}
         axes: dict[str, tuple[int | str, ...]] = {
             HIDDEN_OUTPUT: (BATCH_AXIS, LENGTH_AXIS, self._config.vector_size)
         }

@@ -15,6 +15,7 @@ import numpy as np
 
 from attnlens.v1.manifest_pb2 import Activation, Classifier, Dense, Pooling, PoolingDefaults
 from attnlens_export.errors import SourceError
+from attnlens_export.graph.names import ATTENTIONS_PATH, CONTRIBUTIONS_PATH, ENCODER_PATH
 from attnlens_export.json_files import read_object, write_json
 from attnlens_export.published.dense import NORM_WEIGHTS, Weights, read_dense, write_dense
 from attnlens_export.published.modules import MODULES_FILE, listed_kinds
@@ -292,6 +293,13 @@ def read_stored_classifier(directory: Path) -> Classifier | None:
     settings = read_object(directory / DIRECTORY / "config.json")
     activation = Activation.Value(f"ACTIVATION_{str(settings['activation']).upper()}")
     return Classifier(labels=settings["labels"], activation=activation)
+
+
+def num_logits(directory: Path, path: str) -> int:
+    """Return the number of logits that a graph of a bundle returns, or 0 if it returns something else."""
+    classifier = read_stored_classifier(directory)
+    returns_logits = path not in (ENCODER_PATH, ATTENTIONS_PATH, CONTRIBUTIONS_PATH)
+    return len(classifier.labels) if classifier and returns_logits else 0
 
 
 def read_stored_pooling(directory: Path, hidden_size: int) -> PoolingDefaults:

@@ -330,6 +330,12 @@ class _GateKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GateKind.Val
     """
     GATE_KIND_MAX_REPEAT_DIFFERENCE: _GateKind.ValueType  # 7
     """Maximum difference between runs of a graph on the same input with the same number of threads. The limit is 0."""
+    GATE_KIND_MIN_RANK_AGREEMENT: _GateKind.ValueType  # 8
+    """Kendall's rank correlation of logits with those in fp32, over the documents of each query, or over the texts of
+    a kind for each label.
+    """
+    GATE_KIND_MAX_LOGIT_ERROR: _GateKind.ValueType  # 9
+    """Maximum of |logit - logit in fp32|, relative to the standard deviation of the logits in fp32."""
 
 class GateKind(_GateKind, metaclass=_GateKindEnumTypeWrapper):
     """Quantity that a gate limits."""
@@ -354,6 +360,12 @@ compared with the change of the sum when head gates are closed.
 """
 GATE_KIND_MAX_REPEAT_DIFFERENCE: GateKind.ValueType  # 7
 """Maximum difference between runs of a graph on the same input with the same number of threads. The limit is 0."""
+GATE_KIND_MIN_RANK_AGREEMENT: GateKind.ValueType  # 8
+"""Kendall's rank correlation of logits with those in fp32, over the documents of each query, or over the texts of
+a kind for each label.
+"""
+GATE_KIND_MAX_LOGIT_ERROR: GateKind.ValueType  # 9
+"""Maximum of |logit - logit in fp32|, relative to the standard deviation of the logits in fp32."""
 Global___GateKind: _TypeAlias = GateKind  # noqa: Y015
 
 @_typing.final
@@ -463,7 +475,9 @@ class Manifest(_message.Message):
 
     @_builtins.property
     def graphs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Graph]:
-        """ONNX graphs: one per purpose in fp32, and optionally the embeddings graph in other precisions."""
+        """ONNX graphs: one per purpose in fp32, and optionally the embeddings graph, or the logits graph of a classifier, in
+        other precisions.
+        """
 
     @_builtins.property
     def parity(self) -> Global___Parity:
@@ -1141,7 +1155,7 @@ Global___LongContext: _TypeAlias = LongContext  # noqa: Y015
 @_typing.final
 class EngineCheck(_message.Message):
     """Comparison of the graphs in one engine with the PyTorch encoder. The engine runs them like a server does:
-    embeddings in one precision, attention and contributions in fp32.
+    embeddings or the logits of a classifier in one precision, other graphs in fp32.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1161,7 +1175,7 @@ class EngineCheck(_message.Message):
     version: _builtins.str
     """Version of the package."""
     precision: Global___Precision.ValueType
-    """Precision of embeddings."""
+    """Precision of embeddings or logits."""
     device: _builtins.str
     """Device in the engine's notation, such as `CPU`."""
     processor: _builtins.str
@@ -1221,7 +1235,7 @@ class Gate(_message.Message):
     kind: Global___GateKind.ValueType
     """Quantity that the gate limits."""
     limit: _builtins.float
-    """The limit: a lower limit for cosines, otherwise an upper limit. Equal values pass."""
+    """The limit: a lower limit for cosines and rank agreement, otherwise an upper limit. Equal values pass."""
     value: _builtins.float
     """The measured value."""
     text_kind: _builtins.str

@@ -54,7 +54,8 @@ Global___QuantizationMethod: _TypeAlias = QuantizationMethod  # noqa: Y015
 @_typing.final
 class Quantization(_message.Message):
     """Comparison of an int8 graph with its fp32 graph. Cosines are measured on the texts in `parity/int8_texts.txt`: one
-    per line, grouped by kind, truncated to 256 tokens. These texts were not used for calibration.
+    per line, grouped by kind, truncated to 256 tokens. These texts were not used for calibration. For a classifier, the
+    logits of these texts and of pairs made from them are compared, and all cosines are 0: see `Parity.gates`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -91,7 +92,7 @@ class Quantization(_message.Message):
     neighbor_agreement: _builtins.float
     """Fraction of texts that have the same nearest neighbor, by cosine, as in fp32."""
     max_batch_difference: _builtins.float
-    """Maximum difference of a component of a token vector between a batch and the text alone."""
+    """Maximum difference of a component of a token vector, or of a logit, between a batch and the text alone."""
     num_selection_texts: _builtins.int
     """Number of texts used to select the quantized matrix multiplications, in addition to the calibration texts. 0 in
     bundles of earlier exporters, which selected with the measured texts.

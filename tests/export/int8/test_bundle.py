@@ -23,6 +23,7 @@ from attnlens_export.int8.recipes import MIN_EXACT_COLUMNS
 from attnlens_export.int8.result import Gate, Int8Result
 from attnlens_export.int8.texts import (
     KINDS,
+    Agreement,
     read_kinds,
     split_texts,
 )
@@ -100,6 +101,7 @@ def test_check_measures_it_again(int8_bundle: Path) -> None:
     assert verdict.passed
     [result] = verdict.precisions
     assert isinstance(result, Int8Result)
+    assert isinstance(result.agreement, Agreement)
     assert result.agreement.mean_cosine == quantization(int8_bundle).mean_cosine
     shown = CliRunner().invoke(check, [str(int8_bundle), "--parity-tokens", "2"])
     assert shown.exit_code == 0, shown.output
@@ -119,6 +121,7 @@ def test_check_takes_a_bundle_that_names_no_kinds(copied: Path) -> None:
     assert verdict.passed
     [result] = verdict.precisions
     assert isinstance(result, Int8Result)
+    assert isinstance(result.agreement, Agreement)
     assert list(result.agreement.kinds) == ["texts"]
 
 

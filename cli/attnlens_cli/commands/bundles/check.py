@@ -86,8 +86,8 @@ _faithfulness = in_section("Faithfulness")
     "precisions",
     multiple=True,
     type=click.Choice(["fp32", "bf16", "int8"]),
-    help="Precision of embeddings for --engine openvino; may be repeated.  [default: all that the bundle and "
-    "the processor support]",
+    help="Precision of embeddings or logits for --engine openvino; may be repeated.  [default: all that the "
+    "bundle and the processor support]",
 )
 @_engine(
     "--device",

@@ -126,8 +126,8 @@ _parity = in_section("Parity")
     type=click.Choice(["fp32", "fp16", "int8"]),
     default="fp32",
     show_default=True,
-    help="Precision of embeddings in addition to fp32. fp16 adds onnx/model_fp16.onnx for GPUs, int8 adds "
-    "onnx/model_int8.onnx for CPUs.",
+    help="Precision of embeddings or logits in addition to fp32. fp16 adds onnx/model_fp16.onnx for GPUs, int8 "
+    "adds onnx/model_int8.onnx for CPUs.",
 )
 @_precision(
     "--min-mean-cosine",
@@ -214,7 +214,7 @@ def _precisions(
 
     cosines = {key: value for key, value in gate.items() if value is not None}
     if name == Int8.name:
-        return (Int8(Gate(**cosines), calibration),)
+        return (Int8(Gate(**cosines) if cosines else None, calibration),)
     if cosines or calibration is not None:
         raise click.UsageError("--min-mean-cosine, --min-cosine and --calibration need --precision int8")
     return (PRECISIONS[name],) if name in PRECISIONS else ()

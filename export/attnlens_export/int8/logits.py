@@ -1,0 +1,203 @@
+"""Texts and pairs for the logits of a classifier, and the agreement of the logits of two graphs.
+
+Pairs are made from texts: a query with documents that have less and less in common with it. They are the
+query itself, its first half, its second half, its first half with half of another text, and two other texts.
+The logits of a trained reranker therefore differ as much within a query as those of search results.
+
+Shapes: N texts and pairs, C labels, G texts or pairs of one query.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnlens.v1.quantization_pb2 import Quantization
+from attnlens_export.graph.names import LOGITS_OUTPUT
+from attnlens_export.int8.texts import (
+    Batch,
+    Comparison,
+    FloatArray,
+    Session,
+    TextRunner,
+    make_batches,
+    make_embedders,
+)
+from attnlens_export.published.classifier import read_stored_classifier
+from attnlens_export.published.side_files import read_max_tokens
+from attnlens_export.tokenizer.pairs import takes_pairs
+from attnlens_model import EncoderConfig
+
+# A query has 6 documents, and pairs are longer than texts.
+MAX_QUERIES = 24
+# Query of texts that are not paired.
+_NO_QUERY = -1
+
+Item = str | tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Logits:
+    """Logits of texts and pairs.
+
+    Attributes:
+        per_text: Logits (N, C).
+        queries: Number of the query of each pair, (N,). The same number for all texts.
+    """
+
+    per_text: FloatArray
+    queries: npt.NDArray[np.int64]
+
+
+class Scorer(TextRunner[Logits]):
+    """Computes the logits of texts and pairs of one kind."""
+
+    def __init__(self, batches: Sequence[Batch], queries: Sequence[int]) -> None:
+        """`queries` has the query number of each text and pair. If it is empty, there are no queries."""
+        super().__init__(batches)
+        size = len(queries) or max(index for batch in batches for index in batch.text_indices) + 1
+        self._queries = np.array(queries or [_NO_QUERY] * size, np.int64)
+
+    def select_lines(self, lines: Sequence[str]) -> list[str]:
+        """Return all texts: pairs are made from several."""
+        return list(lines)
+
+    def run(self, session: Session) -> Logits:
+        """Run a logits graph on every text and pair."""
+        logits: dict[int, FloatArray] = {}
+        for batch in self.batches:
+            (rows,) = session.run([LOGITS_OUTPUT], batch.inputs.feed())
+            logits |= dict(zip(batch.text_indices, rows, strict=True))
+        indices = self.text_indices
+        return Logits(np.stack([logits[index] for index in indices]), self._queries[indices])
+
+    def unit(self, results: Iterable[Logits]) -> float:
+        """Return the spread of the logits: the standard deviation of those of a label."""
+        logits = np.concatenate([each.per_text for each in results], dtype=np.float64)
+        return float(np.sqrt(logits.var(axis=0).mean()))
+
+    def compare(self, measured: Mapping[str, Logits], expected: Mapping[str, Logits]) -> "LogitsAgreement":
+        """Compare the logits of the same texts and pairs, by kind."""
+        spread = self.unit(expected.values())
+        kinds = {}
+        for kind, logits in measured.items():
+            fp32 = expected[kind]
+            errors = np.abs(np.subtract(logits.per_text, fp32.per_text, dtype=np.float64)) / spread
+            kinds[kind] = KindLogits(
+                len(errors),
+                rank_agreement(logits.per_text, fp32.per_text, fp32.queries),
+                float(np.max(errors)),
+                float(np.sqrt(np.square(errors).mean())),
+            )
+        return LogitsAgreement(kinds, spread)
+
+
+def make_runners(
+    directory: Path, config: EncoderConfig, kinds: Mapping[str, Sequence[str]]
+) -> Mapping[str, TextRunner[Any]]:
+    """Return a runner of the bundle's main graph for each kind of text: an embedder, or a scorer.
+
+    A classifier with one label that accepts pairs is a reranker, and only measured on pairs.
+
+    Raises:
+        SourceError: There is no tokenizer.
+    """
+    classifier = read_stored_classifier(directory)
+    if classifier is None:
+        return make_embedders(directory, config, kinds)
+    has_pairs, max_tokens = takes_pairs(directory, config), read_max_tokens(directory, config)
+    runners = {}
+    for kind, lines in kinds.items():
+        items: list[tuple[int, Item]] = []
+        if len(classifier.labels) > 1 or not has_pairs:
+            items += [(_NO_QUERY, line) for line in lines]
+        if has_pairs:
+            items += make_pairs(lines)
+        batches = make_batches([item for _, item in items], directory / "tokenizer.json", config, max_tokens)
+        runners[kind] = Scorer(batches, [query for query, _ in items])
+    return runners
+
+
+def make_pairs(texts: Sequence[str]) -> Iterator[tuple[int, tuple[str, str]]]:
+    """Yield the number of the query and a pair, for up to `MAX_QUERIES` queries."""
+    step = -(-len(texts) // MAX_QUERIES)
+    for index in range(0, len(texts), step):
+        query, *others = (texts[(index + offset) % len(texts)] for offset in range(3))
+        start, end = _halve(query)
+        mixed = f"{start} {_halve(others[0])[1]}"
+        for document in (query, start, end, mixed, *others):
+            yield index, (query, document)
+
+
+def _halve(text: str) -> tuple[str, str]:
+    """Divide a text between two words, or between two characters if it has only one word."""
+    words = text.split()
+    middle = len(words) // 2
+    if middle:
+        return " ".join(words[:middle]), " ".join(words[middle:])
+    return text[: len(text) // 2], text[len(text) // 2 :]
+
+
+def rank_agreement(measured: FloatArray, expected: FloatArray, queries: npt.NDArray[np.int64]) -> float:
+    """Return Kendall's rank correlation of logits (N, C), over all labels and the pairs of each query.
+
+    It is the share of comparisons with the same sign, minus the share with the opposite sign. Equal logits in
+    `expected` are not compared.
+    """
+    agreed, compared = 0.0, 0
+    for query in np.unique(queries):
+        rows = queries == query
+        for label in range(expected.shape[1]):
+            first, second = np.triu_indices(int(rows.sum()), 1)
+            found, known = measured[rows, label], expected[rows, label]
+            signs = np.sign(known[first] - known[second])
+            agreed += float((np.sign(found[first] - found[second]) * signs).sum())
+            compared += int(np.count_nonzero(signs))
+    return agreed / compared if compared else 1.0
+
+
+@dataclass(frozen=True)
+class KindLogits:
+    """Agreement of two graphs on texts and pairs of one kind.
+
+    Attributes:
+        num_texts: Number of texts and pairs.
+        rank_agreement: Kendall's rank correlation, see `rank_agreement`.
+        max_error: Maximum error of a logit, relative to the spread of the logits.
+        rms_error: Root mean square of these errors.
+    """
+
+    num_texts: int
+    rank_agreement: float
+    max_error: float
+    rms_error: float
+
+
+@dataclass(frozen=True)
+class LogitsAgreement(Comparison):
+    """Agreement of the logits of two graphs on all texts and pairs.
+
+    Attributes:
+        kinds: Agreement by kind of text.
+        spread: Standard deviation of the logits of a label in fp32.
+    """
+
+    kinds: Mapping[str, KindLogits]
+    spread: float
+
+    @property
+    def loss(self) -> float:
+        """Mean square of the relative errors."""
+        return float(np.max([kind.rms_error**2 for kind in self.kinds.values()]))
+
+    def describe_kinds(self) -> str:
+        """Return rank agreement and error of each kind."""
+        return "the rank agreement and relative error " + ", ".join(
+            f"{name} {kind.rank_agreement:.4f} and {kind.max_error:.3f}" for name, kind in self.kinds.items()
+        )
+
+    def record(self, quantization: Quantization) -> None:
+        """Add nothing: the gates have all figures."""
