@@ -29,9 +29,9 @@ from attnlens_export.graph.names import (
     LOGITS_OUTPUT,
     MODEL_PATH,
 )
-from attnlens_export.graph.one_token import last_hidden_state_of_one_token
 from attnlens_export.graph.trace import TracedGraph, drop_unread
 from attnlens_export.json_files import finite
+from attnlens_export.one_token import last_hidden_state_of_one_token
 from attnlens_export.parity.grid import Inputs
 from attnlens_export.parity.measure import Errors, Subject, draw_inputs, shortest_text, worst_errors
 from attnlens_export.parity.reference import (

@@ -199,7 +199,8 @@ class Trial:
                     alone[length] = session.run_all(self._varied((length,)), limit)[name][0]
             vectors = session.run_all(self._varied(lengths), limit)[name]
             for row, length in enumerate(lengths):
-                error = np.abs(vectors[row, :length] - alone[length]).mean()
+                own = vectors[row] if vectors.ndim == 2 else vectors[row, :length]  # noqa: PLR2004 - logits
+                error = np.abs(own - alone[length]).mean()
                 if not error <= BATCH_TOLERANCE * np.abs(alone[length]).mean():
                     raise UnusableGraphError(
                         f"{self._path} returns different vectors for a text of {length} tokens alone and in "

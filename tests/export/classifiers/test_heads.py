@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,10 +110,10 @@ def bert(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def change(directory: Path, values: dict[str, object], name: str = "config.json") -> None:
+def change(directory: Path, values: Mapping[str, object], name: str = "config.json") -> None:
     path = directory / name
     content = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(content | values))
+    path.write_text(json.dumps(content | dict(values)))
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,8 @@ def test_activation_of_a_classifier_is_that_of_a_pipeline(
     model = saved(OddModel("Bert", {"num_labels": num_labels, "num_hidden_layers": 1} | config), tmp_path)
     assert read_activation(tmp_path, num_labels) == Activation.Value(f"ACTIVATION_{expected}")
     tokenizer = transformers.AutoTokenizer.from_pretrained(TOKENIZERS / "wordpiece")
-    pipeline = transformers.TextClassificationPipeline(model=model, tokenizer=tokenizer)
+    make: Any = transformers.TextClassificationPipeline
+    pipeline = make(model=model, tokenizer=tokenizer)
     logits, scores = (
         {
             entry["label"]: entry["score"]
@@ -231,7 +233,11 @@ def test_activation_of_a_classifier_is_that_of_a_pipeline(
         for function in ("none", None)
     )
     values = torch.tensor([logits[label] for label in model.config.id2label.values()])
-    functions = {"SOFTMAX": torch.softmax, "SIGMOID": lambda x, _: x.sigmoid(), "IDENTITY": lambda x, _: x}
+    functions: dict[str, Any] = {
+        "SOFTMAX": torch.softmax,
+        "SIGMOID": lambda x, _: x.sigmoid(),
+        "IDENTITY": lambda x, _: x,
+    }
     ours = functions[expected](values, -1)
     assert [scores[label] for label in logits] == pytest.approx(
         [float(ours[model.config.label2id[label]]) for label in logits], abs=1e-6
