@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers
 
+from attnlens_export import one_token
 from attnlens_export.classification import HeadReference, logits_graph
 from attnlens_export.contributions.write import read_layer
-from attnlens_export.graph import one_token
 from attnlens_export.graph.trace import embeddings_graph, trace
 from attnlens_export.graph.write import write_embedded
 from attnlens_export.published.classifier import LAYOUTS, find_classifier, read_head, write_head
