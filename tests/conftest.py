@@ -25,7 +25,7 @@ from trained_heads import TrainedHeads, train_heads
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
-TORCH_FIXTURES = {"minilm_dir", "small_bundle", "trained_heads"}
+TORCH_FIXTURES = {"classifier_bundle", "minilm_dir", "small_bundle", "trained_heads"}
 # Names that mark a test module as requiring PyTorch or the website tools.
 NEEDS_TORCH = re.compile(
     r"^\s*(from|import) (torch|(sentence_)?transformers|attnlens_(export|model))\b"
@@ -134,6 +134,14 @@ def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
     from small_bundles import export_small  # noqa: PLC0415 - imports torch
 
     return functools.cache(lambda kind: export_small(kind, tmp_path_factory.mktemp(kind)))
+
+
+@pytest.fixture(scope="session")
+def classifier_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A small classifier or reranker, exported once. Its checkpoint is in `source` next to the bundle."""
+    from small_bundles import export_classifier  # noqa: PLC0415 - imports torch
+
+    return functools.cache(lambda name: export_classifier(name, tmp_path_factory.mktemp("classifier")))
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceServicer, add_EncoderServiceServicer_to_server
 from attnlens.v1.error_pb2 import ErrorDetails, ErrorReason, FieldViolation
 from attnlens.v1.explanation_pb2 import ExplainMethod
-from attnlens.v1.manifest_pb2 import Architecture, LayerInfo, OutputLayout, OutputRole, RowSum
+from attnlens.v1.manifest_pb2 import Activation, Architecture, LayerInfo, OutputLayout, OutputRole, RowSum
 from attnlens.v1.model_pb2 import Limits, Model
 from attnlens.v1.tensor_pb2 import DataType, Tensor
 
@@ -131,6 +131,33 @@ def explained(request: pb.ExplainRequest) -> pb.ExplainResponse:
         )
         scores.values.CopyFrom(_tensor([0.5 / count] * count, DataType.DATA_TYPE_FLOAT32))
     return response
+
+
+def scored(request: pb.ScoreRequest) -> pb.ScoreResponse:
+    """Return a ScoreResponse: the logit is the number of characters of the document."""
+    response = pb.ScoreResponse(model=NAME, model_version=VERSION, activation=Activation.ACTIVATION_IDENTITY)
+    documents = [*request.documents, *(pair.second for pair in request.pairs)]
+    for index, document in enumerate(documents):
+        response.results.add(index=index, logit=len(document), score=len(document), num_parts=1)
+        response.usages.append(_usage(1))
+    if request.documents:
+        response.results.sort(key=lambda result: -result.logit)
+        del response.results[request.top_n or len(documents) :]
+    return response
+
+
+def classified(request: pb.ClassifyRequest) -> pb.ClassifyResponse:
+    """Return a ClassifyResponse: the logits are the number of characters, and its negative."""
+    rows = [[len(characters(text)), -len(characters(text))] for text in request.inputs]
+    return pb.ClassifyResponse(
+        model=NAME,
+        model_version=VERSION,
+        labels=["long", "short"],
+        logits=_tensor(rows, DataType.DATA_TYPE_FLOAT32),
+        scores=_tensor(rows, DataType.DATA_TYPE_FLOAT32),
+        activation=Activation.ACTIVATION_IDENTITY,
+        usages=[_usage(1) for _ in rows],
+    )
 
 
 def streamed(request: pb.EncodeStreamRequest) -> list[pb.EncodeStreamResponse]:
@@ -276,6 +303,16 @@ class ScriptedServer(EncoderServiceServicer):
         self._note(request, context)
         refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "NOT_SUPPORTED", "nothing is compared here")
         return pb.CompareResponse()
+
+    def Score(self, request: pb.ScoreRequest, context: grpc.ServicerContext) -> pb.ScoreResponse:  # noqa: N802
+        self._note(request, context)
+        return self._changed(scored(request))
+
+    def Classify(  # noqa: N802
+        self, request: pb.ClassifyRequest, context: grpc.ServicerContext
+    ) -> pb.ClassifyResponse:
+        self._note(request, context)
+        return self._changed(classified(request))
 
     def _changed(self, reply: _Reply) -> _Reply:
         self.change(reply)

@@ -14,6 +14,17 @@ if TYPE_CHECKING:
 
 TOKENIZERS = Path(__file__).parent / "data" / "tokenizers"
 ONE_LAYER: dict[str, Any] = {"num_hidden_layers": 1, "max_position_embeddings": 34}
+CLASSIFIERS = {
+    "reranker": ("wordpiece", OddModel("Bert", ONE_LAYER | {"num_labels": 1})),
+    "byte-level reranker": (
+        "byte-level",
+        OddModel("Roberta", ONE_LAYER | {"type_vocab_size": 1, "num_labels": 1}),
+    ),
+    "topics": (
+        "wordpiece",
+        OddModel("Bert", ONE_LAYER | {"id2label": dict(enumerate(["art", "law", "sea"]))}),
+    ),
+}
 MODELS = {
     "wordpiece": OddModel("Bert", ONE_LAYER),
     "byte-level": OddModel("Roberta", ONE_LAYER | {"type_vocab_size": 1}),
@@ -36,6 +47,29 @@ def _traced(kind: str) -> "TracedGraph":
         MODELS[kind].make().save_pretrained(directory)
         checkpoint = load_checkpoint(directory)
     return trace(checkpoint.encoder, checkpoint.config)
+
+
+def export_classifier(name: str, directory: Path, **options: Any) -> Path:
+    """Export `CLASSIFIERS[name]` from `directory / "source"`, and return the bundle.
+
+    `options` are passed to `ExportOptions`.
+    """
+    from attnlens_export import ExportOptions, export_bundle  # noqa: PLC0415 - imports torch
+    from attnlens_export.parity.grid import small_grid  # noqa: PLC0415
+
+    tokenizer, model = CLASSIFIERS[name]
+    model.make("ForSequenceClassification").save_pretrained(directory / "source")
+    _copy_tokenizer(tokenizer, directory / "source")
+    usual: dict[str, Any] = {"faithfulness": False, "name": name}
+    chosen = ExportOptions(grid=small_grid(32), **usual | options)
+    export_bundle(directory / "source", directory / "bundle", chosen)
+    return directory / "bundle"
+
+
+def _copy_tokenizer(kind: str, source: Path) -> None:
+    shutil.copytree(TOKENIZERS / kind, source, dirs_exist_ok=True)
+    path = source / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 34}))
 
 
 def export_small(kind: str, directory: Path, **options: Any) -> Path:

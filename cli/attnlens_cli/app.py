@@ -35,6 +35,8 @@ SECTIONS = {
         "health": ("asking.health", "Report whether a server is ready, for container probes."),
         "tokenize": ("asking.tokenize", "Show the tokens of a text: ids, spellings, offsets."),
         "embed": ("asking.embed", "Embed each line of a file."),
+        "rerank": ("asking.rerank", "Sort documents by their relevance to a query."),
+        "classify": ("asking.classify", "Show the labels of a text."),
         "encode": ("asking.encode", "Write all outputs of the model for texts: .npz or JSON."),
         "attend": ("asking.attend", "Show which tokens attend to each other."),
         "explain": ("asking.explain", "Explain an embedding or a similarity by words."),
@@ -166,7 +168,7 @@ Example:
 @option("--debug", is_flag=True, help="Show the traceback of a failure.")
 @click.pass_obj
 def attnlens(invocation: Invocation, log_level: str, debug: bool) -> None:
-    """Serve embeddings, attention and explanations of transformer encoders over gRPC."""
+    """Serve embeddings, scores, attention and explanations of transformer encoders over gRPC."""
     invocation.debug = debug
     logs.configure(log_level, sys.stderr)
 

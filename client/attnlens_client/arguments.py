@@ -17,6 +17,8 @@ ExplainMethodName: TypeAlias = Literal[
     "contributions", "output_share", "leave_one_out", "rollout", "received_attention", "contribution_norm"
 ]
 ExplainLevelName: TypeAlias = Literal["tokens", "words"]
+ActivationName: TypeAlias = Literal["identity", "sigmoid", "softmax"]
+LongDocumentsName: TypeAlias = Literal["truncate", "split", "reject"]
 PairMatrixName: TypeAlias = Literal["output", "interaction", "input"]
 
 MAX_INT32 = 2**31 - 1

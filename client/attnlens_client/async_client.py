@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Self
 
 from attnlens_client.connection import Connection
-from attnlens_client.core import calls, plans
+from attnlens_client.core import calls, plans, scoring
 from attnlens_client.core.plans import (
     ComparePlan,
     EmbedIterPlan,
@@ -15,14 +15,18 @@ from attnlens_client.core.plans import (
     TokenizePlan,
     takes,
 )
+from attnlens_client.core.scoring import ClassifyPlan, RerankPlan, ScorePlan
 from attnlens_client.drivers.awaited import AsyncDriver
 from attnlens_client.explanations import Comparison, Explanation
 from attnlens_client.model_info import ModelInfo
 from attnlens_client.results import (
     Array,
     AttentionPart,
+    Classification,
     Embeddings,
     EncodedText,
+    RankedDocument,
+    Scores,
     TextPart,
     TokenizedText,
 )
@@ -107,6 +111,26 @@ class AsyncClient(Connection):
     async def compare(self, plan: ComparePlan) -> Comparison:
         """Return the contributions of tokens of two texts to their similarity. See `Client.compare`."""
         return await self._driver.result(calls.compare(self._session, plan))
+
+    @takes(scoring.rerank)
+    async def rerank(self, plan: RerankPlan) -> list[RankedDocument]:
+        """Return the documents by descending relevance to a query. See `Client.rerank`."""
+        return await self._driver.result(calls.run(self._session, plan))
+
+    @takes(scoring.score)
+    async def score(self, plan: ScorePlan) -> Scores:
+        """Return the relevance of documents to a query, in their order. See `Client.score`."""
+        return await self._driver.result(calls.run(self._session, plan))
+
+    @takes(scoring.score_pairs)
+    async def score_pairs(self, plan: ScorePlan) -> Scores:
+        """Return the relevance of the second to the first text of each pair. See `Client.score_pairs`."""
+        return await self._driver.result(calls.run(self._session, plan))
+
+    @takes(scoring.classify)
+    async def classify(self, plan: ClassifyPlan) -> Classification:
+        """Return logits and scores of each text for the labels of a classifier. See `Client.classify`."""
+        return await self._driver.result(calls.run(self._session, plan))
 
     async def get_model(self, name: str = "") -> ModelInfo:
         """Return the description of a model. See `Client.get_model`."""

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from attnlens_client.connection import Connection
-from attnlens_client.core import calls, plans
+from attnlens_client.core import calls, plans, scoring
 from attnlens_client.core.calls import Session
 from attnlens_client.core.plans import (
     ComparePlan,
@@ -17,14 +17,18 @@ from attnlens_client.core.plans import (
     TokenizePlan,
     takes,
 )
+from attnlens_client.core.scoring import ClassifyPlan, RerankPlan, ScorePlan
 from attnlens_client.drivers.blocking import Driver, StepsDriver
 from attnlens_client.explanations import Comparison, Explanation
 from attnlens_client.model_info import ModelInfo
 from attnlens_client.results import (
     Array,
     AttentionPart,
+    Classification,
     Embeddings,
     EncodedText,
+    RankedDocument,
+    Scores,
     TextPart,
     TokenizedText,
 )
@@ -288,6 +292,77 @@ class BlockingMethods:
         (['guitar', 'playing'], ['instrument', 'plays'])
         """
         return self._driver.result(calls.compare(self._session, plan))
+
+    @takes(scoring.rerank)
+    def rerank(self, plan: RerankPlan) -> list[RankedDocument]:
+        """Return the documents by descending relevance to a query. Needs a reranker.
+
+        Equal documents are computed once. Documents with equal logits stay in their order.
+
+        Args:
+            query: Query. It is never truncated.
+            documents: Documents, each a str.
+            top_n: Maximum number of results. If None, all.
+            long_documents: Handling of a document that does not fit into the model's input with its query:
+                "truncate" it, "split" it into parts and return the highest logit, or "reject" the request.
+            max_tokens_per_document: Maximum number of tokens of a document. If None, only the model's input
+                limits it.
+            activation: Function from logits to scores, "identity" or "sigmoid". If None, that of the model.
+            prompt_name, prompt: Prompt that precedes the query, see `embed`.
+            model, progress: See `embed`.
+
+        Raises:
+            TypeError, ValueError: An argument is invalid for any server.
+            NotSupportedError: The model is not a reranker.
+            InputTooLongError: The query leaves no token for a document, or a document is too long and
+                `long_documents` is "reject".
+            BadReplyError: The reply is invalid.
+            AttnlensError: A call failed.
+        """
+        return self._driver.result(calls.run(self._session, plan))
+
+    @takes(scoring.score)
+    def score(self, plan: ScorePlan) -> Scores:
+        """Return the relevance of documents to a query, in their order: scores (N,) and logits (N,).
+
+        Arguments and errors are those of `rerank`, without `top_n`.
+        """
+        return self._driver.result(calls.run(self._session, plan))
+
+    @takes(scoring.score_pairs)
+    def score_pairs(self, plan: ScorePlan) -> Scores:
+        """Return the relevance of the second to the first text of each pair: scores (N,) and logits (N,).
+
+        Args:
+            pairs: Tuples (query, document).
+            long_documents, max_tokens_per_document, activation: See `rerank`.
+            prompt_name, prompt, model, progress: See `rerank`.
+
+        Raises:
+            TypeError, ValueError, NotSupportedError, InputTooLongError, AttnlensError: See `rerank`.
+        """
+        return self._driver.result(calls.run(self._session, plan))
+
+    @takes(scoring.classify)
+    def classify(self, plan: ClassifyPlan) -> Classification:
+        """Return logits and scores (N, C) of each text for the C labels of a classifier.
+
+        `Classification.top` returns the labels of each text in descending order.
+
+        Args:
+            texts: Texts.
+            activation: Function from logits to scores, "identity", "sigmoid" or "softmax". If None, that of
+                the model.
+            prompt_name, prompt, truncate, model, progress: See `embed`.
+
+        Raises:
+            TypeError, ValueError: An argument is invalid for any server.
+            NotSupportedError: The model is not a classifier.
+            InputTooLongError: A text is too long and `truncate` is not set.
+            BadReplyError: The reply is invalid.
+            AttnlensError: A call failed.
+        """
+        return self._driver.result(calls.run(self._session, plan))
 
     def get_model(self, name: str = "") -> ModelInfo:
         """Return the description of a model. "" is the default model.

@@ -50,6 +50,8 @@ _ARGUMENTS = {
     "prompt.text": "prompt",
     "data_type": "dtype",
 }
+# Arguments by the name of the field with the inputs.
+_INPUT_FIELDS = {"inputs": "texts", "documents": "documents", "pairs": "pairs"}
 _TEXT_FIELDS = {".text", ".text_pair"}
 _MAX_NAMED = 3
 
@@ -308,8 +310,11 @@ def _violation(message: pb.FieldViolation, first_index: int) -> FieldViolation:
     if not message.HasField("input_index"):
         return FieldViolation(_ARGUMENTS.get(field, field), description)
     index = first_index + message.input_index
-    rest = field.removeprefix(f"inputs[{message.input_index}]")
-    return FieldViolation(f"texts[{index}]{'' if rest in _TEXT_FIELDS else rest}", description, index)
+    name, bracket, rest = field.partition(f"[{message.input_index}]")
+    if not bracket or name not in _INPUT_FIELDS:
+        name, rest = "texts", field
+    rest = "" if rest in _TEXT_FIELDS else rest
+    return FieldViolation(f"{_INPUT_FIELDS.get(name, name)}[{index}]{rest}", description, index)
 
 
 def _joined(violations: Sequence[FieldViolation]) -> str:

@@ -225,9 +225,9 @@ class ModelInfo:
         num_heads: Number of heads per layer, the maximum if layers differ.
         layers: Attention of each layer.
         outputs: Outputs that `encode` can return.
-        embedding_size: Default size of embeddings.
-        pooling: Default pooling of `embed`.
-        dense: Dense layers after the pooling.
+        embedding_size: Default size of embeddings. 0 for a classifier, which has none.
+        pooling: Default pooling of `embed`, or the pooling of a classifier.
+        dense: Dense layers after the pooling. The last one of a classifier returns its logits.
         normalize: Whether embeddings are normalized to length 1 by default.
         exclude_prompt: Whether pooling excludes the tokens of prompts.
         prompts: Texts of prompts by name.
@@ -246,6 +246,10 @@ class ModelInfo:
         explain_methods: Methods of `explain` and `compare`. Empty if explanations are not supported.
         pair_matrices: Matrices of `compare`.
         faithfulness: Faithfulness of methods. Empty if not measured.
+        labels: Labels of a classifier, in the order of its logits. One for a reranker, none for an embedding
+            model.
+        activation: Default function from the logits of a classifier to scores: `identity`, `sigmoid` or
+            `softmax`. Empty for an embedding model.
     """
 
     name: str
@@ -284,6 +288,8 @@ class ModelInfo:
     engine: str = ""
     device: str = ""
     engine_check: EngineCheck | None = None
+    labels: tuple[str, ...] = ()
+    activation: str = ""
 
     @property
     def max_dimensions(self) -> int:

@@ -103,6 +103,109 @@ class Embeddings:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Scores:
+    """Relevance of N documents to a query, or of N pairs, in their order.
+
+    Attributes:
+        scores: Scores (N,) in float64, the activation of the logits.
+        logits: Logits (N,) in float32. For a document in several parts, the highest.
+        num_parts: Number of parts (N,) in int32 of each document that were scored.
+        parts: Index (N,) in int32 of the part with the highest logit.
+        usages: Number of tokens of each input. For a document in several parts, their sum.
+        activation: Function from logits to scores: `identity` or `sigmoid`.
+        model: Model name.
+        model_version: Model version, see `ModelInfo.version`.
+        engine: Runtime, see `ModelInfo.engine`.
+        precision: Precision of the computation.
+    """
+
+    scores: Array
+    logits: Array
+    num_parts: Array
+    parts: Array
+    usages: tuple[Usage, ...]
+    activation: str
+    model: str
+    model_version: str
+    engine: str = ""
+    precision: str = ""
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __repr__(self) -> str:
+        model = _describe_model(self.model, self.model_version)
+        return f"Scores({_describe(self.scores)}, {self.activation}, {model})"
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDocument:
+    """A document with its relevance to a query.
+
+    Attributes:
+        index: Index of the document in the argument.
+        document: The document.
+        score: Activation of the logit.
+        logit: Logit. For a document in several parts, the highest.
+        num_parts: Number of parts of the document that were scored.
+        part: Index of the part with the highest logit.
+    """
+
+    index: int
+    document: str
+    score: float
+    logit: float
+    num_parts: int
+    part: int
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Classification:
+    """Logits and scores of N texts for C labels.
+
+    Attributes:
+        labels: Names of the labels, in the order of the columns.
+        logits: Logits (N, C) in float32.
+        scores: Scores (N, C) in float32, the activation of the logits.
+        usages: Number of tokens of each text.
+        activation: Function from logits to scores: `identity`, `sigmoid` or `softmax`.
+        model: Model name.
+        model_version: Model version, see `ModelInfo.version`.
+        engine: Runtime, see `ModelInfo.engine`.
+        precision: Precision of the computation.
+    """
+
+    labels: tuple[str, ...]
+    logits: Array
+    scores: Array
+    usages: tuple[Usage, ...]
+    activation: str
+    model: str
+    model_version: str
+    engine: str = ""
+    precision: str = ""
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def top(self, count: int | None = None) -> list[list[tuple[str, float]]]:
+        """Return the labels of each text with their scores, in descending order.
+
+        Args:
+            count: Maximum number of labels per text. If None, all.
+        """
+        orders = np.argsort(-self.logits, axis=1, kind="stable")[:, :count]
+        return [
+            [(self.labels[label], float(row[label])) for label in order]
+            for row, order in zip(self.scores, orders, strict=True)
+        ]
+
+    def __repr__(self) -> str:
+        model = _describe_model(self.model, self.model_version)
+        return f"Classification({_describe(self.scores)}, {self.activation}, {model})"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Attention:
     """Result of one query for one text. Arrays are read-only.
 

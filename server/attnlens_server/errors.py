@@ -108,9 +108,10 @@ class InputTooLongError(RequestError):
         *,
         has_prompt: bool = False,
         input_index: int | None = None,
+        remedy: str = "shorten it, or set truncate",
     ) -> None:
         tokens = f"{num_tokens} tokens with the prompt" if has_prompt else f"{num_tokens} tokens"
-        description = f"has {tokens}, but the limit is {max_tokens}: shorten it, or set truncate"
+        description = f"has {tokens}, but the limit is {max_tokens}: {remedy}"
         super().__init__(
             f"{field} {description}",
             metadata={"num_tokens": str(num_tokens), "max_tokens": str(max_tokens)},

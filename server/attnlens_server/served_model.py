@@ -83,7 +83,13 @@ class ServedModel:
         )
         self.methods = EncoderService(
             self.service,
-            Responses(self.model.name, self.model.version, runtime.name, self.bundle.precision),
+            Responses(
+                self.model.name,
+                self.model.version,
+                runtime.name,
+                self.bundle.precision,
+                is_classifier=self.model.classifier is not None,
+            ),
             ModelDescriber(self.bundle, config, self.engine, self.service, engine_check),
         )
 

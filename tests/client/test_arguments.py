@@ -8,14 +8,17 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from attnlens.classifiers import ScoreActivation
 from attnlens.reductions import AttentionReduction, Statistics, TopK
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1 import explanation_pb2
-from attnlens.v1.manifest_pb2 import OutputRole, Pooling
+from attnlens.v1.manifest_pb2 import Activation, OutputRole, Pooling
 from attnlens_client import AsyncClient, AttentionQuery, Client, Text, TokenIds
 from attnlens_client.arguments import (
+    ActivationName,
     ExplainLevelName,
     ExplainMethodName,
+    LongDocumentsName,
     PairMatrixName,
     PoolingName,
     RoleName,
@@ -208,14 +211,19 @@ def test_names_match_the_protocol() -> None:
     assert set(get_args(ViewName)) == set(requests.values(pb.AttentionView.DESCRIPTOR))
     assert set(get_args(PoolingName)) == set(requests.values(Pooling.DESCRIPTOR))
     of_contributions = {"embedding", "token_contributions", "baseline", "head_contributions"}
-    not_of_layers = {"last_hidden_state"} | of_contributions
+    not_of_layers = {"last_hidden_state", "logits"} | of_contributions
     assert set(get_args(RoleName)) == set(requests.values(OutputRole.DESCRIPTOR)) - not_of_layers
     for names, enum in (
         (ExplainMethodName, explanation_pb2.ExplainMethod),
         (ExplainLevelName, explanation_pb2.ExplainLevel),
         (PairMatrixName, explanation_pb2.PairMatrix),
+        (LongDocumentsName, pb.LongDocuments),
     ):
         assert set(get_args(names)) == set(requests.values(enum.DESCRIPTOR))
+    assert set(get_args(ActivationName)) == {activation.name.lower() for activation in ScoreActivation}
+    assert {activation.name.lower(): activation.value for activation in ScoreActivation}.items() <= (
+        requests.values(Activation.DESCRIPTOR).items()
+    )
 
 
 @pytest.mark.parametrize(

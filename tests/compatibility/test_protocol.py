@@ -29,12 +29,10 @@ FREE_NUMBERS = {
     "ExplainRequest": (15, 16, 17),
     "Explanation": (7,),
     "CompareRequest": (13,),
-    "Manifest": (19,),
-    "Model": (27,),
-    "Activation": (7, 8, 9),
+    "Activation": (9,),
     "PairMatrix": (4,),
-    "GraphPurpose": (4, 5, 6, 7),
-    "OutputRole": (9, 10, 11, 12, 13),
+    "GraphPurpose": (5, 6, 7),
+    "OutputRole": (10, 11, 12, 13),
 }
 
 

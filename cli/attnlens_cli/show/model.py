@@ -11,6 +11,8 @@ from attnlens.explanations import LOW_FAITHFULNESS
 from attnlens_cli.printable import counted, printable, source_text
 from attnlens_client import Faithfulness, Gate, ModelInfo, ParityFigure
 
+_MAX_LABELS = 20
+
 
 def model_table(model: ModelInfo, address: str) -> Table:
     """Return the properties of a model, its limits and its verdicts."""
@@ -28,14 +30,13 @@ def model_table(model: ModelInfo, address: str) -> Table:
         "hidden size": f"{model.hidden_size:,} (feed-forward {model.intermediate_size:,})",
         "vocabulary": f"{model.vocab_size:,}",
         "maximum tokens": f"{model.max_tokens:,} tokens (of {model.max_position_embeddings:,} positions)",
-        "embedding size": f"{model.embedding_size:,}",
-        "embeddings": _embedding_line(model),
+        **_result_rows(model),
         "prompts": _prompts_line(model),
         "pairs of texts": "yes" if model.supports_text_pairs else "no",
         "explanations": ", ".join(model.explain_methods) or "none",
         **_faithfulness_row(model),
         "engine": _engine_line(model),
-        "precision": "fp32" if model.precision == "fp32" else f"{model.precision}, attention in fp32",
+        "precision": _precision_line(model),
         "texts in a request": f"{limits.max_inputs_per_request:,}",
         "bytes in a text": f"{limits.max_text_bytes:,}",
         "bytes of text in a request": f"{limits.max_request_text_bytes:,}",
@@ -102,6 +103,24 @@ def _engine_check_row(model: ModelInfo) -> dict[str, str]:
     verdict = "passed" if check.passed else "FAILED"
     measured = f"{check.num_cases} input shapes, {check.num_texts} texts"
     return {label: f"{verdict} in {check.precision}, {measured}, version {check.version}, {check.processor}"}
+
+
+def _precision_line(model: ModelInfo) -> str:
+    others = "token vectors and attention" if model.labels else "attention"
+    return "fp32" if model.precision == "fp32" else f"{model.precision}, {others} in fp32"
+
+
+def _result_rows(model: ModelInfo) -> dict[str, str]:
+    """Return rows about the embeddings, or the labels of a classifier."""
+    if not model.labels:
+        return {"embedding size": f"{model.embedding_size:,}", "embeddings": _embedding_line(model)}
+    kind = "reranker" if len(model.labels) == 1 else "classifier"
+    names = ", ".join(model.labels[:_MAX_LABELS])
+    more = f" and {len(model.labels) - _MAX_LABELS:,} more" if len(model.labels) > _MAX_LABELS else ""
+    return {
+        "kind": f"{kind}, scores are the {model.activation} of the logits",
+        "labels": f"{len(model.labels):,}: {names}{more}",
+    }
 
 
 def _embedding_line(model: ModelInfo) -> str:

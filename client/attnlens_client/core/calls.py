@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.model_pb2 import Model
-from attnlens_client.core import models, splitting
+from attnlens_client.core import models, requests, splitting
 from attnlens_client.core.events import Cancel, Ended, Event, Failed, Item, Method, Reply, Start, Steps, Wait
 from attnlens_client.core.plans import (
     ComparePlan,
@@ -282,7 +282,7 @@ def _call_all(
     while True:
         while len(calls) < limit and (following := next(remaining, None)) is not None:
             first, request = following
-            num_texts[first] = len(request.inputs)
+            num_texts[first] = requests.num_inputs(request)
             yield calls.start(first, request)
         if not len(calls):
             return responses

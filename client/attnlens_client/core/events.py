@@ -13,7 +13,16 @@ import grpc
 _T = TypeVar("_T")
 
 Method: TypeAlias = Literal[
-    "Embed", "Encode", "EncodeStream", "Tokenize", "GetModel", "ListModels", "Explain", "Compare"
+    "Embed",
+    "Encode",
+    "EncodeStream",
+    "Tokenize",
+    "GetModel",
+    "ListModels",
+    "Explain",
+    "Compare",
+    "Score",
+    "Classify",
 ]
 
 

@@ -38,7 +38,7 @@ def model(name: str, message: pb.Model) -> ModelInfo:
         raise invalid_reply(f"the model is {message.name!r}, expected {name!r}")
     info = model_info(message)
     for size in ("hidden_size", "num_layers", "num_heads", "embedding_size", "max_tokens"):
-        if getattr(info, size) < 1:
+        if getattr(info, size) < (0 if size == "embedding_size" and info.labels else 1):
             raise invalid_reply(f"the {size} of the model {info.name!r} is {getattr(info, size)}")
     for limit in message.limits.DESCRIPTOR.fields:
         if getattr(message.limits, limit.name) < 0:
@@ -96,6 +96,12 @@ def model_info(message: pb.Model) -> ModelInfo:
         engine=message.engine,
         device=message.device,
         engine_check=_engine_check(message.engine_check) if message.HasField("engine_check") else None,
+        labels=tuple(message.classifier.labels),
+        activation=(
+            name_of(manifest.Activation.DESCRIPTOR, message.classifier.activation)
+            if message.HasField("classifier")
+            else ""
+        ),
     )
 
 

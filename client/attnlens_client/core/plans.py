@@ -76,8 +76,24 @@ def takes(
     return decorate
 
 
-Request = TypeVar("Request", pb.EmbedRequest, pb.EncodeRequest, pb.TokenizeRequest, pb.ExplainRequest)
-Response = TypeVar("Response", pb.EmbedResponse, pb.EncodeResponse, pb.TokenizeResponse, pb.ExplainResponse)
+Request = TypeVar(
+    "Request",
+    pb.EmbedRequest,
+    pb.EncodeRequest,
+    pb.TokenizeRequest,
+    pb.ExplainRequest,
+    pb.ScoreRequest,
+    pb.ClassifyRequest,
+)
+Response = TypeVar(
+    "Response",
+    pb.EmbedResponse,
+    pb.EncodeResponse,
+    pb.TokenizeResponse,
+    pb.ExplainResponse,
+    pb.ScoreResponse,
+    pb.ClassifyResponse,
+)
 Result = TypeVar("Result")
 
 # A single text up to this size is sent without requesting the server's limits first.
@@ -120,6 +136,8 @@ class Plan(Generic[Request, Response, Result]):
     @property
     def is_truncated(self) -> bool:
         """Whether the server truncates long texts."""
+        if isinstance(self.template, pb.ScoreRequest):
+            return self.template.long_documents == pb.LONG_DOCUMENTS_TRUNCATE
         return not isinstance(self.template, pb.TokenizeRequest) and self.template.truncate
 
     @property
@@ -140,7 +158,7 @@ class Plan(Generic[Request, Response, Result]):
         for part in parts:
             request = type(self.template)()
             request.CopyFrom(self.template)
-            request.inputs.extend(self.inputs[part])
+            requests.add_inputs(request, self.inputs[part])
             if model is not None:
                 _check_message(self.first + part.start, request.ByteSize(), model.limits.max_request_bytes)
             yield self.first + part.start, request
@@ -162,7 +180,8 @@ class Plan(Generic[Request, Response, Result]):
                     else "split the text"
                 )
                 problem = f"has {size} bytes{with_prompt}, but the limit is {limit}: {remedy}"
-                raise invalid_argument(problem, text_index=index)
+                field = f"{requests.inputs_name(self.template)}[{index}]"
+                raise invalid_argument(problem, field=field, text_index=index)
             request = text.ByteSize() + splitting.TEXT_OVERHEAD_BYTES
             costs.append(splitting.Cost(request, response, size, computed_tokens))
         return costs

@@ -29,9 +29,9 @@ def invalid_reply(problem: str) -> BadReplyError:
     return BadReplyError(f"invalid reply: {problem[:_MAX_MESSAGE_CHARS]}")
 
 
-def invalid_text(index: int, description: str) -> BadReplyError:
-    """Return the exception for the invalid result of the text at `index`."""
-    violation = FieldViolation(f"texts[{index}]", description[:_MAX_MESSAGE_CHARS], index)
+def invalid_text(index: int, description: str, name: str = "texts") -> BadReplyError:
+    """Return the exception for the invalid result of the text at `index` of the argument `name`."""
+    violation = FieldViolation(f"{name}[{index}]", description[:_MAX_MESSAGE_CHARS], index)
     return BadReplyError(f"invalid reply: {violation.field} {violation.description}", violations=[violation])
 
 

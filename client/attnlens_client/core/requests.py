@@ -3,10 +3,11 @@
 import operator
 from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from google.protobuf.descriptor import EnumDescriptor
+from google.protobuf.message import Message
 
 from attnlens.embedding_types import EmbeddingType
 from attnlens.reductions import AttentionReduction, SqrtUint8, Statistics, Threshold, TopK
@@ -93,6 +94,41 @@ def inputs(texts: Iterable[Text]) -> list[pb.Input]:
     return list(messages(texts))
 
 
+def named_inputs(name: str, texts: Iterable[Text]) -> list[pb.Input]:
+    """Convert all texts. Errors contain the name of the argument.
+
+    Raises:
+        TypeError, ValueError: As for `messages`.
+    """
+    try:
+        return inputs(texts)
+    except (TypeError, ValueError) as error:
+        raise type(error)(str(error).replace("texts", name, 1)) from error
+
+
+def add_inputs(request: Message, texts: Sequence[pb.Input]) -> None:
+    """Add texts to a request, or documents or pairs to a ScoreRequest."""
+    if isinstance(request, pb.ScoreRequest):
+        request.documents.extend(text.text for text in texts if text.HasField("text"))
+        request.pairs.extend(text.text_pair for text in texts if text.HasField("text_pair"))
+    else:
+        cast("pb.EmbedRequest", request).inputs.extend(texts)  # or another request with `inputs`
+
+
+def inputs_name(request: Message) -> str:
+    """Return the name of the argument with the texts of a request."""
+    if isinstance(request, pb.ScoreRequest):
+        return "documents" if request.query else "pairs"
+    return "texts"
+
+
+def num_inputs(request: Message) -> int:
+    """Return the number of texts, documents or pairs of a request."""
+    if isinstance(request, pb.ScoreRequest):
+        return len(request.documents) + len(request.pairs)
+    return len(cast("pb.EmbedRequest", request).inputs)
+
+
 def _input(index: int, text: Any) -> pb.Input:  # noqa: ANN401 - any entry of an iterable
     if hasattr(text, "as_py"):  # a scalar of pyarrow
         text = text.as_py()
@@ -173,9 +209,17 @@ def _encodable(name: str, text: str) -> str:
 
 
 def prompt_bytes(
-    request: pb.EmbedRequest | pb.EncodeRequest | pb.TokenizeRequest | pb.ExplainRequest, model: ModelInfo
+    request: pb.EmbedRequest
+    | pb.EncodeRequest
+    | pb.TokenizeRequest
+    | pb.ExplainRequest
+    | pb.ScoreRequest
+    | pb.ClassifyRequest,
+    model: ModelInfo,
 ) -> int:
-    """Return the size of the prompt that precedes each text, in bytes."""
+    """Return the size of the prompt that precedes each text, in bytes. 0 for documents of a query."""
+    if isinstance(request, pb.ScoreRequest) and request.query:
+        return 0
     if request.prompt.HasField("text"):
         return len(request.prompt.text.encode())
     name = request.prompt.name if request.prompt.HasField("name") else model.default_prompt_name

@@ -51,6 +51,16 @@ def embed_response_bytes(request: EmbedRequest, model: ModelInfo) -> int:
     return width * numpy_dtype(embedding_data_type(request)).itemsize + _MESSAGE_BYTES
 
 
+def score_response_bytes() -> int:
+    """Return the size of each document or pair in a response."""
+    return _MESSAGE_BYTES
+
+
+def classify_response_bytes(model: ModelInfo) -> int:
+    """Return the size of each text in a response: logits and scores in float32."""
+    return 2 * 4 * len(model.labels) + _MESSAGE_BYTES
+
+
 def encode_response_bytes(
     request: EncodeRequest, queries: Sequence[AttentionQuery], texts: Iterable[Input], model: ModelInfo
 ) -> list[int]:

@@ -4,6 +4,7 @@
 """
 
 from attnlens_server.bundle.model import (
+    Classifier,
     ContributionsGraph,
     Graph,
     Kind,
@@ -18,6 +19,7 @@ from attnlens_server.bundle.open import Bundle, open_bundle
 
 __all__ = [
     "Bundle",
+    "Classifier",
     "ContributionsGraph",
     "Graph",
     "Kind",

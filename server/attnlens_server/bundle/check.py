@@ -3,11 +3,20 @@
 from pathlib import Path
 
 from attnlens.bundle import MANIFEST_NAME, BundleError, embedding_size, find_graph, max_dimensions
+from attnlens.classifiers import ScoreActivation
 from attnlens.embedding_types import ranges_problem
 from attnlens.tensors import from_tensor
 from attnlens.v1.manifest_pb2 import Architecture, Graph, GraphOutput, Manifest, Pooling, Precision
 from attnlens.v1.tensor_pb2 import DataType
-from attnlens_server.bundle.manifest import CONTRIBUTIONS, PURPOSES, has_contributions, is_known, read_graph
+from attnlens_server.bundle.manifest import (
+    CONTRIBUTIONS,
+    LOGITS,
+    PURPOSES,
+    has_contributions,
+    is_known,
+    main_graph,
+    read_graph,
+)
 from attnlens_server.bundle.model import Output, OutputRole
 from attnlens_server.errors import StartupError
 
@@ -39,6 +48,7 @@ _MAX_SIZES = {
     "vocab_size": 1 << 24,
     "max_position_embeddings": 1 << 24,
 }
+_MAX_LABELS = 1 << 20
 _MAX_TEXT_BYTES = {"model_name": 256, "source": 4096, "source_revision": 4096, "weights_license": 4096}
 
 
@@ -56,13 +66,14 @@ def check_manifest(directory: Path, manifest: Manifest) -> None:
     graphs = [
         graph
         for graph in manifest.graphs
-        if graph.purpose in PURPOSES.values() and graph.precision in Precision.values()
+        if graph.purpose in {*PURPOSES.values(), main_graph(manifest)[1]}
+        and graph.precision in Precision.values()
     ]
     try:
         for graph in graphs:
             find_graph(manifest, graph.purpose, graph.precision)
-            _check_graph(path, graph, manifest.architecture)
-        for purpose in PURPOSES.values():
+            _check_graph(path, graph, manifest)
+        for purpose in {*PURPOSES.values(), main_graph(manifest)[1]}:
             find_graph(manifest, purpose)
         if has_contributions(manifest):
             _check_contributions(path, find_graph(manifest, CONTRIBUTIONS), manifest)
@@ -97,6 +108,8 @@ def _check_texts(path: Path, manifest: Manifest) -> None:
 
 def _check_defaults(path: Path, manifest: Manifest) -> None:
     pooling = manifest.pooling.pooling
+    if manifest.HasField("classifier"):
+        _check_classifier(path, manifest)
     if pooling == Pooling.POOLING_UNSPECIFIED or pooling not in Pooling.values():
         raise StartupError(
             f"{path}: the pooling is missing or unknown: use the version of attnlens that exported the bundle"
@@ -104,6 +117,18 @@ def _check_defaults(path: Path, manifest: Manifest) -> None:
     if manifest.default_prompt_name and manifest.default_prompt_name not in manifest.prompts:
         raise StartupError(
             f"{path}: the default prompt {manifest.default_prompt_name!r} does not exist: {REMEDY}"
+        )
+
+
+def _check_classifier(path: Path, manifest: Manifest) -> None:
+    classifier = manifest.classifier
+    if not 1 <= len(classifier.labels) <= _MAX_LABELS:
+        problem = f"has {len(classifier.labels)} labels: use 1 to {_MAX_LABELS}"
+        raise StartupError(f"{path}: the classifier {problem}, or {REMEDY}")
+    if int(classifier.activation) not in [*ScoreActivation]:
+        raise StartupError(
+            f"{path}: the activation of the classifier is missing or unknown: use the version of attnlens "
+            "that exported the bundle"
         )
 
 
@@ -116,16 +141,19 @@ def _check_ranges(path: Path, manifest: Manifest) -> None:
         raise StartupError(f"{path}: embedding_ranges {problem}: {REMEDY}")
 
 
-def _check_graph(path: Path, graph: Graph, sizes: Architecture) -> None:
+def _check_graph(path: Path, graph: Graph, manifest: Manifest) -> None:
+    sizes = manifest.architecture
     inputs = tuple(value.name for value in graph.inputs)
     if inputs not in (INPUT_NAMES, INPUT_NAMES[:2]):
         raise StartupError(f"{path}: {graph.path} has the inputs {', '.join(inputs)}: {REMEDY}")
-    known = read_graph(graph, sizes.hidden_size).outputs
+    known = read_graph(graph, manifest).outputs
     for output, stated in zip(known, filter(is_known, graph.outputs), strict=True):
         _check_output(path, graph.path, output, stated, sizes)
     meanings = [(output.role, output.layer) for output in known]
     names = [output.value.name for output in graph.outputs]
-    if (OutputRole.LAST_HIDDEN_STATE, None) not in meanings:
+    if graph.purpose == LOGITS and meanings != [(OutputRole.LOGITS, None)]:
+        raise StartupError(f"{path}: {graph.path} has other known outputs than logits: {REMEDY}")
+    if graph.purpose != LOGITS and (OutputRole.LAST_HIDDEN_STATE, None) not in meanings:
         raise StartupError(f"{path}: {graph.path} has no output with the token vectors: {REMEDY}")
     if graph.purpose == PURPOSES["attention"] and all(layer is None for _, layer in meanings):
         raise StartupError(f"{path}: {graph.path} has no known output of a layer: {REMEDY}")
@@ -163,10 +191,10 @@ def _check_contributions(path: Path, graph: Graph, manifest: Manifest) -> None:
 
 def _check_output(path: Path, graph: str, output: Output, stated: GraphOutput, sizes: Architecture) -> None:
     """Check layer, heads, axes and data type of an output."""
-    is_hidden_state = output.role is OutputRole.LAST_HIDDEN_STATE
+    has_no_layer = output.role in (OutputRole.LAST_HIDDEN_STATE, OutputRole.LOGITS)
     fits = (
         (output.layer is None and not output.num_heads)
-        if is_hidden_state
+        if has_no_layer
         else (
             output.layer is not None
             and 0 <= output.layer < sizes.num_layers

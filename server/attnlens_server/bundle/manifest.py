@@ -1,12 +1,14 @@
 """Conversion of a validated manifest to the model description."""
 
 from attnlens.bundle import embedding_size, find_graph, max_dimensions
+from attnlens.classifiers import ScoreActivation
 from attnlens.costs import flops_per_token
 from attnlens.pattern_messages import read_pattern
 from attnlens.pooling import Pooling
 from attnlens.tensors import from_tensor
 from attnlens.v1 import manifest_pb2 as pb
 from attnlens_server.bundle.model import (
+    Classifier,
     ContributionsGraph,
     Faithfulness,
     Graph,
@@ -30,25 +32,25 @@ PURPOSES: dict[Kind, pb.GraphPurpose.ValueType] = {
     "embeddings": pb.GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS,
     "attention": pb.GraphPurpose.GRAPH_PURPOSE_ATTENTION,
 }
+"""Graphs of every bundle."""
+LOGITS = pb.GraphPurpose.GRAPH_PURPOSE_LOGITS
 CONTRIBUTIONS = pb.GraphPurpose.GRAPH_PURPOSE_CONTRIBUTIONS
 _ROLES, _ROW_SUMS = (frozenset(map(int, enum)) for enum in (OutputRole, RowSum))
 _LAYOUTS = frozenset(map(int, Layout)) - {int(Layout.PER_TEXT)}
 
 
 def read_model(manifest: pb.Manifest, version: str, precision: Precision) -> Model:
-    """Return the model description with the embeddings graph for `precision`.
+    """Return the model description with the embeddings graph, or that of logits, for `precision`.
 
     Raises:
         BundleError: The graph is missing or repeated.
     """
     sizes, pooling = manifest.architecture, manifest.pooling
-    graphs: dict[Kind, Graph] = {
-        "embeddings": read_graph(
-            find_graph(manifest, PURPOSES["embeddings"], PRECISIONS[graph_precision(precision)]),
-            sizes.hidden_size,
-        ),
-        "attention": read_graph(find_graph(manifest, PURPOSES["attention"]), sizes.hidden_size),
-    }
+    classifier = _read_classifier(manifest)
+    found: dict[Kind, pb.Graph] = {kind: find_graph(manifest, purpose) for kind, purpose in PURPOSES.items()}
+    main_kind, main_purpose = main_graph(manifest)
+    found[main_kind] = find_graph(manifest, main_purpose, PRECISIONS[graph_precision(precision)])
+    graphs = {kind: read_graph(graph, manifest) for kind, graph in found.items()}
     return Model(
         name=manifest.model_name,
         version=version,
@@ -65,11 +67,11 @@ def read_model(manifest: pb.Manifest, version: str, precision: Precision) -> Mod
         normalize=pooling.normalize,
         exclude_prompt=pooling.exclude_prompt,
         max_dimensions=max_dimensions(manifest),
-        embedding_size=embedding_size(manifest),
+        embedding_size=0 if classifier else embedding_size(manifest),
         prompts=dict(manifest.prompts),
         default_prompt_name=manifest.default_prompt_name,
         graphs=graphs,
-        outputs=ModelOutputs(graphs["embeddings"], graphs["attention"]),
+        outputs=ModelOutputs(graphs["embeddings"], graphs["attention"], graphs.get("logits")),
         contributions=_read_contributions(manifest),
         faithfulness={
             int(each.method): Faithfulness(each.rank_correlation, each.num_texts)
@@ -78,10 +80,25 @@ def read_model(manifest: pb.Manifest, version: str, precision: Precision) -> Mod
         embedding_ranges=(
             from_tensor(manifest.embedding_ranges.values) if manifest.HasField("embedding_ranges") else None
         ),
+        classifier=classifier,
     )
 
 
-def read_graph(graph: pb.Graph, hidden_size: int) -> Graph:
+def main_graph(manifest: pb.Manifest) -> tuple[Kind, pb.GraphPurpose.ValueType]:
+    """Return kind and purpose of the graph that exists in each precision."""
+    if manifest.HasField("classifier"):
+        return "logits", LOGITS
+    return "embeddings", PURPOSES["embeddings"]
+
+
+def _read_classifier(manifest: pb.Manifest) -> Classifier | None:
+    if not manifest.HasField("classifier"):
+        return None
+    classifier = manifest.classifier
+    return Classifier(tuple(classifier.labels), ScoreActivation(classifier.activation))
+
+
+def read_graph(graph: pb.Graph, manifest: pb.Manifest) -> Graph:
     """Return the description of a graph.
 
     Raises:
@@ -91,7 +108,7 @@ def read_graph(graph: pb.Graph, hidden_size: int) -> Graph:
     return Graph(
         graph.path,
         tuple(value.name for value in graph.inputs),
-        tuple(_read_output(output, hidden_size) for output in known),
+        tuple(_read_output(output, manifest) for output in known),
         frozenset(output.value.name for output in graph.outputs if not is_known(output)),
     )
 
@@ -115,17 +132,21 @@ def _read_contributions(manifest: pb.Manifest) -> ContributionsGraph | None:
 
 def is_known(output: pb.GraphOutput) -> bool:
     """Return whether this version knows the role and the layout of an output."""
+    if output.role == pb.OutputRole.OUTPUT_ROLE_LOGITS:
+        return output.layout == pb.OutputLayout.OUTPUT_LAYOUT_PER_TEXT
     return int(output.role) in _ROLES and int(output.layout) in _LAYOUTS
 
 
-def _read_output(output: pb.GraphOutput, hidden_size: int) -> Output:
+def _read_output(output: pb.GraphOutput, manifest: pb.Manifest) -> Output:
+    is_logits = output.role == pb.OutputRole.OUTPUT_ROLE_LOGITS
+    width = len(manifest.classifier.labels) if is_logits else manifest.architecture.hidden_size
     return Output(
         output.value.name,
         OutputRole(output.role),
         Layout(output.layout),
         output.layer if output.HasField("layer") else None,
         output.num_heads,
-        0 if output.num_heads else hidden_size,
+        0 if output.num_heads else width,
         RowSum(output.row_sum) if int(output.row_sum) in _ROW_SUMS else RowSum.UNSPECIFIED,
         read_pattern(output),
     )

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
+from attnlens.classifiers import ScoreActivation
 from attnlens.patterns import Band, BlockTable
 from attnlens.pooling import FloatArray, Pooling
 
-Kind = Literal["embeddings", "attention", "contributions"]
-"""Purpose of a graph: token vectors, token vectors and attention of all layers, or contributions of tokens to
-an embedding. The contributions graph is optional."""
+Kind = Literal["embeddings", "attention", "contributions", "logits"]
+"""Purpose of a graph: token vectors, token vectors and attention of all layers, contributions of tokens to an
+embedding, or logits of a classifier. The contributions graph is optional. Only classifiers have logits."""
 
 
 class OutputRole(IntEnum):
@@ -23,6 +24,7 @@ class OutputRole(IntEnum):
     ATTENTION_WEIGHTS = 2
     ATTENTION_COMPOSED = 4
     HEAD_GATES = 5
+    LOGITS = 9
 
 
 class Layout(IntEnum):
@@ -37,7 +39,7 @@ class Layout(IntEnum):
     BLOCKS = 4
     """(B, H, T, S * b + 2b), see `attnlens.patterns.Blocks`."""
     PER_TEXT = 5
-    """(B, ...), only in the contributions graph."""
+    """(B, C) logits, or (B, ...) in the contributions graph."""
 
 
 class RowSum(IntEnum):
@@ -59,7 +61,7 @@ class Output:
         layout: Layout.
         layer: Layer, or None.
         num_heads: Number of heads H, or 0.
-        width: Hidden size D, or 0 for outputs with heads.
+        width: Hidden size D, number of labels C, or 0 for outputs with heads.
         row_sum: Sum of each row.
         pattern: Attention pattern of a band or blocks, else None.
     """
@@ -76,6 +78,8 @@ class Output:
     @property
     def shape(self) -> tuple[int | None, ...]:
         """Shape, with None for dynamic axes."""
+        if self.layout is Layout.PER_TEXT:
+            return (None, self.width)
         if self.layout is Layout.DENSE:
             return (None, self.num_heads, None, None)
         if self.pattern is not None:
@@ -124,9 +128,14 @@ class ContributionsGraph:
 
 
 class ModelOutputs:
-    """Outputs of the graphs by role and layer."""
+    """Outputs of the graphs by role and layer.
 
-    def __init__(self, embeddings: Graph, attention: Graph) -> None:
+    Attributes:
+        logits: Output with the logits of a classifier, or None.
+    """
+
+    def __init__(self, embeddings: Graph, attention: Graph, logits: Graph | None = None) -> None:
+        self.logits = logits.outputs[0] if logits else None
         self._hidden_states: dict[Kind, Output] = {
             "embeddings": _hidden_state(embeddings),
             "attention": _hidden_state(attention),
@@ -148,6 +157,24 @@ class ModelOutputs:
     def layers(self, role: OutputRole) -> Mapping[int, Output]:
         """Return the outputs of a role by layer. Empty if there are none."""
         return self._layers.get(role, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """Head of a classifier or reranker.
+
+    Attributes:
+        labels: Names of the labels, in the order of the logits. A reranker has one.
+        activation: Default function from logits to scores.
+    """
+
+    labels: tuple[str, ...]
+    activation: ScoreActivation
+
+    @property
+    def is_reranker(self) -> bool:
+        """Whether the only logit is the relevance of the second text to the first."""
+        return len(self.labels) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +205,11 @@ class Model:
         type_vocab_size: Number of token types. 0 if the graphs have no token types.
         pad_token_id: Token id for padding.
         takes_pairs: Whether an input may be a pair of texts.
-        pooling: Default pooling.
+        pooling: Default pooling, or that of a classifier's head.
         normalize: Whether embeddings are normalized by default.
         exclude_prompt: Whether pooling excludes the tokens of prompts.
-        max_dimensions: Maximum number of components of an embedding.
-        embedding_size: Default number of components of an embedding.
+        max_dimensions: Maximum number of components of an embedding, or number of logits.
+        embedding_size: Default number of components of an embedding. 0 for a classifier.
         prompts: Texts of prompts by name.
         default_prompt_name: Name of the default prompt, or "".
         graphs: Graphs by kind.
@@ -190,6 +217,7 @@ class Model:
         contributions: Contributions graph, or None.
         faithfulness: Faithfulness by number of the explanation method. Empty if not measured.
         embedding_ranges: Minimum and maximum of each component (2, embedding_size), or None if not measured.
+        classifier: Classification head, or None for an embedding model.
     """
 
     name: str
@@ -215,6 +243,12 @@ class Model:
     contributions: ContributionsGraph | None = None
     faithfulness: Mapping[int, Faithfulness] = field(default_factory=dict)
     embedding_ranges: FloatArray | None = None
+    classifier: Classifier | None = None
+
+    @property
+    def main_kind(self) -> Kind:
+        """Graph of the model's main results, which is open while the server runs."""
+        return "embeddings" if self.classifier is None else "logits"
 
     @property
     def pair_bytes(self) -> int:

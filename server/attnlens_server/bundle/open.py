@@ -20,7 +20,7 @@ from attnlens.dense import DenseLayer, open_dense
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_server.bundle.check import check_manifest
 from attnlens_server.bundle.files import MappedFiles, graph_files
-from attnlens_server.bundle.manifest import PRECISIONS, read_model
+from attnlens_server.bundle.manifest import PRECISIONS, main_graph, read_model
 from attnlens_server.bundle.model import ContributionsGraph, Graph, Kind, Model
 from attnlens_server.config import Precision, graph_precision
 from attnlens_server.errors import StartupError, UnusableGraphError
@@ -40,7 +40,7 @@ class Bundle:
         manifest: Manifest.
         model: Model description.
         dense: Dense layers after the pooling.
-        precision: Precision of embeddings. Attention is always fp32.
+        precision: Precision of embeddings, or of the logits of a classifier. Other results are in fp32.
         states: State of each listed file by path, read before its hash was verified.
     """
 
@@ -112,7 +112,9 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
         states = verify_files(directory, manifest)
     except BundleError as error:
         raise StartupError(f"{error}{_hint(directory)}") from error
-    if all(graph.precision != PRECISIONS[graph_precision(precision)] for graph in manifest.graphs):
+    _, purpose = main_graph(manifest)
+    precisions = [graph.precision for graph in manifest.graphs if graph.purpose == purpose]
+    if PRECISIONS[graph_precision(precision)] not in precisions:
         raise StartupError(
             f"{directory} has no graph in {precision}: export it again with --precision {precision}, "
             "or serve it with --precision fp32"

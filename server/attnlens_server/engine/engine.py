@@ -1,8 +1,8 @@
-"""Inference engine for one model: two or three graphs, each with its own lanes.
+"""Inference engine for one model: two to four graphs, each with its own lanes.
 
-Embeddings, attention and contributions are separate graphs with separate threads, so the heavier requests for
-attention and contributions do not block requests for embeddings. A lane is a worker thread that takes batches
-from the queue of its graph, runs them and returns the results.
+Embeddings, attention, contributions and logits are separate graphs with separate threads, so the heavier
+requests for attention and contributions do not block requests for embeddings and logits. A lane is a worker
+thread that takes batches from the queue of its graph, runs them and returns the results.
 """
 
 import logging
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from loky import cpu_count
 
 from attnlens_server.bundle import Bundle, Kind
-from attnlens_server.config import ConfigError, Precision, ServerConfig
+from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine.batch import Batch, Item, ItemResult, pad, reductions
 from attnlens_server.engine.runtimes.runtime import Runtime, Session
 from attnlens_server.engine.scheduler import BatchLimits, ItemQueue, LengthBuckets, Scheduler
@@ -208,7 +208,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TRIAL_LENGTHS = (8, 128)  # embeddings are also tested at the maximum length
+TRIAL_LENGTHS = (8, 128)  # the main graph is also tested at the maximum length
 
 
 class Engine:
@@ -218,6 +218,7 @@ class Engine:
         runtime: Inference runtime. With the provider `auto`, `start` replaces CUDA with the CPU if CUDA
             cannot run the graphs.
         max_batch_tokens: Maximum number of tokens of a batch, including padding.
+        main_kind: Graph of the model's main results, which is open while the engine runs.
         lanes: Lanes of each graph.
     """
 
@@ -229,8 +230,9 @@ class Engine:
             ConfigError: There are more lanes than threads on a CPU.
         """
         self._bundle = bundle
+        self.main_kind = bundle.model.main_kind
         self._config = config
-        self._prepare(choose_runtime(config, bundle.precision))
+        self._prepare(choose_runtime(config, bundle))
 
     def _prepare(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -245,6 +247,7 @@ class Engine:
             max_square_tokens=lane_bytes // max(1, model.pair_bytes),
         )
         limits: dict[Kind, BatchLimits] = {
+            model.main_kind: BatchLimits(self.max_batch_tokens),
             "embeddings": BatchLimits(self.max_batch_tokens),
             "attention": attention_limits,
         }
@@ -294,7 +297,7 @@ class Engine:
     @property
     def execution_providers(self) -> tuple[str, ...]:
         """ONNX Runtime execution providers, the preferred one first. Empty before `start`."""
-        return self.lanes["embeddings"].sessions.providers
+        return self.lanes[self.main_kind].sessions.providers
 
     @property
     def runs_on(self) -> str:
@@ -323,11 +326,12 @@ class Engine:
         self.lanes["attention"].sessions.on_change = on_attention
 
     def start(self, max_tokens: int) -> float:
-        """Open the embeddings sessions, start the lanes and return the elapsed seconds.
+        """Open the sessions of the main graph, start the lanes and return the elapsed seconds.
 
-        On a CPU, the first attention request opens the attention sessions. On a GPU they are opened here, so
-        that the server does not start unless the GPU can run both graphs. The first request for contributions
-        opens the contributions sessions.
+        The main graph computes the logits of a classifier, and the embeddings of other models. On a CPU, the
+        first request for token vectors or attention opens the sessions of their graph. On a GPU they are
+        opened here, so that the server does not start unless the GPU can run these graphs. The first request
+        for contributions opens the contributions sessions.
 
         Raises:
             StartupError: A session cannot be opened with the configured runtime.
@@ -349,13 +353,15 @@ class Engine:
     def _open(self, max_tokens: int) -> None:
         shortest, longer = (min(length, max_tokens) for length in TRIAL_LENGTHS)
         padded = (shortest, shortest // 2 + 1)
-        self._openers["embeddings"].trial_batches = (padded, (longer,))
-        self._openers["embeddings"].longest_trial = max_tokens
-        for kind in self.lanes.keys() - {"embeddings"}:
+        main_kind = self.main_kind
+        self._openers[main_kind].trial_batches = (padded, (longer,))
+        self._openers[main_kind].longest_trial = max_tokens
+        for kind in self.lanes.keys() - {main_kind}:
             self._openers[kind].trial_batches = (padded,)
-        self.lanes["embeddings"].sessions.open_all()
+        self.lanes[main_kind].sessions.open_all()
         if not self.runtime.is_on_cpu:
-            self.lanes["attention"].sessions.open_all()
+            for kind in ("embeddings", "attention"):
+                self.lanes[kind].sessions.open_all()
 
     def stop_opening(self) -> None:
         """Abort all current and later attempts to open a session."""
@@ -412,12 +418,8 @@ def _check_threads(threads: int, lanes: int) -> None:
         )
 
 
-def choose_runtime(config: ServerConfig, precision: Precision) -> Runtime:
-    """Return the configured runtime. Only its package is imported, to save memory.
-
-    Args:
-        config: Server configuration.
-        precision: Precision of the embeddings graph.
+def choose_runtime(config: ServerConfig, bundle: Bundle) -> Runtime:
+    """Return the configured runtime for a bundle. Only its package is imported, to save memory.
 
     Raises:
         StartupError: The package is not installed, or does not support the configuration.
@@ -425,8 +427,9 @@ def choose_runtime(config: ServerConfig, precision: Precision) -> Runtime:
     if config.engine == "openvino":
         from attnlens_server.engine.runtimes.openvino_runtime import OpenvinoRuntime  # noqa: PLC0415
 
+        precision = bundle.precision
         assert precision != "fp16"  # noqa: S101 - the configuration rejects it
-        return OpenvinoRuntime(config.device, precision)
+        return OpenvinoRuntime(config.device, precision, bundle.model.main_kind)
     from attnlens_server.engine.runtimes.onnx_runtime import OnnxRuntime  # noqa: PLC0415
 
-    return OnnxRuntime(config.provider, config.device_id, precision)
+    return OnnxRuntime(config.provider, config.device_id, bundle.precision)

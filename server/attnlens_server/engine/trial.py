@@ -104,7 +104,7 @@ class ContributionsTrial:
 
 
 class Trial:
-    """Trial of an embeddings or attention graph."""
+    """Trial of any graph other than the contributions graph."""
 
     def __init__(self, path: Path, graph: Graph, model: Model) -> None:
         self._path = path
@@ -173,7 +173,10 @@ class Trial:
             )
         is_per_token = output.layout is Layout.PER_TOKEN
         for row, count in enumerate(num_tokens):
-            live = array[row, :count] if is_per_token else array[row, :, :count]
+            if output.layout is Layout.PER_TEXT:
+                live = array[row]
+            else:
+                live = array[row, :count] if is_per_token else array[row, :, :count]
             if not np.isfinite(live).all():
                 self._refuse(f"returned NaN or infinity in {output.name} for {count} tokens")
             if not is_per_token and output.row_sum is RowSum.ONE:

@@ -303,14 +303,14 @@ class Parser(Generic[Message, Parsed]):
     Attributes:
         message_class: Type of the message.
         convert: Converts the message to a typed request.
-        inputs_number: Number of the field with the texts, or None if there is none.
+        inputs_numbers: Numbers of the fields with the texts. Empty if there are none.
         max_texts: Maximum number of texts.
         copies: Memory of a request while it is parsed, as a multiple of its size.
     """
 
     message_class: type[Message]
     convert: Callable[[Message], Parsed]
-    inputs_number: int | None
+    inputs_numbers: frozenset[int]
     max_texts: int
     copies: int = REQUEST_COPIES
 
@@ -322,15 +322,15 @@ class Parser(Generic[Message, Parsed]):
             InvalidFieldsError: There are too many texts or fields.
         """
         try:
-            if self.inputs_number is not None and len(data) > SMALL_BYTES:
-                self._check_counts(data, self.inputs_number)
+            if self.inputs_numbers and len(data) > SMALL_BYTES:
+                self._check_counts(data)
             message = self.message_class.FromString(data)
         except (DecodeError, ValueError, IndexError) as error:
             full_name: str = self.message_class.DESCRIPTOR.full_name
             raise errors.MalformedRequestError(len(data), full_name) from error
         return self.convert(message)
 
-    def _check_counts(self, data: bytes, inputs_number: int) -> None:
+    def _check_counts(self, data: bytes) -> None:
         """Count the fields of a message and stop at the first one over a limit.
 
         Raises:
@@ -342,7 +342,7 @@ class Parser(Generic[Message, Parsed]):
         view = memoryview(data)
         descriptor = cast("Descriptor", self.message_class.DESCRIPTOR)
         for field in read_fields(view, 0, len(data)):
-            is_text = (field.number, field.wire_type) == (inputs_number, LENGTH_DELIMITED)
+            is_text = field.number in self.inputs_numbers and field.wire_type == LENGTH_DELIMITED
             num_texts, num_others = num_texts + is_text, num_others + (not is_text)
             if num_texts > self.max_texts:
                 self._reject(f"has more than {self.max_texts} texts, the limit of a request")

@@ -14,16 +14,19 @@ from attnlens_server.grpc_api.model_info import ModelDescriber
 from attnlens_server.grpc_api.responses import Responses
 from attnlens_server.serving.admission import Budget
 from attnlens_server.serving.requests import (
+    ClassifyRequest,
     CompareRequest,
     EmbedRequest,
     EncodeRequest,
     ExplainRequest,
+    ScoreRequest,
     TokenizeRequest,
 )
 from attnlens_server.serving.results import Explanation, TokenizedText
 from attnlens_server.serving.service import ModelService
 
 P = ParamSpec("P")
+_RESULT_BYTES = 32  # serialized score and usage of a text
 # From a serialized request to a serialized response, or None if it wrote a stream.
 Handler = Callable[[bytes, Context], Awaitable[bytes | None]]
 
@@ -37,8 +40,14 @@ CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "Tokenize": requests.tokenize_request,
     "Explain": requests.explain_request,
     "Compare": requests.compare_request,
+    "Score": requests.score_request,
+    "Classify": requests.classify_request,
 }
 """Conversions of request messages to typed requests by method name."""
+
+
+INPUT_FIELDS = ("inputs", "pairs", "documents")
+"""Names of the repeated fields whose length is limited by the number of texts of a request."""
 
 
 class HasBudget(Protocol):
@@ -94,6 +103,16 @@ class EncoderService:
         size += sum(pair.matrix.nbytes for pair in result.pairs if pair.matrix is not None)
         return await self._serialize(size, self._responses.compare, result)
 
+    async def Score(self, request: ScoreRequest, call: HasBudget) -> bytes:
+        result = await self._service.score(request, call.budget())
+        size = _RESULT_BYTES * len(result.usages)
+        return await self._serialize(size, self._responses.score, result)
+
+    async def Classify(self, request: ClassifyRequest, call: HasBudget) -> bytes:
+        result = await self._service.classify(request, call.budget())
+        size = 2 * result.logits.nbytes + _RESULT_BYTES * len(result.usages)
+        return await self._serialize(size, self._responses.classify, result)
+
     async def ListModels(self, request: pb.ListModelsRequest, call: HasBudget) -> bytes:
         del request, call
         return pb.ListModelsResponse(models=[self._describer.model()]).SerializeToString()
@@ -120,11 +139,11 @@ def handlers(service: EncoderService, calls: Calls, max_texts: int) -> dict[str,
     handles: dict[str, Handler] = {}
     for method in DESCRIPTOR.methods:
         fields = method.input_type.fields_by_name
-        inputs = fields.get("inputs") or fields.get("pairs")
+        numbers = frozenset(fields[name].number for name in INPUT_FIELDS if name in fields)
         parser = Parser(
             GetMessageClass(method.input_type),
             CONVERSIONS.get(method.name, lambda message: message),
-            inputs.number if inputs else None,
+            numbers,
             max_texts,
         )
         handles[method.name] = calls.handler(parser, getattr(service, method.name), method.name)

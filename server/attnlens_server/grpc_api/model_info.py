@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from attnlens.bundle import embedding_size, find_graph
+from attnlens.bundle import find_graph
 from attnlens.v1.explanation_pb2 import ExplainMethod, PairMatrix
 from attnlens.v1.manifest_pb2 import EngineCheck, GraphPurpose
 from attnlens.v1.model_pb2 import Limits, Model, ModelState
@@ -39,7 +39,7 @@ class ModelDescriber:
             architecture=manifest.architecture,
             pooling=manifest.pooling,
             max_tokens=service.max_tokens,
-            embedding_size=embedding_size(manifest),
+            embedding_size=bundle.model.embedding_size,
             prompts=manifest.prompts,
             default_prompt_name=manifest.default_prompt_name,
             supports_text_pairs=service.takes_pairs,
@@ -63,6 +63,7 @@ class ModelDescriber:
             engine=engine.runtime.name,
             engine_check=engine_check,
             is_default=True,
+            classifier=manifest.classifier if manifest.HasField("classifier") else None,
         )
 
     def model(self) -> Model:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from google.protobuf.message import Message
 
+from attnlens.classifiers import ScoreActivation
 from attnlens.embedding_types import EmbeddingType
 from attnlens.explanations import ExplainLevel, ExplainMethod, PairMatrix
 from attnlens.pooling import FloatArray, Pooling
@@ -39,13 +40,16 @@ from attnlens_server.serving.requests import (
     FLOAT32,
     AttentionQuery,
     AttentionView,
+    ClassifyRequest,
     CompareRequest,
     DataType,
     EmbedRequest,
     EncodeRequest,
     ExplainRequest,
     ExplanationTarget,
+    LongDocuments,
     Prompt,
+    ScoreRequest,
     TokenizeRequest,
 )
 from attnlens_server.serving.validation import MAX_QUERIES
@@ -167,6 +171,49 @@ def compare_request(message: pb.CompareRequest) -> CompareRequest:
         matrix=_member(PairMatrix, message.matrix, "matrix", explanation_pb2.PairMatrix, violations),
         violations=violations,
     )
+
+
+def score_request(message: pb.ScoreRequest) -> ScoreRequest:
+    """Convert a Score request."""
+    violations: Violations = []
+    has_query = bool(message.query or message.documents)
+    if message.pairs and has_query:
+        problem = "is set in addition to query or documents: send one query with documents, or pairs"
+        violations.append(FieldViolation("pairs", problem))
+    inputs = [Input(text=document) for document in message.documents]
+    if message.pairs and not has_query:
+        inputs = [Input(text_pair=TextPair(pair.first, pair.second)) for pair in message.pairs]
+    policy = _member(LongDocuments, message.long_documents, "long_documents", pb.LongDocuments, violations)
+    return ScoreRequest(
+        model=message.model,
+        model_version=message.model_version,
+        inputs=inputs,
+        prompt=_prompt(message, "prompt"),
+        query=None if message.pairs and not has_query else message.query,
+        top_n=message.top_n,
+        long_documents=policy or LongDocuments.TRUNCATE,
+        max_tokens_per_document=message.max_tokens_per_document,
+        activation=_activation(message.activation, violations),
+        violations=violations,
+    )
+
+
+def classify_request(message: pb.ClassifyRequest) -> ClassifyRequest:
+    """Convert a Classify request."""
+    violations: Violations = []
+    return ClassifyRequest(
+        model=message.model,
+        model_version=message.model_version,
+        inputs=_inputs(message.inputs),
+        prompt=_prompt(message, "prompt"),
+        truncate=message.truncate,
+        activation=_activation(message.activation, violations),
+        violations=violations,
+    )
+
+
+def _activation(number: int, violations: Violations) -> ScoreActivation | None:
+    return _member(ScoreActivation, number, "activation", manifest_pb2.Activation, violations)
 
 
 def _inputs(messages: Iterable[pb.Input]) -> list[Input]:

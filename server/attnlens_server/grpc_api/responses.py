@@ -11,7 +11,7 @@ from attnlens.reductions import RowStatistics, SparseWeights, TopKWeights
 from attnlens.tensors import fill_stacked, fill_tensor, to_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1 import explanation_pb2
-from attnlens.v1.manifest_pb2 import OutputRole
+from attnlens.v1.manifest_pb2 import Activation, OutputRole
 from attnlens.v1.manifest_pb2 import RowSum as RowSumNumber
 from attnlens.v1.tensor_pb2 import DataType as DataTypeNumber
 from attnlens.v1.tensor_pb2 import Tensor
@@ -68,12 +68,16 @@ class Responses:
         model: Model name.
         version: Model version.
         engine: Name of the runtime.
-        precision: Precision of embeddings. Attention and explanations are computed in fp32.
+        precision: Precision of embeddings, or of the logits of a classifier. Other results are in fp32.
+        is_classifier: Whether the model is a classifier.
     """
 
-    def __init__(self, model: str, version: str, engine: str, precision: Precision) -> None:
+    def __init__(
+        self, model: str, version: str, engine: str, precision: Precision, *, is_classifier: bool = False
+    ) -> None:
         self._model = model
         self._version = version
+        self._is_classifier = is_classifier
         self._computation = pb.Computation(engine=engine, precision=PRECISIONS[precision])
         self._fp32_computation = pb.Computation(engine=engine, precision=PRECISIONS["fp32"])
 
@@ -90,6 +94,40 @@ class Responses:
         if result.ranges is not None:
             fill_tensor(response.ranges, result.ranges, DataTypeNumber.DATA_TYPE_FLOAT32)
         return response.SerializeToString()
+
+    def score(self, result: results.ScoreResult) -> bytes:
+        """Serialize a ScoreResponse."""
+        response = pb.ScoreResponse(
+            model=self._model,
+            model_version=self._version,
+            activation=Activation.ValueType(result.activation),
+            usages=[_usage_message(usage) for usage in result.usages],
+            timings=_timings_message(result.timings),
+            computation=self._computation,
+        )
+        for score in result.scores:
+            response.results.add(
+                index=score.index,
+                score=score.score,
+                logit=score.logit,
+                num_parts=score.num_parts,
+                part=score.part,
+            )
+        return response.SerializeToString()
+
+    def classify(self, result: results.ClassifyResult) -> bytes:
+        """Serialize a ClassifyResponse."""
+        return pb.ClassifyResponse(
+            model=self._model,
+            model_version=self._version,
+            labels=result.labels,
+            logits=to_tensor(result.logits, DataTypeNumber.DATA_TYPE_FLOAT32),
+            scores=to_tensor(result.scores, DataTypeNumber.DATA_TYPE_FLOAT32),
+            activation=Activation.ValueType(result.activation),
+            usages=[_usage_message(usage) for usage in result.usages],
+            timings=_timings_message(result.timings),
+            computation=self._computation,
+        ).SerializeToString()
 
     def encode(self, result: results.EncodeResult, data_type: DataType) -> bytes:
         """Serialize an EncodeResponse.
@@ -135,8 +173,8 @@ class Responses:
         return message.SerializeToString()
 
     def _encode_computation(self, *, has_attention: bool) -> pb.Computation:
-        """Return how token vectors were computed: the attention graph is always fp32."""
-        return self._fp32_computation if has_attention else self._computation
+        """Return how token vectors were computed: by a graph in fp32 with attention and for classifiers."""
+        return self._fp32_computation if has_attention or self._is_classifier else self._computation
 
     def tokenize_head(self) -> bytes:
         """Serialize the fields of a TokenizeResponse other than `results`."""

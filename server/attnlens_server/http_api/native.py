@@ -40,6 +40,8 @@ _SUMMARIES = {
     "tokenize": "Return the tokens of each text.",
     "explain": "Return how much each token of a text contributes to its embedding or to a similarity.",
     "compare": "Return how much each token of two texts contributes to their similarity.",
+    "score": "Return the relevance of documents to a query, sorted, or of pairs of texts.",
+    "classify": "Return the logit and score of each label for each text.",
     "attention": "Return the attention weights of each text. Defaults to all heads of all layers.",
 }
 _METHODS = {"encode_stream": "EncodeStream", "attention": "Encode"}  # others are named like their method

@@ -14,6 +14,7 @@ import msgspec
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
+from attnlens_server.grpc_api.methods import INPUT_FIELDS
 from attnlens_server.grpc_api.model_info import own_version
 from attnlens_server.http_api import viewer
 from attnlens_server.http_api.exchange import NATIVE, HttpRequest, HttpResponse, Route, encode_json
@@ -21,7 +22,6 @@ from attnlens_server.http_api.native import ARRAYS, TranscodedBody
 from attnlens_server.http_api.transcoding import (
     DURATION,
     INPUT,
-    INPUT_FIELDS,
     TENSOR,
     enum_names,
     is_map,

@@ -25,12 +25,11 @@ from attnlens.tensors import fill_tensor, from_tensor
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.grpc_api.calls import MAX_OTHER_FIELDS
+from attnlens_server.grpc_api.methods import INPUT_FIELDS
 from attnlens_server.http_api.exchange import HttpError
 
 INPUT, TENSOR, TOKEN = "attnlens.v1.Input", "attnlens.v1.Tensor", "attnlens.v1.Token"
 DURATION = "google.protobuf.Duration"
-INPUT_FIELDS = ("inputs", "pairs")
-"""Names of the repeated fields whose length is limited by the number of texts of a request."""
 _VALUE_BYTES = 64  # memory of a list, dictionary or number
 _MAX_SHOWN = 40  # characters of a value in a message
 
@@ -71,7 +70,7 @@ def fill_message(message: Message, content: Mapping[str, Any], max_texts: int, p
     Args:
         message: Empty message.
         content: Values by field name.
-        max_texts: Maximum length of the fields in `INPUT_FIELDS`.
+        max_texts: Maximum length of the fields in `methods.INPUT_FIELDS`.
         path: Path of the message in the request.
 
     Raises:
@@ -111,13 +110,13 @@ def _fill_list(
 ) -> None:
     if not isinstance(values, list):
         _reject(path, "is not a list: send a JSON array")
+    if field.name in INPUT_FIELDS and len(values) > max_texts:
+        _reject(path, f"has more than {max_texts} texts, the limit of a request: send several requests")
     if field.message_type is None:
         if field.cpp_type not in _INTEGERS or set(map(type, values)) - {int}:
             values = [_scalar(field, value, f"{path}[{index}]") for index, value in enumerate(values)]
         _checked(container.extend, values, path)
         return
-    if field.name in INPUT_FIELDS and len(values) > max_texts:
-        _reject(path, f"has more than {max_texts} texts, the limit of a request: send several requests")
     if len(values) > MAX_OTHER_FIELDS and field.name not in INPUT_FIELDS:
         _reject(path, f"has more than {MAX_OTHER_FIELDS} entries: send fewer")
     for index, value in enumerate(values):

@@ -138,7 +138,8 @@ class Runs:
     """
 
     def __init__(self, bundle: Bundle, engine: Engine, runner: ItemRunner, workers: Workers) -> None:
-        self.vector_kind: Kind = "embeddings" if bundle.precision == "fp32" else "attention"
+        has_fp32_vectors = bundle.precision == "fp32" or bundle.model.classifier is not None
+        self.vector_kind: Kind = "embeddings" if has_fp32_vectors else "attention"
         self._model = bundle.model
         self._dense = bundle.dense
         self._engine = engine

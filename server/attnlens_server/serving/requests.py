@@ -11,6 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from attnlens.classifiers import ScoreActivation
 from attnlens.embedding_types import EmbeddingType
 from attnlens.explanations import ExplainLevel, ExplainMethod, Float64Array, PairMatrix
 from attnlens.patterns import BlockTable
@@ -106,6 +107,46 @@ class EncodeRequest(Request):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeRequest(Request):
     """Request for the tokens of each text."""
+
+
+class LongDocuments(IntEnum):
+    """Handling of documents that are too long. The values are those of `attnlens.v1.LongDocuments`."""
+
+    TRUNCATE = 1
+    SPLIT = 2
+    REJECT = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRequest(Request):
+    """Request for the relevance of documents to a query.
+
+    Attributes:
+        query: Query. `inputs` are its documents, as texts. If None, `inputs` are pairs.
+        top_n: Number of results to return. 0 means all.
+        long_documents: What to do with documents that are too long.
+        max_tokens_per_document: Maximum number of tokens of a document. 0 means as many as fit.
+        activation: Function from logits to scores. None means that of the classifier.
+    """
+
+    query: str | None = None
+    top_n: int = 0
+    long_documents: LongDocuments = LongDocuments.TRUNCATE
+    max_tokens_per_document: int = 0
+    activation: ScoreActivation | None = None
+
+    @property
+    def other_inputs(self) -> Sequence[Input]:
+        """The query."""
+        return () if self.query is None else (Input(text=self.query),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifyRequest(Request):
+    """Request for the logits of each text. `activation` None means that of the classifier."""
+
+    truncate: bool = False
+    activation: ScoreActivation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +247,19 @@ class EmbedPlan:
         """Size of an embedding in a response."""
         itemsize = 1 if self.is_quantized else self.data_type.itemsize
         return self.embedding_type.num_columns(self.dimensions) * itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsPlan:
+    """Validated ScoreRequest or ClassifyRequest.
+
+    Attributes:
+        prompt: Text that precedes each query or input.
+        activation: Function from logits to scores.
+    """
+
+    prompt: str
+    activation: ScoreActivation
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attnlens.classifiers import ScoreActivation
 from attnlens.embedding_types import EmbeddingType
 from attnlens.explanations import ExplainMethod
 from attnlens.patterns import Band, Pattern
@@ -88,6 +89,54 @@ class EmbedResult:
     usages: list[Usage]
     timings: Timings
     ranges: FloatArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Relevance of a document.
+
+    Attributes:
+        index: Index of the document or pair in the request.
+        score: Activation of the logit.
+        logit: Logit, the maximum over the parts of the document.
+        num_parts: Number of parts that were scored.
+        part: Index of the part with that logit.
+    """
+
+    index: int
+    score: float
+    logit: float
+    num_parts: int
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """Result of Score.
+
+    Attributes:
+        scores: With a query, sorted by descending logit. With pairs, in their order.
+        activation: Function from logits to scores.
+        usages: Number of tokens of each document or pair of the request, the sum over its parts.
+        timings: Durations.
+    """
+
+    scores: list[Score]
+    activation: ScoreActivation
+    usages: list[Usage]
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifyResult:
+    """Result of Classify: logits and scores (N, C) in fp32."""
+
+    labels: tuple[str, ...]
+    logits: FloatArray
+    scores: FloatArray
+    activation: ScoreActivation
+    usages: list[Usage]
+    timings: Timings
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from attnlens.classifiers import scores_of
 from attnlens.costs import input_matrix_cost, masked_runs_cost, sweeps_cost
 from attnlens.embedding_types import quantize
 from attnlens.explanations import ExplainLevel, ExplainMethod, Float64Array, PairMatrix
@@ -53,6 +54,7 @@ from attnlens_server.serving.explanations import (
 )
 from attnlens_server.serving.requests import (
     FLOAT32,
+    ClassifyRequest,
     CompareRequest,
     EmbedPlan,
     EmbedRequest,
@@ -60,12 +62,15 @@ from attnlens_server.serving.requests import (
     EncodeRequest,
     ExplainRequest,
     ExplanationPlan,
+    LogitsPlan,
     Part,
     Request,
+    ScoreRequest,
     TokenizeRequest,
 )
 from attnlens_server.serving.results import (
     AttentionParts,
+    ClassifyResult,
     CompareResult,
     Comparison,
     EmbedResult,
@@ -73,6 +78,7 @@ from attnlens_server.serving.results import (
     EncodeResult,
     ExplainResult,
     Explanation,
+    ScoreResult,
     StreamAttention,
     StreamText,
     Timings,
@@ -81,6 +87,15 @@ from attnlens_server.serving.results import (
     check_range,
     timings,
     usage,
+)
+from attnlens_server.serving.scoring import (
+    ClassifierValidator,
+    DocumentEncoder,
+    ScoredInput,
+    check_logits,
+    distinct,
+    logits_of,
+    scores,
 )
 from attnlens_server.serving.streams import Piece, Window, cut_into_pieces, run_pieces
 from attnlens_server.serving.validation import (
@@ -93,6 +108,7 @@ from attnlens_server.text import (
     EncodedInput,
     Input,
     InputEncoder,
+    PairEncoder,
     TextEncoder,
     Tokens,
     TokenSource,
@@ -176,6 +192,11 @@ class ModelService:
             has_contributions=engine.has_contributions,
             has_dense=bool(bundle.dense),
         )
+        can_score = model.classifier is not None and model.classifier.is_reranker and self.takes_pairs
+        self._classifiers = ClassifierValidator(model, self._validator.inputs, can_score=can_score)
+        self._documents = (
+            DocumentEncoder(PairEncoder(text_encoder), max_tokens) if can_score and text_encoder else None
+        )
         self._sizes = ReplySizes(model.hidden_size, costs)
         num_layers, num_heads = model.contributions.heads if model.contributions else (0, 0)
         self._costs = ExplanationCosts(
@@ -251,6 +272,74 @@ class ModelService:
             embeddings = await self.workers.run_if(is_slow, self._embeddings, results, plan)
         elapsed = budget.metrics.add(timings(tokenize_s, results))
         return EmbedResult(embeddings, [usage(encoded) for encoded in inputs], elapsed, plan.ranges)
+
+    async def score(self, request: ScoreRequest, budget: Budget) -> ScoreResult:
+        """Return the relevance of documents to a query, or of the second to the first text of pairs.
+
+        Raises:
+            RequestError: See `attnlens_server.errors`.
+        """
+        plan = await self._validate(request, self._classifiers.score)
+        firsts, rows = distinct(request.inputs)
+        slots = Slots(self.admission)
+        try:
+            slots.acquire({"logits": len(firsts)})
+            result_bytes = len(rows) * self._sizes.costs.text_bytes
+            self._sizes.check("the response", result_bytes, "send fewer texts")
+            budget.memory.grow(
+                self._sizes.costs.serialization_copies * result_bytes + len(rows) * TEXT_MEMORY_BYTES
+            )
+            started = time.monotonic()
+            inputs = await self._scored_inputs(request, plan, firsts, budget)
+            num_parts = [len(scored.ranges) for scored in inputs]
+            slots.acquire({"logits": sum(num_parts) - len(firsts)})
+            items = await self.workers.run_if(
+                request.size > MAX_INLINE_TOKENIZATION, self._score_items, inputs, budget
+            )
+            tokenize_s = time.monotonic() - started
+            results = await self._runner.run(items, "logits")
+        finally:
+            slots.release()
+        return ScoreResult(
+            scores(request, plan, rows, num_parts, logits_of(results)),
+            plan.activation,
+            [inputs[row].usage for row in rows],
+            budget.metrics.add(timings(tokenize_s, results)),
+        )
+
+    async def classify(self, request: ClassifyRequest, budget: Budget) -> ClassifyResult:
+        """Return the logits and scores of each text.
+
+        Raises:
+            RequestError: See `attnlens_server.errors`.
+        """
+        plan = await self._validate(request, self._classifiers.classify)
+        assert self._model.classifier is not None  # noqa: S101 - ensured by the validation
+        labels, num_texts = self._model.classifier.labels, len(request.inputs)
+        with self.admission.slots("logits", num_texts):
+            result_bytes = num_texts * (2 * FLOAT32.itemsize * len(labels) + self._sizes.costs.text_bytes)
+            result_bytes += len("".join(labels).encode()) + self._sizes.costs.text_bytes * len(labels)
+            self._sizes.check("the response", result_bytes, "send fewer texts")
+            budget.memory.grow(
+                (1 + self._sizes.costs.serialization_copies) * result_bytes + num_texts * TEXT_MEMORY_BYTES
+            )
+            inputs, tokenize_s = await self._token_ids(request, plan.prompt, budget)
+            outputs = (self._logits_output(),)
+            items = [
+                Item(encoded.input_ids, outputs, encoded.token_type_ids, budget.deadline)
+                for encoded in inputs
+            ]
+            results = await self._runner.run(items, "logits")
+        logits = logits_of(results)  # (N, C)
+        check_logits(logits, [f"inputs[{index}]" for index in range(num_texts)])
+        return ClassifyResult(
+            labels,
+            logits,
+            scores_of(logits, plan.activation).astype(np.float32),
+            plan.activation,
+            [usage(encoded) for encoded in inputs],
+            budget.metrics.add(timings(tokenize_s, results)),
+        )
 
     async def encode(self, request: EncodeRequest, budget: Budget) -> EncodeResult:
         """Return token vectors, attention or both for each text.
@@ -435,7 +524,7 @@ class ModelService:
 
     async def _token_ids(
         self,
-        request: EmbedRequest | EncodeRequest,
+        request: EmbedRequest | EncodeRequest | ClassifyRequest,
         prompt: str,
         budget: Budget,
         plan: EncodePlan | None = None,
@@ -456,6 +545,37 @@ class ModelService:
             is_slow=request.size + len(request.inputs) * len(prompt) > MAX_INLINE_TOKENIZATION,
         )
         return inputs, time.monotonic() - started
+
+    async def _scored_inputs(
+        self, request: ScoreRequest, plan: LogitsPlan, firsts: Sequence[int], budget: Budget
+    ) -> list[ScoredInput]:
+        """Return the tokens of the inputs with the given indices, and the parts of their documents.
+
+        Raises:
+            TooExpensiveError: The parts beyond the first one of each document exceed the limit.
+        """
+        encoder = self._documents
+        assert encoder is not None  # noqa: S101 - the validation rejects the request
+        num_extra_tokens = 0
+
+        def reserve(inputs: list[ScoredInput]) -> None:
+            nonlocal num_extra_tokens
+            num_extra_tokens += sum(each.num_extra_tokens for each in inputs)
+            if num_extra_tokens > self._max_computed_tokens:
+                costs = {"long_documents": num_extra_tokens}
+                raise errors.TooExpensiveError(costs, self._max_computed_tokens, "truncate long documents")
+            num_tokens = sum(each.num_tokens for each in inputs)
+            num_extra_parts = sum(len(each.ranges) - 1 for each in inputs)
+            budget.metrics.num_tokens += num_tokens
+            budget.memory.grow(2 * TOKEN_ID_BYTES * num_tokens + num_extra_parts * TEXT_MEMORY_BYTES)
+
+        query_size = len(plan.prompt) + sum(each.size for each in request.other_inputs)
+        return await self._in_portions(
+            [request.inputs[index] for index in firsts],
+            lambda portion: encoder.encode(request, firsts[portion.start : portion.stop], plan.prompt),
+            reserve,
+            is_slow=request.size + query_size > MAX_INLINE_TOKENIZATION,
+        )
 
     async def _described_inputs(
         self, request: EncodeRequest, plan: EncodePlan, budget: Budget
@@ -603,6 +723,20 @@ class ModelService:
             outputs = (RequestedOutput(hidden.name, hidden.layout, pooling),)
             yield Item(encoded.input_ids, outputs, encoded.token_type_ids, budget.deadline)
 
+    def _logits_output(self) -> RequestedOutput:
+        output = self._model.outputs.logits
+        assert output is not None  # noqa: S101 - the validation rejects requests for other models
+        return RequestedOutput(output.name, output.layout)
+
+    def _score_items(self, inputs: Sequence[ScoredInput], budget: Budget) -> list[Item]:
+        """Return the items of all parts. Runs in a worker thread if there are many."""
+        outputs = (self._logits_output(),)
+        return [
+            Item(ids, outputs, types, budget.deadline)
+            for scored in inputs
+            for ids, types in (scored.pair.arrays(*part) for part in scored.ranges)
+        ]
+
     async def _direction(
         self, targets: Sequence[Text], fields: Sequence[str], call: Call
     ) -> Float64Array | None:
@@ -662,7 +796,12 @@ class ModelService:
     # --- In worker threads ------------------------------------------------------------------------
 
     def _encode(
-        self, request: EmbedRequest | EncodeRequest, portion: range, *, prompt: str, plan: EncodePlan | None
+        self,
+        request: EmbedRequest | EncodeRequest | ClassifyRequest,
+        portion: range,
+        *,
+        prompt: str,
+        plan: EncodePlan | None,
     ) -> list[EncodedInput]:
         with_units = plan is not None and plan.needs_units
         encoded = self._encoder.encode(

@@ -257,8 +257,12 @@ class RequestValidator:
 
         Raises:
             InvalidFieldsError: One or more fields are invalid.
+            NotSupportedError: The model is a classifier.
         """
         model = self._model
+        if model.classifier is not None:
+            method = "Score" if model.classifier.is_reranker else "Classify"
+            raise NotSupportedError(f"the model {model.name!r} has no embeddings: use {method}")
         prompt, violations = self.inputs.validate(request)
         violations += _check_dimensions(request.dimensions, model)
         is_published = not request.dimensions and request.normalize is None
@@ -562,7 +566,7 @@ class ExplanationValidator:
         has_dense: bool,
     ) -> None:
         self._model = model
-        self._is_enabled = config.explain
+        self._is_enabled = config.explain and model.classifier is None
         self._inputs = inputs
         self._has_dense = has_dense
         self._has_contributions = has_contributions
@@ -584,10 +588,10 @@ class ExplanationValidator:
             PairMatrix.INPUT: has_contributions,
         }
         self.methods = tuple(
-            each for each, is_supported in methods.items() if is_supported and config.explain
+            each for each, is_supported in methods.items() if is_supported and self._is_enabled
         )
         self.matrices = tuple(
-            each for each, is_supported in matrices.items() if is_supported and config.explain
+            each for each, is_supported in matrices.items() if is_supported and self._is_enabled
         )
 
     def explain(self, request: ExplainRequest) -> ExplanationPlan:
@@ -675,6 +679,10 @@ class ExplanationValidator:
         )
 
     def _check_enabled(self) -> None:
+        if self._model.classifier is not None:
+            raise NotSupportedError(
+                f"the model {self._model.name!r} has no embeddings to explain: use Score or Classify"
+            )
         if not self._is_enabled:
             raise NotSupportedError("Explain and Compare are disabled: start the server without --no-explain")
 

@@ -162,6 +162,26 @@ class TextEncoder:
             result.append(EncodedInput(input_ids, len(whole), token_type_ids=type_ids, record=record))
         return result
 
+    def encode_alone(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts without special tokens and without truncation.
+
+        Raises:
+            UntokenizableError: The tokenizer fails, or the normalized texts are too long.
+        """
+        with self._guarded([(text,) for text in texts]):
+            encodings = self._counting.encode_batch_fast([*texts], add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tokenizers.Encoding]:
+        """Tokenize pairs without truncation.
+
+        Raises:
+            UntokenizableError: The tokenizer fails, or the normalized texts are too long.
+        """
+        with self._guarded(pairs):
+            encodings: list[tokenizers.Encoding] = self._counting.encode_batch_fast([*pairs])
+        return encodings
+
     @contextmanager
     def _guarded(self, sources: Sequence[Sequence[str]]) -> Iterator[None]:
         """Limit the memory for tokenization, and translate panics of the library's Rust code.

@@ -11,7 +11,7 @@ from attnlens_server.bundle.engine_checks import find_engine_check
 from attnlens_server.config import DEFAULT_DEVICE, ConfigError, ServerConfig
 from attnlens_server.engine import Engine, HeadSelection, Item, RequestedOutput
 from attnlens_server.errors import StartupError
-from attnlens_server.tuning.probe import Probe, embedding_output, probe_in_subprocess
+from attnlens_server.tuning.probe import Probe, main_output, probe_in_subprocess
 from attnlens_server.tuning.settings import (
     REPEAT_MARGIN,
     Setting,
@@ -221,7 +221,7 @@ class _Benchmark:
 
     def search(self, config: ServerConfig) -> tuple[SettingResult, ...]:
         """Measure all settings in turn. Later rounds repeat only those near the best one."""
-        kind: Kind = "attention" if self._options.attention else "embeddings"
+        kind: Kind = "attention" if self._options.attention else self._bundle.model.main_kind
         outputs = _all_outputs(self._bundle, kind)
         rates: dict[Setting, list[float]] = {setting: [] for setting in self._settings}
         selected = self._settings
@@ -239,9 +239,10 @@ class _Benchmark:
 
     def _measure_turn(self, variant: Variant) -> Turn:
         with running(*self._configure(variant)) as engine:
-            outputs = embedding_output(self._bundle)
-            self._measure_throughput(engine, "embeddings", outputs)  # Batches of a new shape are slower.
-            tokens_per_s = self._measure_throughput(engine, "embeddings", outputs)
+            outputs = main_output(self._bundle)
+            kind = self._bundle.model.main_kind
+            self._measure_throughput(engine, kind, outputs)  # Batches of a new shape are slower.
+            tokens_per_s = self._measure_throughput(engine, kind, outputs)
             alone_ms = measure_latency_ms(
                 engine,
                 lambda: Item(self._short_text, outputs),
@@ -269,7 +270,9 @@ class _Benchmark:
 
 
 def _all_outputs(bundle: Bundle, kind: Kind) -> tuple[RequestedOutput, ...]:
-    """Return the token vectors, or the attention of all layers and heads."""
+    """Return the token vectors, the logits, or the attention of all layers and heads."""
+    if kind == "logits":
+        return main_output(bundle)
     if kind == "embeddings":
         return (RequestedOutput(bundle.model.outputs.hidden_state(kind).name),)
     return tuple(

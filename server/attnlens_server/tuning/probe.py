@@ -33,7 +33,7 @@ class Probe:
     """Result of a probe.
 
     Attributes:
-        embeddings: (N, E), one for each text.
+        embeddings: (N, E), one for each text. For a classifier, the logits (C, N) of each label.
         memory_bytes: Resident memory of the process after computing them. None on systems other than Linux.
     """
 
@@ -89,14 +89,20 @@ def probe(bundle: Bundle, config: ServerConfig, texts: Sequence[npt.NDArray[np.i
         ConfigError: The configuration is inconsistent.
     """
     with running(bundle, config) as engine:
-        items = [Item(input_ids, embedding_output(bundle)) for input_ids in texts]
-        futures = engine.submit(items, kind="embeddings")
-        pooled = np.stack([future.result().arrays[0] for future in futures])  # (N, D)
-        return Probe(finish(pooled, bundle.dense, normalize_last=True), _resident_bytes())
+        items = [Item(input_ids, main_output(bundle)) for input_ids in texts]
+        futures = engine.submit(items, kind=bundle.model.main_kind)
+        vectors = np.stack([future.result().arrays[0] for future in futures])  # (N, D) or (N, C)
+        if bundle.model.classifier is None:
+            vectors = finish(vectors, bundle.dense, normalize_last=True)
+        else:
+            vectors = vectors.T  # one vector per label, since a single logit has no direction
+        return Probe(vectors, _resident_bytes())
 
 
-def embedding_output(bundle: Bundle) -> tuple[RequestedOutput]:
-    """Return the output of the engine for embeddings: pooled token vectors."""
+def main_output(bundle: Bundle) -> tuple[RequestedOutput]:
+    """Return the output of the engine for embeddings, pooled token vectors, or for logits."""
+    if (logits := bundle.model.outputs.logits) is not None:
+        return (RequestedOutput(logits.name, logits.layout),)
     hidden = bundle.model.outputs.hidden_state("embeddings")
     return (RequestedOutput(hidden.name, hidden.layout, TokenPooling(bundle.model.pooling)),)
 

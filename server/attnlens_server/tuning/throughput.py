@@ -93,12 +93,12 @@ def measure_throughput(
 
 
 def measure_latency_ms(engine: Engine, make_item: Callable[[], Item], seconds: float) -> float:
-    """Return the median latency of an embedding on an otherwise idle engine, in milliseconds."""
+    """Return the median latency of a text on an otherwise idle engine, in milliseconds."""
     latencies_ms: list[float] = []
     end = time.monotonic() + seconds
     while len(latencies_ms) <= MIN_LATENCIES or time.monotonic() < end:
         begin = time.perf_counter()
-        [future] = engine.submit([make_item()], kind="embeddings")
+        [future] = engine.submit([make_item()], kind=engine.main_kind)
         future.result()
         latencies_ms.append(1000 * (time.perf_counter() - begin))
     return median(latencies_ms[1:])  # The first text may wait for batches that are still running.

@@ -29,7 +29,8 @@ def parser_of(
     message_class: type[AnyRequest], max_texts: int, inputs_number: int | None = INPUTS
 ) -> Parser[AnyRequest, AnyRequest]:
     """A parser that returns the request unchanged."""
-    return Parser(message_class, lambda request: request, inputs_number, max_texts)
+    numbers = frozenset() if inputs_number is None else frozenset({inputs_number})
+    return Parser(message_class, lambda request: request, numbers, max_texts)
 
 
 def test_message_with_millions_of_texts_is_rejected_early() -> None:

@@ -196,7 +196,7 @@ def test_errors_have_the_details_of_the_encoder_service(inference: GRPCInference
 def test_millions_of_elements_are_rejected_before_they_are_parsed(
     tensor: InputTensor, message: str | None
 ) -> None:
-    parser = Parser(pb.ModelInferRequest, lambda request: request, 7, 512, CONTENTS_COPIES)
+    parser = Parser(pb.ModelInferRequest, lambda request: request, frozenset({7}), 512, CONTENTS_COPIES)
     data = pb.ModelInferRequest(inputs=[tensor]).SerializeToString()
     assert len(data) > SMALL_BYTES
     if message is None:

@@ -22,6 +22,7 @@ SESSIONS: Mapping[Kind, dict[str, type[OnnxSession]]] = {
     "embeddings": {"cpu": OnnxSession, "cuda": OnnxSession},
     "attention": {"cpu": OnnxSession, "cuda": DeviceSession},
     "contributions": {"cpu": OnnxSession, "cuda": OnnxSession},
+    "logits": {"cpu": OnnxSession, "cuda": OnnxSession},
 }
 
 

@@ -47,8 +47,13 @@ class OpenvinoRuntime:
 
     name: EngineName = PACKAGE
 
-    def __init__(self, device: str, precision: OpenvinoPrecision) -> None:
+    def __init__(self, device: str, precision: OpenvinoPrecision, main_kind: Kind = "embeddings") -> None:
         """Import OpenVINO and find the device.
+
+        Args:
+            device: Name of the device.
+            precision: Precision of the main graph. Other graphs run in fp32.
+            main_kind: Kind of the main graph.
 
         Raises:
             StartupError: OpenVINO is not installed, or the device does not exist or lacks the precision.
@@ -70,6 +75,7 @@ class OpenvinoRuntime:
         self.mixes_lengths = False
         self.batch_counts = BATCH_COUNTS
         self._precision = precision
+        self._main_kind = main_kind
         # Each graph is read once. Its sessions share the weights, in the precision of the file or in bf16.
         self._models: dict[tuple[Path, OpenvinoPrecision], openvino.Model] = {}
         if precision == "bf16":
@@ -79,7 +85,7 @@ class OpenvinoRuntime:
         self, kind: Kind, graph: Path, division: Division, limit: TimeLimit | None = None
     ) -> OpenvinoSession:
         """Open a graph with one stream per concurrent batch."""
-        precision = self._precision if kind == "embeddings" else "fp32"
+        precision = self._precision if kind == self._main_kind else "fp32"
         properties = compile_properties(
             self.device,
             precision,
