@@ -25,6 +25,7 @@ class Facts:
     Attributes:
         model: Name of the model.
         num_parameters: Approximate number, from the size of the weight files.
+        num_labels: Number of labels of a classifier, 1 for a reranker, 0 for an embedding model.
         precisions: Precisions of the graphs, such as `fp32` and `int8`.
         size_bytes: Size of all files in the manifest.
         passed: Whether the bundle passed parity. Servers reject bundles that did not.
@@ -40,6 +41,7 @@ class Facts:
     num_heads: int
     num_parameters: int
     max_tokens: int
+    num_labels: int
     precisions: tuple[str, ...]
     size_bytes: int
     passed: bool
@@ -114,6 +116,7 @@ def _facts(manifest: Manifest) -> Facts:
         num_heads=sizes.num_heads,
         num_parameters=weights // _FP32_BYTES,
         max_tokens=manifest.max_tokens,
+        num_labels=len(manifest.classifier.labels),
         precisions=tuple(dict.fromkeys(precisions)),
         size_bytes=sum(bytes_of.values()),
         passed=manifest.parity.passed,
@@ -146,6 +149,8 @@ def _cells(bundle: ListedBundle) -> list[str | Text]:
         return [printable(lines[0]), "", "", verdict]
     if facts.model != bundle.directory.name:
         lines.append(facts.model)
+    if facts.num_labels:
+        lines.append("reranker" if facts.num_labels == 1 else f"classifier, {facts.num_labels:,} labels")
     lines.append(f"from {source_text(facts.source, facts.source_revision[:_COMMIT_LENGTH])}")
     exported = [f"attnlens {facts.attnlens}"] if facts.attnlens else []
     verdict.append("".join(f"\n{line}" for line in (*exported, bundle.exported_at[:_DATE_LENGTH])), "default")

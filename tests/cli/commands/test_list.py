@@ -55,6 +55,7 @@ def test_json_contains_the_manifest_values_and_the_problems(bundles: Path) -> No
         assert facts[name] == manifest["architecture"][name]
     assert (facts["model"], facts["max_tokens"]) == (manifest["model_name"], manifest["max_tokens"])
     assert facts["precisions"] == ["fp32", "fp16"]
+    assert facts["num_labels"] == 0
     files = [path for path in STORED_BUNDLE.rglob("*") if path.is_file()]
     assert facts["size_bytes"] == sum(path.stat().st_size for path in files if path.name != "manifest.json")
 
@@ -93,3 +94,15 @@ def test_cache_and_bundles_directory_are_searched_by_default(
     result = run_list("--cache-dir", tmp_path / "none")
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == f"no bundles in {tmp_path}/none and bundles\n"
+
+
+@pytest.mark.parametrize(
+    ("labels", "line"), [(["relevance"], "reranker"), (["art", "law", "sea"], "classifier, 3 labels")]
+)
+def test_rerankers_and_classifiers_are_named(labels: list[str], line: str, tmp_path: Path) -> None:
+    shutil.copytree(STORED_BUNDLE, tmp_path / "stored")
+    manifest = tmp_path / "stored" / "manifest.json"
+    head = {"labels": labels, "activation": "ACTIVATION_SIGMOID"}
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"classifier": head}))
+    assert listed(tmp_path)["stored"]["facts"]["num_labels"] == len(labels)
+    assert line in run_list(tmp_path).stdout

@@ -261,3 +261,12 @@ def test_modules_after_the_head_are_refused(bert: Path) -> None:
     (bert / "modules.json").write_text(json.dumps([{"path": "", "type": name} for name in types]))
     with pytest.raises(SourceError, match="has the module Dense after its classification head"):
         read_head(bert, LAYOUTS["Bert"], 96)
+
+
+def test_page_of_families_lists_every_layout() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "families.md").read_text("utf-8")
+    table = page.partition("## Classification heads")[2].partition("\nWith random weights")[0]
+    listed = [
+        name for line in table.splitlines() if line.startswith("| `") for name in line.split("|")[1].split()
+    ]
+    assert sorted(name.strip("`,") for name in listed) == sorted(LAYOUTS)
