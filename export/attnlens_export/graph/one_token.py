@@ -5,7 +5,8 @@ values of all tokens, and everything else, from the query to the feed-forward ne
 The products are the same, so the result is exact up to rounding.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -98,7 +99,7 @@ class _Selection:
         if axis == 0 or axis >= len(shape) or shape[axis] != LENGTH_AXIS:
             raise _NotSelectableError
         others = [index for index in range(1, len(shape)) if index != axis]
-        rows = [1] * len(shape)
+        rows: list[int | str] = [1] * len(shape)
         rows[0], rows[axis] = BATCH_AXIS, LENGTH_AXIS
         weights = self._weights
         if others:
@@ -175,5 +176,5 @@ class _Selection:
         return self._writer.weights[name]
 
 
-def _attributes(node: onnx.NodeProto) -> Mapping[str, object] | dict[str, object]:
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
