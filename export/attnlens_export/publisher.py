@@ -192,7 +192,8 @@ class _Pipeline:
         kind = transformers.AutoModelForSequenceClassification
         model = kind.from_pretrained(source, dtype="float32", **options).eval()
         self._length = {"truncation": True, "max_length": max_tokens}
-        self._pipeline: Any = transformers.TextClassificationPipeline(model=model, tokenizer=tokenizer)
+        pipeline: Any = transformers.TextClassificationPipeline
+        self._pipeline = pipeline(model=model, tokenizer=tokenizer)
         # Keys of sentence-transformers before version 6.
         keys = ("sentence_transformers", "sbert_ce_default_activation_function")
         self.is_cross_encoder = any(hasattr(model.config, key) for key in keys)
