@@ -2,22 +2,24 @@
 
 Parity compares a bundle's graphs with our PyTorch encoder, so a misread configuration passes. Here both sides
 start from text: token ids, hidden states and, if the checkpoint has sentence-transformers modules, final
-embeddings with each prompt.
+embeddings with each prompt. For a classifier or reranker: token ids, logits and scores of texts and pairs.
 
-Shape legend: T tokens, D hidden size, E embedding size.
+Shape legend: T tokens, D hidden size, E embedding size, C labels.
 """
 
 import importlib.metadata
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from attnlens.v1.manifest_pb2 import PoolingDefaults
+from attnlens_export.classification import LogitsResult
 from attnlens_export.errors import SourceError
 from attnlens_export.graph.names import HIDDEN_OUTPUT
 from attnlens_export.int8.texts import read_kinds
@@ -28,6 +30,10 @@ from attnlens_export.progress import StageProgress
 from attnlens_export.published.pooling import read_pooling
 
 FloatArray = npt.NDArray[np.float32]
+TextOrPair: TypeAlias = str | tuple[str, str]
+Scored: TypeAlias = tuple[list[int], FloatArray, FloatArray]
+"""Token ids (T,), logits (C,) and scores (C,)."""
+_Reference = TypeVar("_Reference")
 
 TEXTS_PER_KIND = 3
 CASED_TEXT = "The NASA engineers in Zürich and São Paulo read Dr. O'Brien's REPORT twice."
@@ -47,12 +53,21 @@ class Embedder(Protocol):
         """Return the final embedding (E,)."""
 
 
+class Scorer(Protocol):
+    """A served classifier or reranker. Longer texts are truncated to `max_tokens`, see `Embedder`."""
+
+    max_tokens: int
+
+    def score(self, text: TextOrPair, prompt_name: str | None) -> Scored:
+        """Return token ids (T,), special tokens included, logits (C,) and scores (C,)."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """One kind of result, compared over all texts.
 
     Attributes:
-        result: `token ids`, `hidden states` or `embeddings`, with the prompt name if there is one.
+        result: `token ids`, `hidden states`, `embeddings`, `logits` or `scores`, with the prompt name if any.
         num_texts: Number of texts compared.
         max_abs_error: Largest absolute difference; for token ids, the number of texts whose ids differ.
         limit: Largest error that passes.
@@ -164,6 +179,59 @@ class _SentenceTransformers:
         return vector
 
 
+class _Pipeline:
+    """`TextClassificationPipeline` of transformers in fp32 on the CPU. Its scores are sorted."""
+
+    def __init__(self, source: str, revision: str | None, max_tokens: int) -> None:
+        import transformers  # noqa: PLC0415 - optional
+
+        self.name = f"transformers {transformers.__version__}"
+        self.prompts: dict[str, str] = {}
+        options: dict[str, Any] = {"revision": revision} if revision else {}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
+        kind = transformers.AutoModelForSequenceClassification
+        model = kind.from_pretrained(source, dtype="float32", **options).eval()
+        self._length = {"truncation": True, "max_length": max_tokens}
+        pipeline: Any = transformers.TextClassificationPipeline
+        self._pipeline = pipeline(model=model, tokenizer=tokenizer)
+        # Keys of sentence-transformers before version 6.
+        keys = ("sentence_transformers", "sbert_ce_default_activation_function")
+        self.is_cross_encoder = any(hasattr(model.config, key) for key in keys)
+
+    def score(self, text: TextOrPair, prompt_name: str | None) -> Scored:
+        """Return token ids (T,), logits (C,) and scores (C,) in ascending order."""
+        del prompt_name
+        texts = (text,) if isinstance(text, str) else text
+        encoded = self._pipeline.tokenizer(*texts, return_tensors="pt", **self._length)
+        with torch.inference_mode():
+            logits = self._pipeline.model(**encoded).logits
+        scores = [entry["score"] for entry in self._pipeline.postprocess({"logits": logits}, top_k=None)]
+        return encoded["input_ids"][0].tolist(), logits[0].numpy(), np.sort(np.array(scores, np.float32))
+
+
+class _CrossEncoder:
+    """`CrossEncoder` of sentence-transformers in fp32 on the CPU."""
+
+    def __init__(self, source: str, revision: str | None, max_tokens: int) -> None:
+        from sentence_transformers import CrossEncoder  # noqa: PLC0415 - optional
+
+        self.name = f"sentence-transformers {importlib.metadata.version('sentence-transformers')}"
+        self._model: Any = CrossEncoder(source, device="cpu", revision=revision).float()
+        if max_tokens == MAX_TOKENS:  # otherwise its own limit is compared as well
+            self._model.max_seq_length = MAX_TOKENS
+        self.prompts: dict[str, str] = {name: text for name, text in self._model.prompts.items() if text}
+
+    def score(self, text: TextOrPair, prompt_name: str | None) -> Scored:
+        """Return token ids (T,), logits (C,) and scores (C,) in ascending order."""
+        options = {"prompt": self.prompts[prompt_name] if prompt_name else ""}
+        ids = self._model.preprocess([text], **options)["input_ids"][0].tolist()
+        logits, scores = (
+            np.atleast_1d(self._model.predict([text], activation_fn=activation, **options)[0])
+            for activation in (torch.nn.Identity(), None)
+        )
+        return ids, logits, np.sort(scores)
+
+
 def _prompt(prompt_name: str | None) -> dict[str, str]:
     """Return the arguments of `SentenceTransformer.encode`; an empty prompt replaces the default one."""
     return {"prompt": ""} if prompt_name is None else {"prompt_name": prompt_name}
@@ -177,6 +245,11 @@ def hidden_states_limit(parity: ParityResult) -> float:
     """
     limits = [found.allowed_error for found in parity.measurements if found.role == HIDDEN_OUTPUT]
     return 2 * max(limits)
+
+
+def logits_limit(result: LogitsResult) -> float:
+    """Return the largest difference of logits that passes, see `hidden_states_limit`."""
+    return 2 * max(case.allowed_error for case in result.cases)
 
 
 def compare_with_publisher(
@@ -213,10 +286,55 @@ def compare_with_publisher(
     comparisons = []
     for number, name in enumerate(names):
         progress(reference.name + (f", prompt {name}" if name else ""), number, len(names))
-        found = _compare_texts(embedder, reference, texts, name)
-        comparisons += list(found.summarize(limit, name, with_embeddings=compare_embeddings))
+        found = _compare_texts(embedder, reference, texts, name, with_embeddings=compare_embeddings)
+        comparisons += list(found.summarize(limit, name))
     progress("", len(names), len(names))
     return PublisherResult(reference.name, tuple(comparisons), tuple(not_compared))
+
+
+def compare_scores_with_publisher(
+    scorer: Scorer,
+    source: str | Path,
+    limit: float,
+    progress: StageProgress,
+    *,
+    revision: str | None = None,
+    is_reranker: bool = False,
+) -> PublisherResult:
+    """Compare a served classifier or reranker with the publisher's implementation of its checkpoint.
+
+    Args:
+        scorer: The served bundle.
+        source: Checkpoint directory or hub id. It runs in the `CrossEncoder` of sentence-transformers if its
+            files are of this class, otherwise in the text classification pipeline of transformers.
+        limit: Largest difference of logits and of scores that passes.
+        progress: Called before each prompt.
+        revision: Branch, tag or commit on the hub.
+        is_reranker: Whether the model has one label. It is compared on pairs, other models also on texts.
+
+    Raises:
+        SourceError: The implementation is not installed, or cannot load the checkpoint.
+    """
+    reference = _open_scorer(source, revision, scorer.max_tokens)
+    texts = sample_texts(scorer.max_tokens)
+    inputs: list[TextOrPair] = [*itertools.pairwise(texts), *([] if is_reranker else texts)]
+    names: list[str | None] = [None, *reference.prompts]
+    comparisons = []
+    for number, name in enumerate(names):
+        progress(reference.name + (f", prompt {name}" if name else ""), number, len(names))
+        found = _Differences()
+        for text in inputs:
+            expected_ids, *expected = reference.score(text, name)
+            ids, logits, scores = scorer.score(text, name)
+            label = text if isinstance(text, str) else " | ".join(text)
+            found.tokens[label] = 0.0 if ids == expected_ids else 1.0
+            for result, ours, theirs in zip(
+                ("logits", "scores"), (logits, np.sort(scores)), expected, strict=True
+            ):
+                found.vectors.setdefault(result, {})[label] = max_abs_difference(ours, theirs)
+        comparisons += list(found.summarize(limit, name))
+    progress("", len(names), len(names))
+    return PublisherResult(reference.name, tuple(comparisons))
 
 
 def sample_texts(max_tokens: int) -> list[str]:
@@ -232,12 +350,21 @@ def _open(
     source: str | Path, revision: str | None, max_tokens: int
 ) -> tuple[_Transformers | _SentenceTransformers, list[str]]:
     """Load the publisher's implementation. Also return the results that cannot be compared."""
+    if _has_modules(source, revision):
+        return _load(_SentenceTransformers, source, revision, max_tokens), []
+    without = ["embeddings: the checkpoint has no sentence-transformers modules"]
+    return _load(_Transformers, source, revision, max_tokens), without
+
+
+def _load(
+    kind: Callable[[str, str | None, int], _Reference],
+    source: str | Path,
+    revision: str | None,
+    max_tokens: int,
+) -> _Reference:
     try:
         _silence_transformers()
-        if _has_modules(source, revision):
-            return _SentenceTransformers(str(source), revision, max_tokens), []
-        without = ["embeddings: the checkpoint has no sentence-transformers modules"]
-        return _Transformers(str(source), revision, max_tokens), without
+        return kind(str(source), revision, max_tokens)
     except ImportError as error:
         name = (error.name or "").partition(".")[0].replace("_", "-")
         raise SourceError(f"--against transformers needs the package {name}: pip install {name}") from error
@@ -247,6 +374,14 @@ def _open(
             f"transformers cannot load {source}, or not without running its code, so a comparison is not "
             f"possible ({type(error).__name__}: {reason}): omit --against"
         ) from error
+
+
+def _open_scorer(source: str | Path, revision: str | None, max_tokens: int) -> _CrossEncoder | _Pipeline:
+    if not _has_modules(source, revision):
+        pipeline = _load(_Pipeline, source, revision, max_tokens)
+        if not pipeline.is_cross_encoder:
+            return pipeline
+    return _load(_CrossEncoder, source, revision, max_tokens)
 
 
 def _is_replaced(pooling: PoolingDefaults | None, source: str | Path) -> bool:
@@ -275,24 +410,18 @@ def _has_modules(source: str | Path, revision: str | None) -> bool:
 
 @dataclass
 class _Differences:
-    """Errors per text."""
+    """Errors per text: of token ids, and of vectors by kind of result."""
 
     tokens: dict[str, float] = field(default_factory=dict)
-    hidden_states: dict[str, float] = field(default_factory=dict)
-    embeddings: dict[str, float] = field(default_factory=dict)
+    vectors: dict[str, dict[str, float]] = field(default_factory=dict)
 
-    def summarize(
-        self, limit: float, prompt_name: str | None, *, with_embeddings: bool
-    ) -> Iterator[Comparison]:
+    def summarize(self, limit: float, prompt_name: str | None) -> Iterator[Comparison]:
         """Yield a comparison per kind of result."""
         suffix = f" (prompt {prompt_name})" if prompt_name else ""
         yield Comparison(
             f"token ids{suffix}", len(self.tokens), sum(self.tokens.values()), 0, _worst(self.tokens)
         )
-        kinds = {"hidden states": self.hidden_states}
-        if with_embeddings and self.embeddings:
-            kinds["embeddings"] = self.embeddings
-        for result, errors in kinds.items():
+        for result, errors in self.vectors.items():
             worst = _worst(errors)
             yield Comparison(f"{result}{suffix}", len(errors), errors.get(worst, float("nan")), limit, worst)
 
@@ -306,16 +435,22 @@ def _compare_texts(
     reference: _Transformers | _SentenceTransformers,
     texts: Sequence[str],
     prompt_name: str | None,
+    *,
+    with_embeddings: bool,
 ) -> _Differences:
-    found = _Differences()
+    hidden_states: dict[str, float] = {}
+    embeddings: dict[str, float] = {}
+    found = _Differences(vectors={"hidden states": hidden_states})
     for text in texts:
         expected_ids, expected_states = reference.encode(text, prompt_name)
         ids, states = embedder.encode(text, prompt_name)
         found.tokens[text] = 0.0 if ids == expected_ids else 1.0
         if ids == expected_ids:
-            found.hidden_states[text] = max_abs_difference(states, expected_states)
-        expected = reference.embed(text, prompt_name)
+            hidden_states[text] = max_abs_difference(states, expected_states)
+        expected = reference.embed(text, prompt_name) if with_embeddings else None
         if expected is not None:
             scale = max(1.0, float(np.linalg.norm(expected)))
-            found.embeddings[text] = max_abs_difference(embedder.embed(text, prompt_name), expected) / scale
+            embeddings[text] = max_abs_difference(embedder.embed(text, prompt_name), expected) / scale
+    if embeddings:
+        found.vectors["embeddings"] = embeddings
     return found

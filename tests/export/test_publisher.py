@@ -10,10 +10,16 @@ import pytest
 import safetensors.numpy
 from click.testing import CliRunner
 
+from attnlens.bundle import read_manifest
 from attnlens_cli.commands.bundles.check import ServedBundle, check
 from attnlens_export import ExportOptions, SourceError, export_bundle
 from attnlens_export.parity.grid import small_grid
-from attnlens_export.publisher import MAX_TOKENS, PublisherResult, compare_with_publisher
+from attnlens_export.publisher import (
+    MAX_TOKENS,
+    PublisherResult,
+    compare_scores_with_publisher,
+    compare_with_publisher,
+)
 from odd_models import OddModel
 from small_bundles import TOKENIZERS
 
@@ -164,3 +170,71 @@ def test_against_needs_a_source(bundle: Path) -> None:
     result = CliRunner().invoke(check, [str(bundle), "--against", "transformers"])
     assert result.exit_code == 2
     assert "--against needs --source" in result.output
+
+
+# --- Classifiers and rerankers --------------------------------------------------------------------
+
+
+def compare_scores(bundle: Path, source: Path) -> PublisherResult:
+    is_reranker = len(read_manifest(bundle).classifier.labels) == 1
+    with ServedBundle(bundle, MAX_TOKENS) as served:
+        return compare_scores_with_publisher(
+            served, source, LIMIT, lambda _detail, _done, _total: None, is_reranker=is_reranker
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "num_texts"), [("reranker", "transformers", 16), ("topics", "transformers", 33)]
+)
+def test_correct_bundle_of_a_classifier_passes_in_all_results(
+    name: str, library: str, num_texts: int, classifier_bundle: Callable[[str], Path]
+) -> None:
+    bundle = classifier_bundle(name)
+    result = compare_scores(bundle, bundle.parent / "source")
+    assert result.failures() == []
+    assert result.implementation.startswith(f"{library} ")
+    assert [found.result for found in result.comparisons] == ["token ids", "logits", "scores"]
+    assert {found.num_texts for found in result.comparisons} == {num_texts}
+
+
+def read_scores_as_logits(source: Path) -> None:
+    edit_json(source / "config.json", sbert_ce_default_activation_function="torch.nn.modules.linear.Identity")
+
+
+def change_head(source: Path) -> None:
+    path = source / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    tensors["classifier.bias"] += np.float32(0.001)
+    safetensors.numpy.save_file(tensors, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "library", "expected"),
+    [
+        (read_scores_as_logits, "sentence-transformers", {"scores"}),
+        (change_head, "transformers", {"logits", "scores"}),
+    ],
+)
+def test_bundle_that_misread_its_head_fails(
+    change: Callable[[Path], None],
+    library: str,
+    expected: set[str],
+    classifier_bundle: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    bundle = classifier_bundle("reranker")
+    source = Path(shutil.copytree(bundle.parent / "source", tmp_path / "changed"))
+    change(source)
+    result = compare_scores(bundle, source)
+    assert result.implementation.startswith(f"{library} ")
+    assert set(failed(result)) == expected
+
+
+def test_command_compares_logits(classifier_bundle: Callable[[str], Path]) -> None:
+    bundle = classifier_bundle("reranker")
+    arguments = [str(bundle), "--source", str(bundle.parent / "source"), "--against", "transformers"]
+    result = CliRunner().invoke(check, [*arguments, "--parity-tokens", "7", "--json"])
+    assert result.exit_code == 0, result.output
+    [_, logits, _] = json.loads(result.stdout)["publisher"]["comparisons"]
+    assert logits["result"] == "logits"
+    assert 0 < logits["max_abs_error"] < logits["limit"] < 1e-4

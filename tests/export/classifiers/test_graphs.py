@@ -29,7 +29,9 @@ MODELS = {
         | {"num_labels": 3, "classifier_pooling": "bos" if odd.name == "EuroBert" else "cls"},
     )
     for name, odd in EXPORTED.items()
-    if odd.source is transformers and odd.name in LAYOUTS and hasattr(transformers, odd.name + KIND)
+    if odd.source.__name__ == "transformers"
+    and odd.name in LAYOUTS
+    and hasattr(transformers, odd.name + KIND)
 }
 
 

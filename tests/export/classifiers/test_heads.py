@@ -48,7 +48,7 @@ def classifiers() -> list[OddModel]:
     """Return a model for each layout and each of its settings."""
     first: dict[str, OddModel] = {}
     for model in (model for group in GROUPS for model in group.models):
-        if model.source is transformers and hasattr(transformers, model.name + KIND):
+        if model.source.__name__ == "transformers" and hasattr(transformers, model.name + KIND):
             first.setdefault(model.name, model)
     first.setdefault("Bert", OddModel("Bert"))
     return [

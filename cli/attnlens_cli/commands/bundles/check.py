@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from attnlens_export.engines.measure import Engine, EngineSummary
     from attnlens_export.faithfulness.measure import FaithfulnessResult
     from attnlens_export.progress import Progress
-    from attnlens_export.publisher import PublisherResult
+    from attnlens_export.publisher import PublisherResult, Scored, TextOrPair
     from attnlens_export.runtimes import RuntimeOptions
 
 EPILOG = """\b
@@ -71,8 +71,9 @@ _faithfulness = in_section("Faithfulness")
 @_parity(
     "--against",
     type=click.Choice([_TRANSFORMERS]),
-    help="Also compare token ids, hidden states and embeddings of texts with the publisher's "
-    "implementation of --source: sentence-transformers if it has a modules.json, otherwise transformers.",
+    help="Also compare token ids, hidden states and embeddings of texts, or logits and scores, with the "
+    "publisher's implementation of --source: sentence-transformers if it saved the checkpoint, otherwise "
+    "transformers.",
 )
 @_engine(
     "--engine",
@@ -150,8 +151,8 @@ def check(
     for bit.
 
     --against transformers also compares the bundle with the publisher's implementation, from text to
-    embedding, including prompts, lower-casing and truncation. It detects a misread configuration, which
-    parity does not.
+    embedding or score, including prompts, lower-casing and truncation. It detects a misread configuration,
+    which parity does not.
 
     --engine openvino also compares the graphs as `attnlens serve --engine openvino` runs them, in each
     precision. The result is recorded in the bundle's report and manifest, and a server refuses to start with
@@ -267,19 +268,31 @@ def _compare_with_publisher(
 ) -> "PublisherResult":
     from attnlens_export.publisher import (
         MAX_TOKENS,
+        compare_scores_with_publisher,
         compare_with_publisher,
         hidden_states_limit,
+        logits_limit,
     )
     from attnlens_server.errors import StartupError
 
     assert request.source is not None  # noqa: S101 - `check` requires it
+    show_progress, logits = partial(progress, "Against the publisher"), summary.verdict.logits
     try:
         with ServedBundle(request.directory, MAX_TOKENS) as served:
+            if logits is not None:
+                return compare_scores_with_publisher(
+                    served,
+                    request.source,
+                    logits_limit(logits),
+                    show_progress,
+                    revision=request.revision,
+                    is_reranker=len(summary.manifest.classifier.labels) == 1,
+                )
             return compare_with_publisher(
                 served,
                 request.source,
                 hidden_states_limit(summary.verdict.parity),
-                partial(progress, "Against the publisher"),
+                show_progress,
                 revision=request.revision,
                 pooling=summary.manifest.pooling,
             )
@@ -366,7 +379,8 @@ def _raise_failures(measured: _Measured, directory: Path) -> None:
 class ServedBundle:
     """Runs a bundle in this process for the comparison with the publisher's implementation.
 
-    Implements `attnlens_export.publisher.Embedder` with the handlers of a server, without the network.
+    Implements `Embedder` and `Scorer` of `attnlens_export.publisher` with the handlers of a server, without
+    the network.
 
     Args:
         directory: The bundle.
@@ -401,6 +415,12 @@ class ServedBundle:
         """Return the final embedding (E,)."""
         vector: npt.NDArray[np.float32] = self._model.embed([text], truncate=True, **_prompt(prompt_name))[0]
         return vector
+
+    def score(self, text: "TextOrPair", prompt_name: str | None) -> "Scored":
+        """Return token ids (T,), logits (C,) and scores (C,)."""
+        [encoded] = self._model.encode([text], truncate=True, **_prompt(prompt_name))
+        result = self._model.classify([text], truncate=True, **_prompt(prompt_name))
+        return [token.id for token in encoded.tokens], result.logits[0], result.scores[0]
 
 
 def _prompt(prompt_name: str | None) -> dict[str, Any]:
