@@ -1,7 +1,7 @@
 """Requests, responses and errors of the HTTP routes."""
 
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -252,12 +252,14 @@ def _invalid_field(message: str) -> InvalidFieldsError:
     return InvalidFieldsError([FieldViolation(path or "the body", problem)])
 
 
-def renamed(error: RequestError, names: Mapping[str, str]) -> Sequence[FieldViolation]:
-    """Return the violations of an error with the field names of an API."""
-    return [
-        FieldViolation(_rename(violation.field, names), violation.description)
-        for violation in error.violations
-    ]
+def rename_fields(error: RequestError, names: Mapping[str, str]) -> None:
+    """Replace the field names in the violations and the message of an error by those of an API."""
+    if error.violations and names:
+        error.violations = tuple(
+            FieldViolation(_rename(violation.field, names), violation.description)
+            for violation in error.violations
+        )
+        error.message = "; ".join(f"{each.field} {each.description}" for each in error.violations[:3])
 
 
 def _rename(path: str, names: Mapping[str, str]) -> str:
