@@ -21,7 +21,8 @@ _PIECE_VALUES = 1 << 15  # serialized in about 1 ms
 _PLACEHOLDER = b"\0"  # not a byte of JSON
 # Such as: Expected `str`, got `int` - at `$.input[0]`
 _PROBLEM_AT = re.compile(r"(?P<problem>.*) - at `(key in )?\$\.?(?P<path>.*)`", re.DOTALL)
-_OWN_LEVELS = re.compile(r"\.text$|\.token_ids\.input_ids\b")  # other APIs have texts and ids in one list
+# Other APIs have texts and ids in one list.
+_OWN_LEVELS = re.compile(r"^(inputs\[\d+\])(\.text$|\.token_ids\.input_ids\b)")
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
 
 
@@ -263,7 +264,7 @@ def rename_fields(error: RequestError, names: Mapping[str, str]) -> None:
 
 
 def _rename(path: str, names: Mapping[str, str]) -> str:
-    path = _OWN_LEVELS.sub("", path)
+    path = _OWN_LEVELS.sub(r"\1", path)
     if path in names:
         return names[path]
     name = re.match(r"\w*", path)

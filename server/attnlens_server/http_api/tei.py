@@ -66,6 +66,11 @@ _TYPES = {
 }
 _BACKEND_TYPES = ("NOT_SUPPORTED", "GRAPH_UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED")
 _REASONS_422 = ("INVALID_FIELD", "INPUT_TOO_LONG", "RESPONSE_TOO_LARGE", "REQUEST_TOO_EXPENSIVE")
+_FUNCTIONS = {
+    "none": ScoreActivation.IDENTITY,
+    "sigmoid": ScoreActivation.SIGMOID,
+    "softmax": ScoreActivation.SOFTMAX,
+}
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Direction = Literal["Left", "Right", "left", "right"]
 """Side of a text to remove."""
@@ -107,6 +112,18 @@ class EmbedBody(EmbedOptions, kw_only=True):
     dimensions: Dimensions | None = None
 
 
+class PredictParameters(msgspec.Struct):
+    """Parameters of Hugging Face's client, which TEI ignores.
+
+    Attributes:
+        top_k: Number of labels to return.
+        function_to_apply: Function from logits to scores.
+    """
+
+    top_k: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
+
+
 class PredictBody(TruncationOptions, kw_only=True):
     """Body of `/predict`.
 
@@ -114,15 +131,18 @@ class PredictBody(TruncationOptions, kw_only=True):
         inputs: A text, or a list of one or two texts, which is one input: a text or a pair. A list of such
             lists is a batch.
         raw_scores: Whether to return logits instead of probabilities.
+        parameters: Parameters of Hugging Face's client, which expects a batch in the response.
     """
 
     inputs: str | list[str | list[str]]
     raw_scores: bool = False
+    parameters: PredictParameters | None = None
 
     @property
     def is_batch(self) -> bool:
-        """Whether `inputs` are several inputs."""
-        return isinstance(self.inputs, list) and any(isinstance(each, list) for each in self.inputs)
+        """Whether the response is a list of results."""
+        is_list = isinstance(self.inputs, list) and any(isinstance(each, list) for each in self.inputs)
+        return is_list or self.parameters is not None
 
 
 class Prediction(msgspec.Struct):
@@ -262,7 +282,7 @@ class TeiRoutes:
             result = await self.service.classify(converted, request.budget)
         size = _PREDICTION_BYTES * result.scores.size
         request.budget.memory.grow(size)
-        build = partial(_predictions, result, is_batch=body.is_batch)
+        build = partial(_predictions, result, body)
         response = await json_response(self.service, request, size, build)
         return with_costs(response, request, converted, started, self.engine)
 
@@ -351,9 +371,12 @@ class TeiRoutes:
     def _classify_request(self, body: PredictBody) -> ClassifyRequest:
         inputs = _not_empty(_predict_inputs(body.inputs, self.service.max_inputs))
         classifier = self.model.classifier
+        function = body.parameters.function_to_apply if body.parameters else None
         activation = ScoreActivation.SOFTMAX
         if body.raw_scores:
             activation = ScoreActivation.IDENTITY
+        elif function is not None:
+            activation = _FUNCTIONS[function]
         elif classifier is not None and classifier.is_reranker:
             activation = ScoreActivation.SIGMOID
         return ClassifyRequest(inputs=inputs, truncate=self._truncates(body), activation=activation)
@@ -442,15 +465,16 @@ def _text_or_pair(field: str, texts: list[str]) -> Input:
 
 
 def _predictions(
-    result: ClassifyResult, *, is_batch: bool
+    result: ClassifyResult, body: PredictBody
 ) -> list[dict[str, Any]] | list[list[dict[str, Any]]]:
     """Return the labels of each input by descending score."""
-    orders = np.argsort(-result.logits, axis=1, kind="stable")  # (N, C)
+    top_k = body.parameters.top_k if body.parameters else None
+    orders = np.argsort(-result.logits, axis=1, kind="stable")[:, :top_k]  # (N, C)
     texts = [
         [{"score": scores[index], "label": result.labels[index]} for index in order]
         for scores, order in zip(result.scores.tolist(), orders.tolist(), strict=True)
     ]
-    return texts if is_batch else texts[0]
+    return texts if body.is_batch else texts[0]
 
 
 def _prompt(name: str | None) -> Prompt | None:

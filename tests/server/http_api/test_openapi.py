@@ -17,7 +17,8 @@ from mounted import PREFIX, Mounted
 
 NATIVE_ROUTES = ("embed", "encode", "encode_stream", "tokenize", "explain", "compare", "attention")
 OTHERS = ("/v1/embeddings", "/", "/embed_all", "/similarity", "/tokenize", "/decode", "/v2/embed", "/vectors")
-POSTED = (*OTHERS, "/api/embed", *(f"/v1/attnlens/{name}" for name in NATIVE_ROUTES))
+HEADS = ("/rerank", "/v1/rerank", "/v2/rerank", "/predict", "/score", "/classify")
+POSTED = (*OTHERS, *HEADS, "/api/embed", *(f"/v1/attnlens/{name}" for name in NATIVE_ROUTES))
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 1 << 64) | st.floats(allow_nan=False) | st.text(max_size=9),
     lambda values: st.lists(values, max_size=2) | st.dictionaries(st.text(max_size=5), values, max_size=2),
