@@ -60,7 +60,8 @@ def export_classifier(name: str, directory: Path, **options: Any) -> Path:
     tokenizer, model = CLASSIFIERS[name]
     model.make("ForSequenceClassification").save_pretrained(directory / "source")
     _copy_tokenizer(tokenizer, directory / "source")
-    chosen = ExportOptions(grid=small_grid(32), **{"faithfulness": False, "name": name} | options)
+    usual: dict[str, Any] = {"faithfulness": False, "name": name}
+    chosen = ExportOptions(grid=small_grid(32), **usual | options)
     export_bundle(directory / "source", directory / "bundle", chosen)
     return directory / "bundle"
 

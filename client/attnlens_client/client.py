@@ -303,10 +303,10 @@ class BlockingMethods:
             query: Query. It is never truncated.
             documents: Documents, each a str.
             top_n: Maximum number of results. If None, all.
-            long_documents: What to do with a document that does not fit into the model's input with its
-                query: "truncate" it, "split" it into parts and return the highest logit, or "reject" the
-                request.
-            max_tokens_per_document: Maximum number of tokens of a document. If None, as many as fit.
+            long_documents: Handling of a document that does not fit into the model's input with its query:
+                "truncate" it, "split" it into parts and return the highest logit, or "reject" the request.
+            max_tokens_per_document: Maximum number of tokens of a document. If None, only the model's input
+                limits it.
             activation: Function from logits to scores, "identity" or "sigmoid". If None, that of the model.
             prompt_name, prompt: Prompt that precedes the query, see `embed`.
             model, progress: See `embed`.

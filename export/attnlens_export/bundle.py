@@ -38,14 +38,15 @@ from attnlens_export.parity.measure import Subject
 from attnlens_export.precision import Fp32Graph, Precision
 from attnlens_export.progress import Progress, no_progress
 from attnlens_export.published.choices import AttentionChoices, RandomBlocksChoice
-from attnlens_export.published.classifier import Head as ClassificationHead
 from attnlens_export.published.classifier import (
+    LAYOUTS,
     find_classifier,
     is_part,
     read_head,
     write_classifier_files,
     write_head,
 )
+from attnlens_export.published.classifier import Head as ClassificationHead
 from attnlens_export.published.heads import Head, find_head
 from attnlens_export.published.modules import MODULES_FILE
 from attnlens_export.published.pooling import (
@@ -390,6 +391,11 @@ def _from_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
     layout = None if options.without_head else find_classifier(directory)
     if head and layout:
         _check_classifier_options(options)
+        if layout is LAYOUTS["Longformer"] and options.global_tokens is None:
+            raise SourceError(
+                "transformers makes the first token of a Longformer classifier global, which is not in "
+                "config.json: add --global-tokens 1"
+            )
         classifier, head = read_head(directory, layout, checkpoint.config.vector_size), None
     elif head and not options.without_head:
         raise SourceError(
@@ -434,8 +440,8 @@ def _check_classifier_options(options: ExportOptions) -> None:
     }.items():
         if value:
             raise SourceError(
-                f"{name} does not apply to a classifier or reranker, whose head specifies the pooling: omit it, or "
-                "add --without-head to export only the encoder"
+                f"{name} does not apply to a classifier or reranker, whose head specifies the pooling: omit "
+                "it, or add --without-head to export only the encoder"
             )
     for precision in options.precisions:
         raise SourceError(

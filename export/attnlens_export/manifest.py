@@ -11,12 +11,14 @@ from attnlens.bundle import FORMAT_VERSION, describe_file
 from attnlens.pattern_messages import write_pattern
 from attnlens.v1.manifest_pb2 import (
     Architecture,
+    Gate,
     Graph,
     GraphOutput,
     LayerInfo,
     Manifest,
     OutputLayout,
     OutputRole,
+    ParityFigure,
     RowSum,
     ValueInfo,
 )
@@ -87,7 +89,9 @@ def describe_bundle(directory: Path, config: EncoderConfig, origin: Origin, verd
         result.describe(graphs[result.path])
     manifest.parity.CopyFrom(verdict.to_message())
     if classifier_ids := _classifier_ids(directory):
-        for entry in (*manifest.parity.gates, *manifest.parity.figures):
+        parity = manifest.parity
+        entries: list[Gate | ParityFigure] = [*parity.gates, *parity.figures]
+        for entry in entries:
             entry.graph = classifier_ids.get(entry.graph, entry.graph)
     manifest.tool_versions.update(tool_versions())
     manifest.files.extend(describe_file(directory, path) for path in bundle_files(directory))

@@ -45,14 +45,14 @@ _ACTIVATIONS: dict[Activation.ValueType, Callable[[FloatArray], FloatArray]] = {
 
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
-    """A linear layer with an activation: y = activation(x W^T + b), and optionally a layer normalization of y.
+    """A linear layer with an activation: y = activation(x W^T + b), optionally followed by a LayerNorm.
 
     Attributes:
         weight: W, (O, I).
         bias: b, (O,), or None.
         activation: Component-wise activation.
         normalize_input: Whether to scale x to length 1 first.
-        norm: Weight (O,) and bias (O,) of the layer normalization, or None.
+        norm: Weight (O,) and bias (O,) of the layer normalization of y, or None.
         norm_epsilon: Its epsilon.
     """
 

@@ -21,6 +21,7 @@ ELSEWHERE = {
     ("docs/mechanisms.md", "{"): "model/test_mechanisms_page.py",
     ("docs/request_path.md", "python tests/request_path.py"): "docs/test_request_path.py",
     ("docs/runtimes.md", "--runtime all"): "runtimes/test_parity.py",
+    ("docs/rerank.md", ""): "server/test_classifiers.py",
     ("docs/settings.md", "log-level"): "docs/test_settings_pages.py",
     ("docs/tls.md", ""): "docs/test_tls_page.py",
     ("docs/typescript.md", ""): "typescript/test_page.py",

@@ -1,12 +1,14 @@
 """Scores of logits, compared with PyTorch."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
 from attnlens.classifiers import ScoreActivation, scores_of
 
-FUNCTIONS = {
+FUNCTIONS: dict[ScoreActivation, Callable[[torch.Tensor], torch.Tensor]] = {
     ScoreActivation.IDENTITY: lambda x: x,
     ScoreActivation.SIGMOID: torch.sigmoid,
     ScoreActivation.SOFTMAX: lambda x: torch.softmax(x, dim=-1),

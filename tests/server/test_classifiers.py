@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -16,21 +17,28 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import attnlens_server
 from attnlens.classifiers import ScoreActivation
+from attnlens.oip import open_inference_pb2 as oip
+from attnlens.oip.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from attnlens_cli.app import run
 from attnlens_client import (
     Client,
     InputTooLongError,
     NotSupportedError,
+    Text,
     TokenIds,
 )
 from attnlens_server import Local, ServerConfig, errors
 from attnlens_server.served_model import ServedModel
 from attnlens_server.serving.admission import Budget, Reservation
-from attnlens_server.serving.requests import ClassifyRequest, ScoreRequest
+from attnlens_server.serving.requests import ClassifyRequest, LogitsPlan, ScoreRequest
+from attnlens_server.serving.scoring import ClassifierValidator, scores
 from attnlens_server.serving.service import State
+from attnlens_server.serving.validation import InputValidator
 from attnlens_server.text import Input
+from pages.blocks import blocks_of
 from schemas import conforms
 from served import ServerProcess
+from toy_models import make_model
 
 QUERY = "the man"
 DOCUMENTS = ["a café in the sea", "the man", "", "it was wet and it rained", "the man", "東京 😀"]
@@ -127,9 +135,9 @@ def test_scores_do_not_depend_on_other_documents(reranker: tuple[Local, Path]) -
 
 def test_logits_equal_transformers(topics: tuple[Local, Path]) -> None:
     model, source = topics
-    texts = ["the man", (QUERY, "a café"), ""]
+    texts: list[Text] = ["the man", (QUERY, "a café"), ""]
     result = model.classify(texts)
-    expected = np.stack([logits_of(source, *([text] if isinstance(text, str) else text)) for text in texts])
+    expected = np.stack([logits_of(source, *each) for each in (["the man"], [QUERY, "a café"], [""])])
     np.testing.assert_allclose(result.logits, expected, atol=ATOL)
     np.testing.assert_allclose(result.scores, torch.softmax(torch.tensor(expected), -1), atol=ATOL)
     assert (result.labels, result.activation) == (("art", "law", "sea"), "softmax")
@@ -155,6 +163,7 @@ def test_token_vectors_are_those_of_the_encoder(reranker: tuple[Local, Path]) ->
         encoded = AutoTokenizer.from_pretrained(source)("the man", return_tensors="pt")
         expected = encoder(**encoded).last_hidden_state[0].numpy()
     [text] = model.encode(["the man"])
+    assert text.last_hidden_state is not None
     np.testing.assert_allclose(text.last_hidden_state, expected, atol=ATOL)
 
 
@@ -228,7 +237,7 @@ async def test_number_of_parts_is_limited(served: ServedModel) -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({"query": "", "inputs": [Input(text="a")]}, "query is empty: send a query"),
+        ({"query": "", "inputs": [Input(text="a")]}, "query is empty: send some text"),
         ({"query": "a", "inputs": []}, "documents is empty"),
         ({"inputs": [Input()]}, r"pairs\[0\] is empty"),
         ({"query": "a", "inputs": [Input(text="b")] * 41}, "documents has 41 texts, but the limit is 40"),
@@ -298,6 +307,35 @@ def test_methods_for_other_models_are_named(reranker: tuple[Local, Path], topics
     assert model.explain_methods == ()
 
 
+async def test_only_the_requested_version_is_used(served: ServedModel) -> None:
+    texts, other = [Input(text="a")], "0" * 64
+    with pytest.raises(errors.ModelNotFoundError):
+        await served.service.score(documents("a", model_version=other), budget(served))
+    with pytest.raises(errors.ModelNotFoundError):
+        await served.service.classify(ClassifyRequest(inputs=texts, model_version=other), budget(served))
+
+
+def test_embedding_model_has_no_scores() -> None:
+    model, config = make_model(), ServerConfig(bundle=Path())
+    inputs = InputValidator(model, config, max_tokens=9, has_tokenizer=True, takes_pairs=True)
+    validator = ClassifierValidator(model, inputs, can_score=False)
+    message = "'toy' is not a classifier, which (Score|Classify) needs: use Embed"
+    with pytest.raises(errors.NotSupportedError, match=message):
+        validator.score(documents("a"))
+    with pytest.raises(errors.NotSupportedError, match=message):
+        validator.classify(ClassifyRequest(inputs=[Input(text="a")]))
+
+
+def test_logits_that_are_not_finite_are_rejected() -> None:
+    request, plan = documents("a", "b"), LogitsPlan("", ScoreActivation.SIGMOID)
+    for value in (np.nan, np.inf):
+        logits = np.array([[1.0], [2.0], [value]], np.float32)
+        with pytest.raises(
+            errors.InvalidFieldsError, match=r"^documents\[1\] has a logit that is not finite"
+        ):
+            scores(request, plan, [0, 1], [1, 2], logits)
+
+
 # --- Server ---------------------------------------------------------------------------------------
 
 
@@ -306,6 +344,7 @@ def test_server_answers_over_grpc_and_http_and_to_commands(
 ) -> None:
     model, source = reranker
     expected = model.score(QUERY, DOCUMENTS)
+    namespace: dict[str, Any] = {}
     file = tmp_path / "documents.txt"
     file.write_text("\n".join(DOCUMENTS), encoding="utf-8")
     with (
@@ -314,6 +353,11 @@ def test_server_answers_over_grpc_and_http_and_to_commands(
     ):
         url = server.http_url()
         np.testing.assert_array_equal(client.score(QUERY, DOCUMENTS).logits, expected.logits)
+        for block in blocks_of("docs/rerank.md"):
+            if block.form == "python":  # the second one uses the client of the first
+                exec(block.code.replace("127.0.0.1:50051", server.address), namespace)
+        namespace["client"].close()
+        assert capsys.readouterr().out.count("\n") == 4
         body = json.dumps({"query": QUERY, "documents": DOCUMENTS, "top_n": 2}).encode()
         with urllib.request.urlopen(f"{url}v1/attnlens/score", body) as reply:
             content = json.load(reply)
@@ -323,6 +367,7 @@ def test_server_answers_over_grpc_and_http_and_to_commands(
         ]
         with urllib.request.urlopen(f"{url}v1/attnlens/classify", b'{"inputs": ["the man"]}') as reply:
             np.testing.assert_allclose(json.load(reply)["logits"], model.classify(["the man"]).logits)
+        check_open_inference(server.address, model)
         assert run(["rerank", QUERY, str(file), "--json", "--address", server.address]) == 0
         ranked = conforms("rerank", capsys.readouterr().out)["results"]
         assert [each["index"] for each in ranked] == [each.index for each in model.rerank(QUERY, DOCUMENTS)]
@@ -332,3 +377,22 @@ def test_server_answers_over_grpc_and_http_and_to_commands(
         assert conforms("info", capsys.readouterr().out)["labels"] == ["LABEL_0"]
         assert run(["info", "--address", server.address]) == 0
         assert "reranker, scores are the sigmoid" in capsys.readouterr().out
+
+
+def check_open_inference(address: str, model: Local) -> None:
+    """Compare the logits of pairs, and their declared shape, over the Open Inference Protocol."""
+    with grpc.insecure_channel(address) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        name = stub.ServerMetadata(oip.ServerMetadataRequest(), timeout=10).name
+        metadata = stub.ModelMetadata(oip.ModelMetadataRequest(), timeout=10)
+        texts = {"text_pair": ["a café", ""], "text": [QUERY, "the"]}
+        request = oip.ModelInferRequest()
+        for each, values in texts.items():
+            tensor = request.inputs.add(name=each, datatype="BYTES", shape=[2])
+            tensor.contents.bytes_contents.extend(value.encode() for value in values)
+        [output] = stub.ModelInfer(request, timeout=10).outputs
+    assert (name, [each.name for each in metadata.inputs]) == ("attnlens", ["text", "text_pair"])
+    assert [(each.name, list(each.shape)) for each in metadata.outputs] == [("logits", [-1, 1])]
+    expected = model.score_pairs(list(zip(texts["text"], texts["text_pair"], strict=True))).logits
+    assert (output.name, list(output.shape)) == ("logits", [2, 1])
+    np.testing.assert_array_equal(np.array(output.contents.fp32_contents, np.float32), expected)

@@ -1,4 +1,4 @@
-"""Output of `attnlens try`: tokens, embedding, contributions, attention and similarities.
+"""Output of `attnlens try`: tokens, embedding or labels, contributions, attention, similarities or a ranking.
 
 Shapes: N texts, D components of an embedding, W words, k largest weights.
 """
@@ -15,7 +15,7 @@ from rich.text import Text
 from attnlens_cli.printable import counted, printable
 from attnlens_cli.show.attention_map import AttentionMap
 from attnlens_cli.show.explanation import print_scores
-from attnlens_client import EncodedText, Explanation, ModelInfo
+from attnlens_client import EncodedText, Explanation, ModelInfo, RankedDocument
 
 _MAX_COMPONENTS = 5
 _MAX_WORDS = 12
@@ -30,16 +30,18 @@ class Look:
     Attributes:
         text: The text.
         encoded: Its tokens, and if `attention` is set the largest weights of each word, (1, 1, W, k).
-        vector: Embedding, float32 (D,).
+        vector: Embedding, float32 (D,). None for a classifier.
         attention: None if the model has no weights between tokens.
-        explanation: None if the bundle has no contribution graph.
+        explanation: None if the bundle has no contribution graph, or for a classifier.
+        labels: Labels of a classifier with their scores, in descending order.
     """
 
     text: str
     encoded: EncodedText
-    vector: npt.NDArray[np.float32]
+    vector: npt.NDArray[np.float32] | None
     attention: AttentionMap | None
     explanation: Explanation | None
+    labels: Sequence[tuple[str, float]] = ()
 
 
 def print_model(console: Console, model: ModelInfo) -> None:
@@ -59,11 +61,15 @@ def print_look(console: Console, look: Look) -> None:
         count = f"the first {count} of {encoded.num_tokens_total}"
     facts = Table.grid(padding=(0, 2))
     facts.add_row("tokens", Text.assemble((f"{count}: ", "dim"), _tokens(encoded)))
-    facts.add_row("embedding", _embedding(look.vector))
+    if look.vector is not None:
+        facts.add_row("embedding", _embedding(look.vector))
+    if look.labels:
+        shown = [f"{printable(label)} {score:.4f}" for label, score in look.labels[:_MAX_WORDS]]
+        facts.add_row("labels", ", ".join(shown) + (", …" if len(look.labels) > _MAX_WORDS else ""))
     console.print(facts)
-    if look.explanation is None:
+    if look.explanation is None and look.vector is not None:
         console.print(Text("This bundle has no contribution graph.", "dim"))
-    else:
+    elif look.explanation is not None:
         heading = "Contributions of words, punctuation and special tokens to the embedding:"
         console.print(Text(heading, "dim"))
         texts = {"text": look.text}
@@ -74,9 +80,19 @@ def print_look(console: Console, look: Look) -> None:
         _print_strongest(console, look.attention)
 
 
+def print_ranking(console: Console, query: str, ranked: Sequence[RankedDocument]) -> None:
+    """Print the relevance of documents to a query."""
+    console.print()
+    console.print(Text.assemble(("relevance to ", "bold"), (printable(query), "bold")))
+    table = _table()
+    for result in ranked:
+        table.add_row(f"{result.score:.4f}", printable(result.document))
+    console.print(table)
+
+
 def print_similarities(console: Console, looks: Sequence[Look]) -> None:
-    """Print the cosine of each pair of texts."""
-    vectors = np.stack([look.vector for look in looks]).astype(np.float64)
+    """Print the cosine of each pair of texts, which have embeddings."""
+    vectors = np.stack([look.vector for look in looks if look.vector is not None]).astype(np.float64)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     units = vectors / np.where(lengths == 0, 1, lengths)
     cosines = units @ units.T  # (N, N)

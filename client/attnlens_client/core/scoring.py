@@ -344,7 +344,7 @@ def _name(activation: int) -> str:
 
 
 def _of_model(activation: int, model: ModelInfo | None) -> tuple[str, str, str, str, str]:
-    """Return what a reply would say about the computation, for no texts."""
+    """Return model, version, activation, engine and precision of a result without texts."""
     if model is None:
         return "", "", "", "", ""
     used = _name(activation) if activation else model.activation

@@ -406,6 +406,18 @@ var AttnlensClient = class {
   attention(inputs, options) {
     return this.call("attention", { inputs: listOf2(inputs) }, options);
   }
+  /** Return the relevance of documents to a query, sorted by descending logit. Needs a reranker. */
+  score(query, documents, options) {
+    return this.call("score", { query, documents: listOf2(documents) }, options);
+  }
+  /** Return the relevance of the second to the first text of each pair. Needs a reranker. */
+  scorePairs(pairs, options) {
+    return this.call("score", { pairs: listOf2(pairs) }, options);
+  }
+  /** Return the logit and score of each label for each text. Needs a classifier. */
+  classify(inputs, options) {
+    return this.call("classify", { inputs: listOf2(inputs) }, options);
+  }
   /** Return the models of the server. */
   async models(options) {
     const response = await this.transport.request("models", void 0, options?.signal);

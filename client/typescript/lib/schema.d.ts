@@ -36,9 +36,11 @@ export interface components {
          *     - `gelu`: x / 2 (1 + erf(x / sqrt(2)))
          *     - `sigmoid`: 1 / (1 + exp(-x))
          *     - `silu`: x / (1 + exp(-x))
+         *     - `softmax`: exp(x(i)) / sum of exp(x(j)), over all components. Only for the scores of a classifier.
+         *     - `gelu_tanh`: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
          * @enum {string}
          */
-        "attnlens.v1.Activation": "unspecified" | "identity" | "tanh" | "relu" | "gelu" | "sigmoid" | "silu";
+        "attnlens.v1.Activation": "unspecified" | "identity" | "tanh" | "relu" | "gelu" | "sigmoid" | "silu" | "softmax" | "gelu_tanh";
         /** @description Sizes of an encoder, with their dimension names in the documentation. */
         "attnlens.v1.Architecture": {
             /** @description Encoder family, such as `bert`. */
@@ -188,6 +190,55 @@ export interface components {
             /** @description Random blocks of blocks 1 to N for each head, DATA_TYPE_INT32, shape (H, N, r). Entries that are -1 or beyond the text are not attended to. */
             random_blocks?: components["schemas"]["attnlens.v1.Tensor"];
         };
+        /** @description Head that computes the logits of a text or pair: C numbers, one per label. A reranker has one label, and its logit is the relevance of the second text to the first. */
+        "attnlens.v1.Classifier": {
+            /** @description Names of the labels, in the order of the logits. */
+            labels: string[];
+            /** @description Function from logits to scores that the checkpoint specifies, or the default of sentence-transformers for rerankers and of transformers for classifiers. ACTIVATION_IDENTITY, ACTIVATION_SIGMOID or ACTIVATION_SOFTMAX. */
+            activation: components["schemas"]["attnlens.v1.Activation"];
+        };
+        /** @description Request message for EncoderService.Classify. */
+        "attnlens.v1.ClassifyRequest": {
+            /** @description Model name. If empty, the server's default model. */
+            model?: string;
+            /** @description Inputs to classify. At least 1 and at most `Limits.max_inputs_per_request`. */
+            inputs: components["schemas"]["attnlens.v1.Input"][];
+            /** @description Whether to truncate inputs of more than `Model.max_tokens` tokens. If false, they are rejected with INPUT_TOO_LONG. */
+            truncate?: boolean;
+            /** @description Prompt for all inputs. If unset, the model's default prompt, if there is one. */
+            prompt?: components["schemas"]["attnlens.v1.Prompt"];
+            /** @description Function from logits to scores: ACTIVATION_IDENTITY, ACTIVATION_SIGMOID or ACTIVATION_SOFTMAX. Defaults to `Classifier.activation`. */
+            activation?: components["schemas"]["attnlens.v1.Activation"];
+            /** @description Model version (`Model.version`), the full SHA-256. If empty, any version. */
+            model_version?: string;
+            /**
+             * @description Format of tensors in the response.
+             * @default lists
+             * @enum {unknown}
+             */
+            arrays: "lists" | "base64";
+        };
+        /** @description Response message for EncoderService.Classify. */
+        "attnlens.v1.ClassifyResponse": {
+            /** @description Name of the model that was used. */
+            model: string;
+            /** @description Version of that model. */
+            model_version: string;
+            /** @description Names of the C labels, in the order of the logits. */
+            labels: string[];
+            /** @description Logits, DATA_TYPE_FLOAT32, shape (N, C). */
+            logits?: components["schemas"]["attnlens.v1.Tensor"];
+            /** @description Activation of the logits, computed in float64, DATA_TYPE_FLOAT32, shape (N, C). */
+            scores?: components["schemas"]["attnlens.v1.Tensor"];
+            /** @description Function that computed the scores from the logits. */
+            activation: components["schemas"]["attnlens.v1.Activation"];
+            /** @description Token counts of each input. */
+            usages: components["schemas"]["attnlens.v1.Usage"][];
+            /** @description Time spent on the call. */
+            timings?: components["schemas"]["attnlens.v1.Timings"];
+            /** @description Engine and precision used. */
+            computation?: components["schemas"]["attnlens.v1.Computation"];
+        };
         /** @description Request message for EncoderService.Compare. The similarity of a pair is the cosine of the embeddings that Embed returns. */
         "attnlens.v1.CompareRequest": {
             /** @description Model name. If empty, the server's default model (`Model.is_default`). */
@@ -286,9 +337,9 @@ export interface components {
          * @enum {string}
          */
         "attnlens.v1.DataType": "unspecified" | "float32" | "float16" | "int32" | "int64" | "bfloat16" | "uint8" | "int8";
-        /** @description A linear layer with an activation: y = activation(W x + b). */
+        /** @description A linear layer with an activation: y = activation(W x + b), optionally followed by a layer normalization. */
         "attnlens.v1.Dense": {
-            /** @description Directory of the weights, relative to the bundle's root. Its `model.safetensors` contains `linear.weight`, shape (out_features, in_features), and if `bias` is set, `linear.bias`, shape (out_features), both in fp32. */
+            /** @description Directory of the weights, relative to the bundle's root. Its `model.safetensors` contains `linear.weight`, shape (out_features, in_features), and if `bias` is set, `linear.bias`, shape (out_features), both in fp32. If `norm_epsilon` is set, also `norm.weight` and `norm.bias`, shape (out_features). */
             path: string;
             /** @description Size of x: the hidden size, or `out_features` of the previous layer. */
             in_features: number;
@@ -300,6 +351,8 @@ export interface components {
             activation: components["schemas"]["attnlens.v1.Activation"];
             /** @description Whether x is scaled to length 1 first. */
             normalize_input: boolean;
+            /** @description Epsilon of the layer normalization of y. If 0, y is not normalized. */
+            norm_epsilon: number | null;
         };
         /** @description Request message for EncoderService.Embed. */
         "attnlens.v1.EmbedRequest": {
@@ -720,6 +773,16 @@ export interface components {
             /** @description Limit on `probe_error`. */
             probe_limit: number | null;
         };
+        /**
+         * @description Handling of documents that are too long. A query is never truncated: one that leaves no token for a document is rejected with INPUT_TOO_LONG.
+         *
+         *     - `unspecified`: Same as LONG_DOCUMENTS_TRUNCATE.
+         *     - `truncate`: Remove tokens from the end of the document.
+         *     - `split`: Score consecutive parts of the document, each as long as fits, and return the highest logit.
+         *     - `reject`: Reject the request with INPUT_TOO_LONG.
+         * @enum {string}
+         */
+        "attnlens.v1.LongDocuments": "unspecified" | "truncate" | "split" | "reject";
         /** @description A model and the server that runs it. */
         "attnlens.v1.Model": {
             /** @description Model name, as used in requests. */
@@ -778,6 +841,8 @@ export interface components {
             engine_check?: components["schemas"]["attnlens.v1.EngineCheck"];
             /** @description Whether requests with an empty `model` use this model. */
             is_default: boolean;
+            /** @description Head of a classifier or reranker, for Classify and Score. Unset for an embedding model. */
+            classifier?: components["schemas"]["attnlens.v1.Classifier"];
         };
         /**
          * @description State of a model on the server.
@@ -798,7 +863,7 @@ export interface components {
          *     - `dense`: One value per head and pair of tokens: (B, H, T, T). The last axis is the key.
          *     - `band`: Weights of a sliding window and of global tokens: (B, H, T, 2G + 2w + 1). See Band.
          *     - `blocks`: Weights between some blocks of tokens: (B, H, T, S * b + 2b). See BlockTable.
-         *     - `per_text`: Values per text: (B), (B, E) or (B, L, H).
+         *     - `per_text`: Values per text: (B), (B, C), (B, E) or (B, L, H).
          * @enum {string}
          */
         "attnlens.v1.OutputLayout": "unspecified" | "per_token" | "dense" | "band" | "blocks" | "per_text";
@@ -814,9 +879,10 @@ export interface components {
          *     - `token_contributions`: Contribution of each token to the dot product of a direction and the embedding: (B, T). See docs/explanations.md.
          *     - `baseline`: Contribution of the encoder's biases to the dot product: (B).
          *     - `head_contributions`: Contribution of each head of each layer to the dot product: (B, L, H).
+         *     - `logits`: Logits of a classifier with C labels: (B, C).
          * @enum {string}
          */
-        "attnlens.v1.OutputRole": "unspecified" | "last_hidden_state" | "attention_weights" | "embedding" | "attention_composed" | "head_gates" | "token_contributions" | "baseline" | "head_contributions";
+        "attnlens.v1.OutputRole": "unspecified" | "last_hidden_state" | "attention_weights" | "embedding" | "attention_composed" | "head_gates" | "token_contributions" | "baseline" | "head_contributions" | "logits";
         /** @description Selects the embedding of each input as its own target. */
         "attnlens.v1.OwnEmbedding": Record<string, never>;
         /**
@@ -878,7 +944,7 @@ export interface components {
          * @enum {string}
          */
         "attnlens.v1.Pooling": "unspecified" | "mean" | "cls" | "max" | "last_token" | "weighted_mean" | "mean_sqrt_length";
-        /** @description Default conversion of token vectors to an embedding: pool, apply the `dense` layers in order, and scale to length 1 if `normalize` is set. */
+        /** @description Default conversion of token vectors to an embedding: pool, apply the `dense` layers in order, and scale to length 1 if `normalize` is set. The last dense layer of a classifier returns its logits. */
         "attnlens.v1.PoolingDefaults": {
             /** @description Pooling. Always specified in a valid bundle. */
             pooling: components["schemas"]["attnlens.v1.Pooling"];
@@ -928,6 +994,65 @@ export interface components {
          * @enum {string}
          */
         "attnlens.v1.RowSum": "unspecified" | "one" | "gate" | "unbounded";
+        /** @description Request message for EncoderService.Score. Set either `query` and `documents`, or `pairs`. */
+        "attnlens.v1.ScoreRequest": {
+            /** @description Model name. If empty, the server's default model. */
+            model?: string;
+            /** @description Query, the first text of each input. */
+            query?: string;
+            /** @description Documents, the second text of each input. At least 1 and at most `Limits.max_inputs_per_request`. Equal documents are computed once. */
+            documents: string[];
+            /** @description Pairs of a query and a document. At least 1 and at most `Limits.max_inputs_per_request`. */
+            pairs: components["schemas"]["attnlens.v1.TextPair"][];
+            /** @description Number of results to return, those with the highest logits. If 0, all. Must be 0 with `pairs`. */
+            top_n?: number;
+            /** @description What to do with a document that does not fit into the model's input with its query. Defaults to truncating it. */
+            long_documents?: components["schemas"]["attnlens.v1.LongDocuments"];
+            /** @description Maximum number of tokens of a document, without special tokens. If 0, as many as fit into the model's input. */
+            max_tokens_per_document?: number;
+            /** @description Prompt that is prepended to each query. If unset, the model's default prompt, if there is one. */
+            prompt?: components["schemas"]["attnlens.v1.Prompt"];
+            /** @description Function from logits to scores: ACTIVATION_IDENTITY or ACTIVATION_SIGMOID. Defaults to `Classifier.activation`. It does not change the order of the results. */
+            activation?: components["schemas"]["attnlens.v1.Activation"];
+            /** @description Model version (`Model.version`), the full SHA-256. If empty, any version. */
+            model_version?: string;
+            /**
+             * @description Format of tensors in the response.
+             * @default lists
+             * @enum {unknown}
+             */
+            arrays: "lists" | "base64";
+        };
+        /** @description Response message for EncoderService.Score. */
+        "attnlens.v1.ScoreResponse": {
+            /** @description Name of the model that was used. */
+            model: string;
+            /** @description Version of that model. */
+            model_version: string;
+            /** @description With `query`, sorted by descending logit, equal logits by index. With `pairs`, in the order of the request. */
+            results: components["schemas"]["attnlens.v1.ScoreResult"][];
+            /** @description Function that computed the scores from the logits. */
+            activation: components["schemas"]["attnlens.v1.Activation"];
+            /** @description Token counts of the input of each document or pair, in the order of the request. For a document in several parts, their sum. */
+            usages: components["schemas"]["attnlens.v1.Usage"][];
+            /** @description Time spent on the call. */
+            timings?: components["schemas"]["attnlens.v1.Timings"];
+            /** @description Engine and precision used. */
+            computation?: components["schemas"]["attnlens.v1.Computation"];
+        };
+        /** @description Score of one document or pair. */
+        "attnlens.v1.ScoreResult": {
+            /** @description Index in `documents` or `pairs`. */
+            index: number;
+            /** @description The activation of the logit, computed in float64. */
+            score: number | null;
+            /** @description Logit of the model. */
+            logit: number | null;
+            /** @description Number of parts of the document that were scored. 1 unless LONG_DOCUMENTS_SPLIT applied. */
+            num_parts: number;
+            /** @description Index of the part with the highest logit. */
+            part: number;
+        };
         /** @description Weights that reach a threshold, as a compressed sparse row matrix with layers * heads * R rows in row-major order. Row n consists of the entries from `indptr[n]` to `indptr[n + 1] - 1`, sorted by column. */
         "attnlens.v1.SparseWeights": {
             /** @description Start of each row, DATA_TYPE_INT32, shape (layers * heads * R + 1). */

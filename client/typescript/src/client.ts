@@ -20,14 +20,17 @@ export type NestedList = (number | NestedList)[];
 /** A field of a request. Arrays are tensors, typed arrays or nested lists. */
 type Encodable<T> = [Message<"Tensor">] extends [NonNullable<T>] ? Tensor | TypedArray | NestedList : T;
 
+type InputKey = "inputs" | "pairs" | "query" | "documents" | "arrays";
+
 /** Fields of a request other than its inputs, and a signal that aborts the call. */
-type Options<Request> = { [Key in keyof Request as Exclude<Key, "inputs" | "pairs" | "arrays">]: Encodable<Request[Key]> } & {
+type Options<Request> = { [Key in keyof Request as Exclude<Key, InputKey>]: Encodable<Request[Key]> } & {
   signal?: AbortSignal;
 };
 
 /** A text, or an object with `text`, `text_pair` or `token_ids`. */
 export type Input = Message<"Input">;
 export type Pair = Message<"ComparedPair">;
+export type TextPair = Message<"TextPair">;
 export type Model = Message<"Model">;
 export type EmbedOptions = Options<Message<"EmbedRequest">>;
 export type EncodeOptions = Options<Message<"EncodeRequest">>;
@@ -35,11 +38,15 @@ export type EncodeStreamOptions = Options<Message<"EncodeStreamRequest">>;
 export type TokenizeOptions = Options<Message<"TokenizeRequest">>;
 export type ExplainOptions = Options<Message<"ExplainRequest">>;
 export type CompareOptions = Options<Message<"CompareRequest">>;
+export type ScoreOptions = Options<Message<"ScoreRequest">>;
+export type ClassifyOptions = Options<Message<"ClassifyRequest">>;
 export type EncodeResult = Decoded<Message<"EncodeResponse">>;
 export type EncodePart = Decoded<Message<"EncodeStreamResponse">>;
 export type TokenizeResult = Decoded<Message<"TokenizeResponse">>;
 export type ExplainResult = Decoded<Message<"ExplainResponse">>;
 export type CompareResult = Decoded<Message<"CompareResponse">>;
+export type ScoreResult = Decoded<Message<"ScoreResponse">>;
+export type ClassifyResult = Decoded<Message<"ClassifyResponse">>;
 
 /** One embedding for each text. All embeddings share one buffer. */
 export interface EmbedResult<Row extends TypedArray = Float32Array> extends Omit<Decoded<Message<"EmbedResponse">>, "embeddings"> {
@@ -102,6 +109,21 @@ export class AttnlensClient {
   /** Return the attention weights of each text. Defaults to all heads of all layers. */
   attention(inputs: Input | Input[], options?: EncodeOptions): Promise<EncodeResult> {
     return this.call("attention", { inputs: listOf(inputs) }, options);
+  }
+
+  /** Return the relevance of documents to a query, sorted by descending logit. Needs a reranker. */
+  score(query: string, documents: string | string[], options?: ScoreOptions): Promise<ScoreResult> {
+    return this.call("score", { query, documents: listOf(documents) }, options);
+  }
+
+  /** Return the relevance of the second to the first text of each pair. Needs a reranker. */
+  scorePairs(pairs: TextPair | TextPair[], options?: ScoreOptions): Promise<ScoreResult> {
+    return this.call("score", { pairs: listOf(pairs) }, options);
+  }
+
+  /** Return the logit and score of each label for each text. Needs a classifier. */
+  classify(inputs: Input | Input[], options?: ClassifyOptions): Promise<ClassifyResult> {
+    return this.call("classify", { inputs: listOf(inputs) }, options);
   }
 
   /** Return the models of the server. */

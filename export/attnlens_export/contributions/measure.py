@@ -3,8 +3,8 @@
 Each text of a batch tests another combination: mean or maximum pooling, a random direction or the text's own
 embedding, all embedding components or half of them.
 
-The embedding of a classifier consists of its logits, which can be near 0 while contributions cancel. Its errors
-are therefore relative to the sum of |parts|, and to max(1, |p|) instead of |p|.
+The embedding of a classifier consists of its logits, which can be near 0 while contributions cancel. Its
+errors are therefore relative to the sum of |parts|, and to max(1, |p|) instead of |p|.
 
 Shapes: B texts in a batch, T tokens, D hidden size, E embedding size, L layers, H heads.
 """
@@ -80,8 +80,8 @@ class Completeness(FigureSet):
 
     Attributes:
         case: Input shape.
-        incompleteness: |sum of scores + baseline - d · p / |p|| / |d|. For a classifier, divided by the sum of
-            |scores| and |baseline| if it is larger than |d|.
+        incompleteness: |sum of scores + baseline - d · p / |p|| / |d|. For a classifier, divided by the sum
+            of |scores| and |baseline| if it is larger than |d|.
         max_batch_difference: Maximum difference between a score of the shortest text in the batch and of the
             same text alone, divided by the same.
         embedding_error: |p - q| / |q|, where q is computed from the token vectors of the embeddings graph.
@@ -153,7 +153,8 @@ class HeadGates(FigureSet):
             of the heads. Maximum difference, divided by |d|.
         ablated_incompleteness: `Completeness.incompleteness` with random heads of all layers removed.
         ablated_error: max |ONNX - PyTorch fp32| of the embedding, scaled to length 1, with the same heads
-            removed. None for a user's module, whose heads cannot be removed in PyTorch. Logits are not scaled.
+            removed. None for a user's module, whose heads cannot be removed in PyTorch. Logits are not
+            scaled.
         ablated_limit: Limit on `ablated_error`.
     """
 

@@ -137,7 +137,9 @@ def _length(writer: GraphWriter, vector: str) -> str:
     return writer.add("Sqrt", summed, shape=writer.shape(summed))
 
 
-def _activate(writer: GraphWriter, value: str, activation: Activation.ValueType) -> str:
+def _activate(  # noqa: PLR0911 - one for each activation
+    writer: GraphWriter, value: str, activation: Activation.ValueType
+) -> str:
     """Apply an activation, written as a product of its input and a ratio that the sweep holds constant.
 
     A sigmoid is 1/2 + tanh(x / 2) / 2. The constant is part of the baseline.

@@ -23,7 +23,7 @@ from attnlens_model.checkpoint.tensor_files import read_tensors
 
 DIRECTORY = "classifier"
 FEATURE = "classifier"
-"""Entry of `Manifest.required_features`: a reader that ignored the head would serve meaningless embeddings."""
+"""Entry of `Manifest.required_features`: without the head, a reader would serve meaningless embeddings."""
 _SUFFIX = "ForSequenceClassification"
 _WITHOUT = "add --without-head and a --pooling to export only the encoder"
 
@@ -325,8 +325,8 @@ def _read_layer(tensors: Mapping[str, Any], layer: Layer, in_features: int) -> W
     missing: Sequence[str] = [name for name in required if name not in tensors]
     if missing:
         raise SourceError(
-            f"the checkpoint lacks {', '.join(missing)} of its classification head: fine-tune it for the task, "
-            f"or {_WITHOUT}"
+            f"the checkpoint lacks {', '.join(missing)} of its classification head: fine-tune it for the "
+            f"task, or {_WITHOUT}"
         )
     weights: Weights = {
         ours: tensors[theirs].float().contiguous().numpy()

@@ -22,6 +22,8 @@ _ACTIVATIONS = {
     "torch.nn.modules.activation.GELU": Activation.ACTIVATION_GELU,
     "torch.nn.modules.activation.Sigmoid": Activation.ACTIVATION_SIGMOID,
     "torch.nn.modules.activation.SiLU": Activation.ACTIVATION_SILU,
+    # Only in the head of a classifier.
+    "transformers.activations.NewGELUActivation": Activation.ACTIVATION_GELU_TANH,
 }
 _SHORT_NAMES = {name.rpartition(".")[2]: value for name, value in _ACTIVATIONS.items()}
 # Only in the head of a classifier.
@@ -108,7 +110,7 @@ def _activation(file: Path, name: object) -> Activation.ValueType:
     # `torch.nn.Tanh` is an alias of `torch.nn.modules.activation.Tanh`.
     text = str(name)
     short = text.rpartition(".")[2]
-    if not text.startswith("torch.nn.") or short not in _SHORT_NAMES:
+    if text not in _ACTIVATIONS and (not text.startswith("torch.nn.") or short not in _SHORT_NAMES):
         known = ", ".join(_SHORT_NAMES)
         raise SourceError(
             f"{file}: activation_function is {text!r}, but bundles only support {known} of torch.nn: "

@@ -89,7 +89,10 @@ class InferenceService:
         except RequestError as error:
             raise request.renamed(error) from None
         layers = self._models.layers
-        tensors = [results.tensor(name, request.width, layers.get(name)) for name in request.outputs]
+        tensors = [
+            results.tensor(name, request.width, layers.get(name), self._models.logits)
+            for name in request.outputs
+        ]
         size = sum(tensor.nbytes for tensor in tensors)
         if size > self._max_response_bytes:
             remedy = "request fewer outputs, or send fewer texts or texts of similar length"
@@ -106,6 +109,9 @@ class InferenceService:
         if request.encode is not None:
             results.texts = (await self._service.encode(request.encode, budget)).texts
             results.usages = [text.usage for text in results.texts]
+        if request.classify is not None:
+            classified = await self._service.classify(request.classify, budget)
+            results.logits, results.usages = classified.logits, classified.usages
         if request.explain is not None:
             results.explanations = (await self._service.explain(request.explain, budget)).texts
             results.usages = [text.usage for text in results.explanations]

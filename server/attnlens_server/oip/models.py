@@ -9,7 +9,8 @@ from attnlens_server.bundle import Bundle, OutputRole
 from attnlens_server.errors import ModelNotFoundError
 
 VERSION, PLATFORM = "1", "onnx_onnxv1"
-TEXT, INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS = "text", "input_ids", "attention_mask", "token_type_ids"
+TEXT, TEXT_PAIR = "text", "text_pair"
+INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"
 EMBEDDING, EMBEDDING_ALIAS, CONTRIBUTIONS = "sentence_embedding", "embedding", "contributions"
 BYTES, INT32, INT64, FP32 = "BYTES", "INT32", "INT64", "FP32"
 
@@ -21,6 +22,7 @@ class Models:
 
     Attributes:
         metadata: Required inputs, and outputs of requests that name none, by name of the model.
+        logits: Name of the output of a classifier, or "".
         hidden_state: Name of the output with the token vectors.
         layers: Layer by name of the output with its attention weights.
     """
@@ -38,10 +40,18 @@ class Models:
             _TensorMetadata(name=name, datatype=FP32, shape=[-1, attentions[layer].num_heads, -1, -1])
             for name, layer in self.layers.items()
         ]
-        text = _TensorMetadata(name=TEXT, datatype=BYTES, shape=[-1])
-        embedding = _TensorMetadata(name=EMBEDDING, datatype=FP32, shape=[-1, model.embedding_size])
+        texts = [_TensorMetadata(name=TEXT, datatype=BYTES, shape=[-1])]
+        result = _TensorMetadata(name=EMBEDDING, datatype=FP32, shape=[-1, model.embedding_size])
         self._name, self._tokens_name = model.name, f"{model.name}_tokens"
-        of_bundle = ([text], [embedding]) if bundle.tokenizer_path else (ids, [vectors])
+        self.logits = "" if outputs.logits is None else outputs.logits.name
+        if model.classifier is not None:
+            if model.classifier.is_reranker:
+                texts.append(_TensorMetadata(name=TEXT_PAIR, datatype=BYTES, shape=[-1]))
+            result = _TensorMetadata(
+                name=self.logits, datatype=FP32, shape=[-1, len(model.classifier.labels)]
+            )
+        default = [result] if bundle.tokenizer_path or self.logits else [vectors]
+        of_bundle = (texts if bundle.tokenizer_path else ids, default)
         tensors = {
             self._name: of_bundle,
             self._tokens_name: (ids, [vectors]),
@@ -72,6 +82,6 @@ class Models:
 
         The bundle's own name also accepts token ids, because Triton serves a bundle's graph under that name.
         """
-        is_text = metadata.inputs[0].name == TEXT
+        is_text = metadata.inputs[0].name == TEXT and not self.logits
         metadata = self.metadata[self._tokens_name] if is_text and not has_text else metadata
         return [output.name for output in metadata.outputs]

@@ -21,6 +21,7 @@ from attnlens_server.oip.models import (
     EMBEDDING_ALIAS,
     INPUT_IDS,
     TEXT,
+    TEXT_PAIR,
     TOKEN_TYPE_IDS,
     Models,
 )
@@ -28,13 +29,14 @@ from attnlens_server.oip.tensors import IntArray, invalid, quoted, read_integers
 from attnlens_server.serving.requests import (
     AttentionQuery,
     AttentionView,
+    ClassifyRequest,
     EmbedRequest,
     EncodeRequest,
     ExplainRequest,
     Prompt,
     Request,
 )
-from attnlens_server.text import Input, TokenIds
+from attnlens_server.text import Input, TextPair, TokenIds
 
 Parameters = Mapping[str, pb.InferParameter]
 Types = dict[str, tuple[str, ...]]
@@ -49,12 +51,14 @@ _POOLINGS = {pooling.name.lower(): pooling for pooling in Pooling}
 _IGNORED_OF_TENSORS = re.compile(r"content_type|binary_data.*", re.DOTALL)
 _IGNORED = re.compile(rf"priority|headers|(sequence_|triton_).*|{_IGNORED_OF_TENSORS.pattern}", re.DOTALL)
 # Paths in the messages of `serving`.
-_PATH = re.compile(r"(?<![\w-])inputs\b(\[\d+\])?(?:\.token_ids)?(?:\.(input_ids|token_type_ids)|\.text\b)?")
+_PATH = re.compile(
+    r"(?<![\w-])inputs\b(\[\d+\])?(?:\.token_ids)?(?:\.(input_ids|token_type_ids)|\.text(?:_pair)?\b)?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferRequest(Request):
-    """A ModelInfer request, as up to three requests for the same inputs. None where no output needs one.
+    """A ModelInfer request, as up to four requests for the same inputs. None where no output needs one.
 
     Attributes:
         id: Identifier in the request.
@@ -72,6 +76,7 @@ class InferRequest(Request):
     embed: EmbedRequest | None
     encode: EncodeRequest | None
     explain: ExplainRequest | None
+    classify: ClassifyRequest | None
 
     def renamed(self, error: RequestError) -> RequestError:
         """Replace the paths of inputs in an error by the names of tensors, and return the error."""
@@ -123,13 +128,17 @@ class RequestReader:
             "prompt": Prompt(name=settings["prompt_name"]) if "prompt_name" in settings else None,
             "truncate": settings.get("truncate", False),
         }
-        embed = encode = explain = None
+        embed = encode = explain = classify = None
+        if self._models.logits and self._models.logits in outputs:
+            classify = ClassifyRequest(**common)
         if is_embedding:
             embed = EmbedRequest(**arguments(*_POOLED, *_EMBEDDED))
         if is_explanation:
             explain = ExplainRequest(methods=[ExplainMethod.CONTRIBUTIONS], **arguments(*_POOLED))
         queries, has_vectors = self._queries(outputs), self._models.hidden_state in outputs
-        if queries or has_vectors or not (embed or explain):  # the attention mask alone needs some result
+        if (
+            queries or has_vectors or not (embed or explain or classify)
+        ):  # the attention mask alone needs some result
             encode = EncodeRequest(last_hidden_state=has_vectors, attention=queries, **common)
         return InferRequest(
             model=metadata.name,
@@ -142,6 +151,7 @@ class RequestReader:
             embed=embed,
             encode=encode,
             explain=explain,
+            classify=classify,
         )
 
     def _queries(self, outputs: Sequence[str]) -> list[AttentionQuery]:
@@ -153,9 +163,19 @@ class RequestReader:
         return [AttentionQuery(layers=layers, view=AttentionView.DENSE) for layers in groups.values()]
 
     def _texts(self, message: pb.ModelInferRequest, raw: Sequence[bytes | None]) -> tuple[list[Input], int]:
-        """Return texts, whose tensor may have any name."""
+        """Return texts, whose tensor may have any name, or pairs from two tensors."""
+        names = [tensor.name for tensor in message.inputs]
+        if sorted(names) == [TEXT, TEXT_PAIR]:
+            first, second = (
+                read_texts(name, message.inputs[index], raw[index], self._max_texts)
+                for name, index in ((name, names.index(name)) for name in (TEXT, TEXT_PAIR))
+            )
+            if len(first) != len(second):
+                problem = f"has {len(second)} texts, but {TEXT} has {len(first)}: use the same number"
+                raise invalid(TEXT_PAIR, problem)
+            return [Input(text_pair=TextPair(*pair)) for pair in zip(first, second, strict=True)], 0
         if len(message.inputs) > 1:
-            raise invalid("inputs", f"has {_names(message)}: use {TEXT} alone")
+            raise invalid("inputs", f"has {_names(message)}: use {TEXT} alone, or {TEXT} and {TEXT_PAIR}")
         texts = read_texts(TEXT, message.inputs[0], raw[0], self._max_texts)
         return [Input(text=text) for text in texts], 0
 
@@ -190,7 +210,15 @@ class RequestReader:
 
     def _outputs(self, message: pb.ModelInferRequest) -> list[str]:
         """Return the requested outputs, or an empty list if the request names none."""
-        known = (EMBEDDING, EMBEDDING_ALIAS, self._models.hidden_state, ATTENTION_MASK, CONTRIBUTIONS)
+        known: tuple[str, ...] = (
+            EMBEDDING,
+            EMBEDDING_ALIAS,
+            self._models.hidden_state,
+            ATTENTION_MASK,
+            CONTRIBUTIONS,
+        )
+        if self._models.logits:
+            known = (self._models.logits, self._models.hidden_state, ATTENTION_MASK)
         names: list[str] = []
         for index, output in enumerate(message.outputs):
             _check_parameters(f"outputs[{index}]", output.parameters)

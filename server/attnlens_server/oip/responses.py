@@ -72,6 +72,7 @@ class InferResults:
 
     usages: Sequence[Usage] = ()
     embeddings: Sequence[FloatArray] | FloatArray = ()  # (B, E)
+    logits: Sequence[FloatArray] | FloatArray = ()  # (B, C)
     texts: Sequence[EncodedText] = ()
     explanations: Sequence[Explanation] = ()
 
@@ -80,13 +81,14 @@ class InferResults:
         """Number of truncated texts."""
         return sum(usage.truncated for usage in self.usages)
 
-    def tensor(self, name: str, width: int, layer: int | None) -> Tensor:
+    def tensor(self, name: str, width: int, layer: int | None, logits_name: str = "") -> Tensor:
         """Return an output.
 
         Args:
             name: Name of the output.
             width: Number of tokens T. If 0, the length of the longest text.
             layer: Layer, if the output is attention weights.
+            logits_name: Name of the output with the logits of a classifier. Empty for other models.
         """
         lengths = [usage.num_tokens for usage in self.usages]
         batch, width = len(lengths), width or max(lengths)
@@ -95,6 +97,8 @@ class InferResults:
             return Tensor(name, weights, (batch, weights[0].shape[0], width, width))
         if name in (EMBEDDING, EMBEDDING_ALIAS):
             return Tensor(name, self.embeddings, (batch, len(self.embeddings[0])))
+        if name == logits_name:
+            return Tensor(name, self.logits, (batch, len(self.logits[0])))
         if name == ATTENTION_MASK:
             return Tensor(name, [np.ones(length) for length in lengths], (batch, width))
         if name == CONTRIBUTIONS:

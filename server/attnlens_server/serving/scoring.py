@@ -64,7 +64,7 @@ class ClassifierValidator:
             )
         if not self._can_score:
             raise NotSupportedError(
-                f"the model {self._model.name!r} has no tokenizer for pairs of texts: use Classify with "
+                f"the bundle of {self._model.name!r} lacks a tokenizer for pairs of texts: use Classify with "
                 "token_ids"
             )
         prompt, violations = self._score_texts(request)
@@ -74,7 +74,7 @@ class ClassifierValidator:
             problem = "is set, but pairs are not sorted: omit it, or send one query with documents"
             violations.append(FieldViolation("top_n", problem))
         if (limit := request.max_tokens_per_document) < 0:
-            problem = f"is {limit}: use 1 or more, or 0 for as many as fit"
+            problem = f"is {limit}: use 1 or more, or 0 for no limit"
             violations.append(FieldViolation("max_tokens_per_document", problem))
         activation = request.activation or classifier.activation
         if request.activation not in (None, *_SCORE_ACTIVATIONS):
@@ -120,7 +120,7 @@ class ClassifierValidator:
             for violation in found
         ]
         if not request.query:
-            violations.append(FieldViolation("query", "is empty: send a query"))
+            violations.append(FieldViolation("query", "is empty: send some text"))
         _, found = self._inputs.validate(Request(inputs=request.inputs, prompt=_NO_PROMPT))
         return prompt, violations + _renamed(found, "documents")
 

@@ -43,7 +43,7 @@ def test_json_keeps_the_keys_of_the_input(run_here: RunHere, server: ScriptedSer
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": "a", "text_pair": "b"}', 'line 1: a document has no "text_pair"'),
+        ('{"text": "a", "text_pair": "b"}', "line 1: documents cannot be pairs"),
         ('{"text": "a", "score": 1}', 'line 1: the output uses the key "score" itself'),
         ("[]", "line 1: not an object"),
     ],

@@ -70,7 +70,11 @@ def _classify(
 
     try:
         return client.classify(
-            [line.text for line in batch], model=model.name, truncate=truncate, **texts.prompts
+            [line.text for line in batch],
+            model=model.name,
+            truncate=truncate,
+            prompt_name=texts.prompt_name,
+            prompt=texts.prompt,
         )
     except AttnlensError as error:
         if error.text_index is None or error.text_index >= len(batch):

@@ -42,13 +42,13 @@ Example:
     type=click.Choice(LONG_DOCUMENTS),
     default="truncate",
     show_default=True,
-    help="What to do with a document that does not fit into the model's input with its query: truncate it, "
+    help="Handling of a document that does not fit into the model's input with its query: truncate it, "
     "split it into parts and show the highest logit, or fail.",
 )
 @_documents(
     "--max-tokens-per-document",
     type=click.IntRange(1, _MAX_INT32),
-    help="Maximum number of tokens of a document.  [default: as many as fit]",
+    help="Maximum number of tokens of a document.  [default: limited by the model]",
 )
 @json_option
 @server_options
@@ -85,7 +85,7 @@ def rerank(
 
 def _document(line: Line, name: str) -> str:
     if not isinstance(line.text, str):
-        raise click.ClickException(f'{name}, line {line.number}: a document has no "text_pair": omit the key')
+        raise click.ClickException(f'{name}, line {line.number}: documents cannot be pairs: omit "text_pair"')
     return line.text
 
 

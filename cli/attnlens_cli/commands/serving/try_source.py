@@ -4,7 +4,7 @@
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -50,6 +50,9 @@ def try_source(
 ) -> None:
     """Show tokens, embedding, contributions of words, attention and similarities of each TEXT.
 
+    A classifier shows labels instead of an embedding. A reranker sorts the other texts by their relevance to
+    the first one.
+
     SOURCE is a bundle or a checkpoint, as in `attnlens serve`. Starts a temporary server.
     """
     missing = [name for name in _SERVER_MODULES if find_spec(name) is None]
@@ -61,7 +64,7 @@ def try_source(
         raise ConfigFailure(error) from error
     from attnlens.bundle import read_manifest
     from attnlens_cli.show.console import make_console
-    from attnlens_cli.show.first_look import print_look, print_model, print_similarities
+    from attnlens_cli.show.first_look import print_look, print_model, print_ranking, print_similarities
     from attnlens_cli.sources.child import child_server
     from attnlens_cli.sources.source import resolve
     from attnlens_client import Client
@@ -76,26 +79,36 @@ def try_source(
     with stopped_by_signals(), child_server(bundle, options) as address, Client(address) as client:
         model = client.get_model()
         looks = _looks(client, model, texts)
+        is_ranked = len(model.labels) == 1 and len(texts) > 1
+        ranked = client.rerank(texts[0], texts[1:]) if is_ranked else []
     console = make_console()
     print_model(console, model)
     for look in looks:
         print_look(console, look)
-    if len(looks) > 1:
+    if ranked:
+        print_ranking(console, texts[0], ranked)
+    elif len(looks) > 1 and not model.labels:
         print_similarities(console, looks)
     cache = (
         f" --cache-dir {shlex.quote(str(cache_dir))}" if cache_dir is not None and bundle != source else ""
     )
-    _print_next(console, f"{shlex.quote(str(source))}{cache}", texts[0])
+    _print_next(console, f"{shlex.quote(str(source))}{cache}", texts[0], model)
 
 
-def _print_next(console: "Console", serve_arguments: str, text: str) -> None:
+def _print_next(console: "Console", serve_arguments: str, text: str, model: "ModelInfo") -> None:
     """Print commands to run next."""
     text = printable(text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…")
     console.print()
     console.print("next", style="bold")
     console.print(f"  attnlens serve {serve_arguments}", soft_wrap=True)
-    console.print(f"  attnlens view {shlex.quote(text)} --output page.html", soft_wrap=True)
-    call = f"Client('127.0.0.1:50051').embed([{text!r}])"
+    method = f"embed([{text!r}])"
+    if len(model.labels) == 1:
+        method = f"rerank({text!r}, documents)"
+    elif model.labels:
+        method = f"classify([{text!r}])"
+    else:
+        console.print(f"  attnlens view {shlex.quote(text)} --output page.html", soft_wrap=True)
+    call = f"Client('127.0.0.1:50051').{method}"
     console.print(f"  python: from attnlens_client import Client; {call}", soft_wrap=True)
 
 
@@ -116,7 +129,10 @@ def _looks(client: "Client", model: "ModelInfo", texts: "Sequence[str]") -> "lis
     )
     query = AttentionQuery(view="head_mean", reduction=reduction) if is_mapped else None
     encoded = client.encode(texts, attention=query, last_hidden_state=False, truncate=True)
-    vectors = client.embed(texts, truncate=True)
+    vectors: Sequence[Any] = [None] * len(texts) if model.labels else [*client.embed(texts, truncate=True)]
+    labels: Sequence[Any] = [()] * len(texts)
+    if len(model.labels) > 1:
+        labels = client.classify(texts, truncate=True).top()
     explanations: Sequence[Explanation | None] = [None] * len(texts)
     if "contributions" in model.explain_methods:
         explanations = client.explain(texts, level="words", truncate=True)
@@ -127,4 +143,4 @@ def _looks(client: "Client", model: "ModelInfo", texts: "Sequence[str]") -> "lis
         else None
         for text, result in zip(texts, encoded, strict=True)
     ]
-    return [Look(*parts) for parts in zip(texts, encoded, vectors, maps, explanations, strict=True)]
+    return [Look(*parts) for parts in zip(texts, encoded, vectors, maps, explanations, labels, strict=True)]

@@ -1,0 +1,196 @@
+"""Heads of every family, compared with `transformers`, and heads that are refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from attnlens.v1.manifest_pb2 import Activation
+from attnlens_export import SourceError
+from attnlens_export.classification import HeadReference
+from attnlens_export.published.choices import AttentionChoices
+from attnlens_export.published.classifier import (
+    LAYOUTS,
+    find_classifier,
+    read_activation,
+    read_head,
+    read_labels,
+    write_head,
+)
+from attnlens_model import load_checkpoint
+from family_cases import GROUPS
+from odd_models import OddModel, padded_masks, random_inputs
+
+KIND = "ForSequenceClassification"
+# Named after the code on the hub, which transformers does not have.
+NOT_IN_TRANSFORMERS = {"New"}
+POOLINGS: dict[str, list[dict[str, Any]]] = {
+    "EuroBert": [{"classifier_pooling": "bos"}, {"classifier_pooling": "mean"}],
+    "ModernBert": [
+        {"classifier_pooling": "cls", "classifier_bias": True, "norm_bias": True},
+        {"classifier_pooling": "mean", "norm_eps": 1e-3, "classifier_activation": "silu"},
+    ],
+    "Ultrabert": [{"classifier_pooling": "cls"}, {"classifier_pooling": "mean"}],
+    "DebertaV2": [{"pooler_hidden_act": "gelu"}, {"pooler_hidden_act": "tanh"}],
+}
+
+
+def classifiers() -> list[OddModel]:
+    """Return a model for each layout and each of its settings."""
+    first: dict[str, OddModel] = {}
+    for model in (model for group in GROUPS for model in group.models):
+        if model.source is transformers and hasattr(transformers, model.name + KIND):
+            first.setdefault(model.name, model)
+    first.setdefault("Bert", OddModel("Bert"))
+    return [
+        replace(model, changes=model.changes | {"num_labels": 3} | changes)
+        for name, model in first.items()
+        if name in LAYOUTS
+        for changes in POOLINGS.get(name, [{}])
+    ]
+
+
+LONGFORMER = OddModel(
+    "Longformer", {"num_labels": 3, "attention_window": [4] * 3, "pad_token_id": 1, "type_vocab_size": 1}, 32
+)
+
+
+def saved(odd: OddModel, directory: Path) -> Any:
+    model = odd.make(KIND)
+    model.save_pretrained(directory)
+    return model
+
+
+def test_every_layout_is_compared() -> None:
+    assert {odd.name for odd in [*classifiers(), LONGFORMER]} == LAYOUTS.keys() - NOT_IN_TRANSFORMERS
+
+
+@pytest.mark.parametrize("odd", [*classifiers(), LONGFORMER], ids=str)
+def test_logits_equal_those_of_transformers(odd: OddModel, tmp_path: Path) -> None:
+    model = saved(odd, tmp_path / "source")
+    # transformers makes the first token of a classified text global.
+    choices = AttentionChoices(1 if odd is LONGFORMER else None, None)
+    checkpoint = load_checkpoint(tmp_path / "source", None, choices.applied)
+    layout = find_classifier(tmp_path / "source")
+    assert layout is not None
+    head = read_head(tmp_path / "source", layout, checkpoint.config.vector_size)
+    write_head(tmp_path / "bundle", head)
+    reference = HeadReference(tmp_path / "bundle", checkpoint.config.vector_size)
+    _, mask, *_ = padded_masks(3, min(odd.num_tokens, 20))
+    inputs = random_inputs(model.config, mask)
+    with torch.no_grad():
+        expected = model(**inputs).logits.numpy()
+        hidden = checkpoint.encoder(**inputs).last_hidden_state.numpy()
+    found = reference.logits(hidden, mask.numpy(), torch.float32)
+    assert list(head.classifier.labels) == ["LABEL_0", "LABEL_1", "LABEL_2"]
+    assert abs(found - expected).max() < 1e-5 * max(1.0, abs(expected).max())
+    assert expected.std() > 0.01  # not constant
+
+
+BERT = OddModel("Bert", {"num_labels": 2, "num_hidden_layers": 1})
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    saved(BERT, tmp_path)
+    return tmp_path
+
+
+def change(directory: Path, values: dict[str, object], name: str = "config.json") -> None:
+    path = directory / name
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(content | values))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"id2label": {"0": "a"}}, "names 1 labels, but classifier returns 2 logits: correct id2label"),
+        ({"id2label": {"0": "a", "2": "b"}}, "instead of labels by the numbers 0, 1"),
+        ({"id2label": ["a", "b"]}, "instead of labels by the numbers 0, 1"),
+        (
+            {"sbert_ce_default_activation_function": "my.Own"},
+            "computes scores with 'my.Own', but bundles support only Identity, Sigmoid, Softmax",
+        ),
+        (
+            {"sentence_transformers": {"activation_fn": "torch.nn.Mish"}},
+            "computes scores with 'torch.nn.Mish'",
+        ),
+    ],
+)
+def test_settings_that_a_bundle_can_not_express_are_refused(
+    bert: Path, values: dict[str, object], message: str
+) -> None:
+    change(bert, values)
+    layout = find_classifier(bert)
+    assert layout is not None
+    with pytest.raises(SourceError, match=message):
+        read_head(bert, layout, 96)
+
+
+def test_missing_tensors_and_poolings_are_refused(tmp_path: Path) -> None:
+    BERT.make("Model").save_pretrained(tmp_path)
+    change(tmp_path, {"architectures": ["BertForSequenceClassification"]})
+    with pytest.raises(SourceError, match=r"lacks bert.pooler.dense.weight of its classification head"):
+        read_head(tmp_path, LAYOUTS["Bert"], 96)
+    with pytest.raises(
+        SourceError, match="pooling classifier_pooling = 'late', but bundles support only cls"
+    ):
+        read_head(tmp_path, LAYOUTS["EuroBert"], 96)
+
+
+def test_labels_are_in_the_order_of_their_numbers() -> None:
+    assert read_labels({"id2label": {"1": "b", "0": "a", "2": "a"}}) == ["a", "b", "a"]
+    assert read_labels({}) == ["LABEL_0", "LABEL_1"]
+    assert read_labels({"num_labels": 1}) == ["LABEL_0"]
+
+
+IDENTITY, SIGMOID, SOFTMAX = (
+    Activation.ACTIVATION_IDENTITY,
+    Activation.ACTIVATION_SIGMOID,
+    Activation.ACTIVATION_SOFTMAX,
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "published", "num_labels", "expected"),
+    [
+        ({}, {}, 1, SIGMOID),
+        ({}, {}, 3, SOFTMAX),
+        ({"problem_type": "multi_label_classification"}, {}, 3, SIGMOID),
+        ({"problem_type": "regression"}, {}, 1, IDENTITY),
+        ({}, {"model_type": "CrossEncoder"}, 1, SIGMOID),
+        ({"problem_type": "regression"}, {"model_type": "CrossEncoder"}, 1, SIGMOID),
+        ({}, {"model_type": "CrossEncoder"}, 3, IDENTITY),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, {}, 1, IDENTITY),
+        (
+            {
+                "sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity",
+                "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"},
+            },
+            {},
+            1,
+            SIGMOID,
+        ),
+        (
+            {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}},
+            {"activation_fn": "torch.nn.modules.linear.Identity"},
+            1,
+            IDENTITY,
+        ),
+    ],
+)
+def test_activation_is_the_one_that_sentence_transformers_or_transformers_applies(
+    tmp_path: Path,
+    config: dict[str, object],
+    published: dict[str, object],
+    num_labels: int,
+    expected: Activation.ValueType,
+) -> None:
+    change(tmp_path, config)
+    change(tmp_path, published, "config_sentence_transformers.json")
+    assert read_activation(tmp_path, num_labels) == expected
