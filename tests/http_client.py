@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import re
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -71,6 +72,14 @@ class HeadServer:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+
+def documented_requests(title: str) -> list[tuple[str, Any]]:
+    """Return the paths and bodies of the curl commands in a section of docs/http.md."""
+    page = Path(__file__).parents[1].joinpath("docs", "http.md").read_text("utf-8")
+    section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    commands = re.findall(r"\$ curl -s http://127\.0\.0\.1:8080(\S+) -d '(.*?)'", section, re.DOTALL)
+    return [(path, json.loads(body.replace("\\\n", ""))) for path, body in commands]
 
 
 def grpc_embeddings(address: str, texts: list[str], **options: Any) -> npt.NDArray[np.float32]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from huggingface_hub import InferenceClient
 
-from http_client import HeadServer, HttpClient
+from http_client import HeadServer, HttpClient, documented_requests
 
 TEXT, PAIR = "the man and the sea", ["the man", "a café in the sea"]
 LONG = "the man and the sea " * 20
@@ -88,6 +88,15 @@ def test_huggingface_client_gets_all_labels(topics: HeadServer) -> None:
     found = client.text_classification(TEXT, top_k=1, function_to_apply="none")
     logits = topics.grpc.classify([TEXT], activation="identity").top(1)[0]
     assert [(each.label, each.score) for each in found] == list(logits)
+
+
+def test_requests_of_the_page_are_answered(topics: HeadServer) -> None:
+    single, batch, classes = documented_requests("Classification")
+    text, pair = "The room was clean.", ("It rained.", "It was wet.")
+    expected = topics.grpc.classify([text, pair]).scores
+    np.testing.assert_array_equal(rows([topics.http.post(*single)]), expected[:1])
+    np.testing.assert_array_equal(rows(topics.http.post(*batch)), expected)
+    assert topics.http.post(*classes)["data"][0]["label"] == LABELS[expected[0].argmax()]
 
 
 def test_info_describes_the_head(reranker: HeadServer, topics: HeadServer) -> None:

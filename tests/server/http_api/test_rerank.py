@@ -8,7 +8,7 @@ import pytest
 from attnlens_server.errors import OverloadedError
 from attnlens_server.http_api.rerank import DIALECT, SHARED_DIALECT, RerankRoutes
 from attnlens_server.serving.requests import LongDocuments
-from http_client import HeadServer, HttpClient, StubService
+from http_client import HeadServer, HttpClient, StubService, documented_requests
 from toy_models import make_model
 
 QUERY = "the man"
@@ -99,7 +99,7 @@ def test_errors_for_texts_are_those_of_tei(reranker: HeadServer) -> None:
         ({"texts": ["a"] * 41}, "texts has 41 texts, but the limit is 40"),
         ({"texts": ["a", LONG], "truncate": False}, "texts[1] has 120 tokens, but the limit is "),
         ({"texts": ["a", {"text": "b"}]}, "texts[1] is invalid: expected `str`"),
-        ({"texts": ["a"], "query": ""}, "query is empty: send a query"),
+        ({"texts": ["a"], "query": ""}, "query is empty: send some text"),
         ({"texts": ["a"], "documents": ["b"]}, "documents is missing, or texts is set as well"),
         ({}, "documents is missing, or texts is set as well"),
         (
@@ -123,6 +123,20 @@ def test_weaviate_gets_scores_in_the_order_of_documents(reranker: HeadServer) ->
     assert "error" in reranker.http.ask("POST", "/rerank", {**body, "query": ""})[1]
     assert reranker.http.ask("GET", "/meta")[1]["model"] == "reranker"
     assert reranker.http.ask("GET", "/.well-known/ready") == (204, None)
+
+
+def test_requests_of_the_page_are_answered(reranker: HeadServer) -> None:
+    documents = ["It rained.", "Jane Austen wrote Emma."]
+    found = {
+        path: reranker.http.post(path, body | {"model": ""})
+        for path, body in documented_requests("Rerank APIs")
+    }
+    expected = reranker.grpc.rerank("Who wrote Emma?", documents, activation="sigmoid")
+    pairs = [(each.index, each.score) for each in expected]
+    assert pairs_of(found.pop("/v2/rerank")["results"]) == pairs[:1]
+    assert pairs_of(found.pop("/rerank")) == pairs
+    assert sorted(pairs_of(found.pop("/score")["data"])) == sorted(pairs)
+    assert not found
 
 
 # --- Errors ---------------------------------------------------------------------------------------
