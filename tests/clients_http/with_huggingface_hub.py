@@ -41,9 +41,9 @@ def check_embed_all_returns_the_token_vectors_of_grpc(server: Server) -> None:
 
 def check_text_classification_has_the_probabilities_of_grpc(server: Server) -> None:
     found = InferenceClient(base_url=server.classifier_url).text_classification(RERANK_QUERY)
-    assert [[each.label, each.score] for each in found] == server.labels
+    assert [(each.label, each.score) for each in found] == [tuple(label) for label in server.labels]
     [best] = InferenceClient(base_url=server.classifier_url).text_classification(RERANK_QUERY, top_k=1)
-    assert [best.label, best.score] == server.labels[0]
+    assert (best.label, best.score) == tuple(server.labels[0])
     with raises(HfHubHTTPError, "is not a classifier") as errors:
         client(server).text_classification(RERANK_QUERY, model=f"{server.url}/predict")
     assert errors[0].response.status_code == 424

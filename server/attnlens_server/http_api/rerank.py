@@ -67,7 +67,7 @@ class RerankOptions(msgspec.Struct, kw_only=True):
         top_n: Number of results to return. 0 for all.
         top_k: Voyage's name for `top_n`.
         return_documents: Whether to return the text of each document.
-        max_tokens_per_doc: Maximum number of tokens of a document. 0 for as many as fit.
+        max_tokens_per_doc: Maximum number of tokens of a document. 0 for the limit of the model.
         truncate: Whether to truncate long documents instead of rejecting them.
         truncation: Voyage's name for `truncate`.
         raw_scores: Whether to return logits instead of scores from 0 to 1.
@@ -145,7 +145,7 @@ SHARED_DIALECT = replace(
     body=lambda error: {**tei.error_body(error), "message": error.message, "detail": error.message},
     fields=_FIELDS,
 )
-"""Errors of `/rerank`: those of TEI, with the keys that clients of the other APIs read."""
+"""Errors of TEI with further keys, which clients of the other APIs read."""
 _DOCUMENTS, _ANY = BodyParser(DocumentsBody), BodyParser(RerankBody)
 
 

@@ -117,7 +117,7 @@ class VllmRoutes:
         return await json_response(self.service, request, size, lambda: self._scores(result))
 
     async def classify(self, request: HttpRequest) -> HttpResponse:
-        """Return the most probable label of each text, and the probabilities of all labels."""
+        """Return the probabilities of all labels for each text, and the label with the highest one."""
         _, converted = await read_body(self.service, request, _CLASSIFY, self._classify_request)
         result = await self.service.classify(converted, request.budget)
         size = result.scores.nbytes + len(result.usages) * _RESULT_BYTES
@@ -132,7 +132,9 @@ class VllmRoutes:
         if len(firsts) == 1:
             firsts = firsts * len(seconds)
         if len(firsts) != len(seconds):
-            problem = f"has {len(firsts)} texts, but {second_name} has {len(seconds)}: send one, or as many"
+            problem = (
+                f"has {len(firsts)} texts, but {second_name} has {len(seconds)}: send 1 or {len(seconds)}"
+            )
             raise invalid(first_name, problem)
         pairs = zip(firsts, seconds, strict=True)
         return ScoreRequest(

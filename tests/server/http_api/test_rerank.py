@@ -24,7 +24,8 @@ def ranked(server: HeadServer, documents: list[str] = DOCUMENTS, **options: Any)
 
 
 def pairs_of(results: list[dict[str, Any]]) -> list[tuple[int, float]]:
-    return [(each["index"], each.get("relevance_score", each.get("score"))) for each in results]
+    key = "relevance_score" if "relevance_score" in results[0] else "score"
+    return [(each["index"], each[key]) for each in results]
 
 
 # --- Results --------------------------------------------------------------------------------------
