@@ -1,4 +1,4 @@
-"""TEI's /predict and /info, and vLLM's /score and /classify: results equal those over gRPC."""
+"""Classification of docs/http.md, TEI's /info, and vLLM's /score: results equal gRPC's."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Rerank APIs: scores equal those over gRPC, and errors are those that clients of each API read."""
+"""Rerank APIs of docs/http.md: scores equal gRPC's, and errors have the keys that clients read."""
 
 from typing import Any, cast
 
