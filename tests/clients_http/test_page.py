@@ -12,6 +12,7 @@ PACKAGES = {
     "with_haystack": ["haystack-ai", "huggingface-api-haystack"],
     "with_haystack_rankers": ["cohere-haystack", "jina-haystack"],
     "with_huggingface_hub": ["huggingface_hub"],
+    "with_infinity_client": ["infinity-client"],
     "with_lancedb": ["lancedb"],
     "with_langchain_cohere": ["langchain-cohere"],
     "with_langchain_openai": ["langchain-openai"],

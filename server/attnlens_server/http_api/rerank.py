@@ -98,6 +98,11 @@ class RerankOptions(msgspec.Struct, kw_only=True):
         return self.truncation is not None or self.top_k is not None
 
     @property
+    def is_infinity(self) -> bool:
+        """Whether the client may be one of Infinity, which reads documents as strings."""
+        return self.raw_scores is not None
+
+    @property
     def activation(self) -> ScoreActivation:
         """Function from logits to scores."""
         is_raw = self.raw_scores or self.use_activation is False
@@ -245,10 +250,11 @@ class RerankRoutes:
         ]
         if body.return_documents:
             for ranked in results:
-                ranked["document"] = {"text": _text(documents[ranked["index"]])}
+                text = _text(documents[ranked["index"]])
+                ranked["document"] = text if body.is_infinity else {"text": text}
         reply = {
             "id": secrets.token_hex(16),
-            "object": "list",
+            "object": "list" if body.is_voyage else "rerank",
             "model": self.model.name,
             "results": results,
             "usage": {"prompt_tokens": total, "total_tokens": total},

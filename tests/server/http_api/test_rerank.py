@@ -36,7 +36,7 @@ def test_scores_are_those_of_grpc(path: str, reranker: HeadServer) -> None:
     found = reranker.http.post(path, {"model": "reranker", "query": QUERY, "documents": DOCUMENTS})
     assert pairs_of(found["results"]) == ranked(reranker)
     assert all(list(each) == ["index", "relevance_score"] for each in found["results"])
-    assert (found["object"], found["model"], len(found["id"])) == ("list", "reranker", 32)
+    assert (found["object"], found["model"], len(found["id"])) == ("rerank", "reranker", 32)
     tokens = sum(usage.num_tokens for usage in reranker.grpc.score(QUERY, DOCUMENTS).usages)
     assert found["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
     assert found["meta"]["billed_units"] == {"input_tokens": tokens}
@@ -49,11 +49,14 @@ def test_options_of_all_clients(path: str, reranker: HeadServer) -> None:
     assert pairs_of(ask(path, {**body, "top_n": 2})["results"]) == ranked(reranker)[:2]
     assert pairs_of(ask(path, {**body, "top_n": 0})["results"]) == ranked(reranker)
     voyage = ask(path, {**body, "top_k": 3, "truncation": True})
+    assert voyage["object"] == "list"
     assert pairs_of(voyage["data"]) == pairs_of(voyage["results"]) == ranked(reranker)[:3]
     objects = [{"text": text, "id": index} for index, text in enumerate(DOCUMENTS)]
     whole = ask(path, {"query": {"text": QUERY}, "documents": objects, "return_documents": True})["results"]
     assert pairs_of(whole) == ranked(reranker)
     assert all(each["document"] == {"text": DOCUMENTS[each["index"]]} for each in whole)
+    infinity = ask(path, {**body, "return_documents": True, "raw_scores": False})["results"]
+    assert all(each["document"] == DOCUMENTS[each["index"]] for each in infinity)
     raw = ranked(reranker, activation="identity")
     assert pairs_of(ask(path, {**body, "raw_scores": True})["results"]) == raw
     assert pairs_of(ask(path, {**body, "use_activation": False})["results"]) == raw
