@@ -126,8 +126,8 @@ _parity = in_section("Parity")
     type=click.Choice(["fp32", "fp16", "int8"]),
     default="fp32",
     show_default=True,
-    help="Precision of embeddings or logits in addition to fp32. fp16 adds onnx/model_fp16.onnx for GPUs, int8 "
-    "adds onnx/model_int8.onnx for CPUs.",
+    help="Precision of embeddings or logits in addition to fp32. fp16 adds onnx/model_fp16.onnx for GPUs, "
+    "int8 adds onnx/model_int8.onnx for CPUs.",
 )
 @_precision(
     "--min-mean-cosine",
