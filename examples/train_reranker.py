@@ -13,6 +13,7 @@ import logging
 import random
 import re
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,9 @@ from transformers import BertForSequenceClassification
 DATA = Path(__file__).parents[1] / "tests" / "data" / "stsb-en-dev.csv"
 GENRES = ["captions"] * 625 + ["forums"] * 375 + ["news"] * 500  # of each row
 LABELS = ["captions", "forums", "news"]
-Batch = tuple[list[Any], Tensor]
+BATCH_SIZE = 16
+Tokenizer = Callable[..., Any]
+Logits = Callable[[list[Any]], Tensor]
 
 
 class Pair(NamedTuple):
@@ -53,8 +56,7 @@ def main() -> None:
     reranker = CrossEncoder(encoder, num_labels=1)
     model, tokenizer = reranker.model, reranker.tokenizer
     assert model is not None
-    pair_loss = functional.binary_cross_entropy_with_logits
-    train(model, tokenizer, pair_loss, lambda: make_pair_batch(random.sample(training, 16)), args.steps)
+    train(model, tokenizer, rating_loss, training, args.steps)
     ratings = [pair.relevance for pair in held_out]
     for name, score in {"word overlap": word_overlap, "reranker": reranker.predict}.items():
         correlation = spearmanr(score([pair.texts for pair in held_out]), ratings).statistic
@@ -64,13 +66,11 @@ def main() -> None:
     classifier = BertForSequenceClassification.from_pretrained(
         encoder, id2label=dict(enumerate(LABELS)), problem_type="single_label_classification"
     )
-    genre_loss = functional.cross_entropy
-    train(
-        classifier, tokenizer, genre_loss, lambda: make_genre_batch(random.sample(training, 16)), args.steps
-    )
-    sentences, genres = make_genre_batch(held_out)
+    train(classifier, tokenizer, genre_loss, training, args.steps)
+    genres = torch.tensor([pair.genre for pair in held_out])
     with torch.inference_mode():
-        predicted = compute_logits(classifier, tokenizer, sentences).argmax(dim=-1)
+        logits = compute_logits(classifier, tokenizer, [pair.texts[0] for pair in held_out])
+    predicted = logits.argmax(dim=-1)
     for name, labels in {"always captions": torch.zeros_like(genres), "classifier": predicted}.items():
         f1 = f1_score(genres, labels, average="macro")
         print(f"{name}: accuracy {accuracy_score(genres, labels):.3f}, macro F1 {f1:.3f}")
@@ -88,26 +88,28 @@ def read_pairs() -> tuple[list[Pair], list[Pair]]:
     return [pair for pair in pairs if sentences.isdisjoint(pair.texts)], held_out
 
 
-def make_pair_batch(pairs: list[Pair]) -> Batch:
-    """Return pairs and their relevance, and random pairs, which have relevance 0.
+def rating_loss(logits_of: Logits, pairs: list[Pair]) -> Tensor:
+    """Return the loss of rated pairs, and of random pairs, which have relevance 0.
 
     The sentences of a rated pair usually have the same subject. The texts that a reranker compares may not.
     """
     random_pairs = [(a.texts[0], b.texts[1]) for a, b in zip(pairs[::4], pairs[1::4], strict=True)]
     relevance = [pair.relevance for pair in pairs] + [0.0] * len(random_pairs)
-    return [pair.texts for pair in pairs] + random_pairs, torch.tensor(relevance)[:, None]
+    logits = logits_of([pair.texts for pair in pairs] + random_pairs).squeeze(-1)
+    return functional.binary_cross_entropy_with_logits(logits, torch.tensor(relevance))
 
 
-def make_genre_batch(pairs: list[Pair]) -> Batch:
-    """Return the first sentences and their genres."""
-    return [pair.texts[0] for pair in pairs], torch.tensor([pair.genre for pair in pairs])
+def genre_loss(logits_of: Logits, pairs: list[Pair]) -> Tensor:
+    """Return the loss of the first sentences."""
+    logits = logits_of([pair.texts[0] for pair in pairs])
+    return functional.cross_entropy(logits, torch.tensor([pair.genre for pair in pairs]))
 
 
 def train(
     model: nn.Module,
-    tokenizer: Callable[..., Any],
-    compute_loss: Callable[[Tensor, Tensor], Tensor],
-    draw_batch: Callable[[], Batch],
+    tokenizer: Tokenizer,
+    compute_loss: Callable[[Logits, list[Pair]], Tensor],
+    pairs: list[Pair],
     steps: int,
 ) -> None:
     """Train all weights except the embeddings, and print the mean loss of each tenth of the steps."""
@@ -117,8 +119,7 @@ def train(
     losses: list[float] = []
     # The model stays in eval mode, without dropout, because a few steps do not overfit.
     for step in range(1, steps + 1):
-        texts, labels = draw_batch()
-        loss = compute_loss(compute_logits(model, tokenizer, texts), labels)
+        loss = compute_loss(partial(compute_logits, model, tokenizer), random.sample(pairs, BATCH_SIZE))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -130,7 +131,7 @@ def train(
             losses.clear()
 
 
-def compute_logits(model: nn.Module, tokenizer: Callable[..., Any], texts: list[Any]) -> Tensor:
+def compute_logits(model: nn.Module, tokenizer: Tokenizer, texts: list[Any]) -> Tensor:
     logits: Tensor = model(**tokenizer(texts, padding=True, truncation=True, return_tensors="pt")).logits
     return logits
 

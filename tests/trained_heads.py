@@ -44,7 +44,9 @@ def train_heads() -> TrainedHeads:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not log.exists():
             command = [sys.executable, str(EXAMPLE), "--output", str(directory), "--steps", str(STEPS)]
-            finished = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            # Several threads can be much slower than one while other tests run.
+            env = os.environ | {"OMP_NUM_THREADS": "1"}
+            finished = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env)
             unfinished = log.with_suffix(".part")
             unfinished.write_text(finished.stdout, encoding="utf-8")
             unfinished.rename(log)
