@@ -67,7 +67,7 @@ class Limits:
 FP32_LIMITS = Limits(Gate(0.999999, 0.999999), 1e-5)
 BF16_LIMITS = Limits(Gate(0.9999, 0.9998), 1e-3)
 FP32_LOGITS_LIMITS = Limits(LogitsGate(0.999, 1e-4), 1e-4)
-BF16_LOGITS_LIMITS = Limits(LogitsGate(0.98, 0.1), 1e-2)
+BF16_LOGITS_LIMITS = Limits(LogitsGate(0.97, 0.1), 1e-2)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from attnlens_export.parity.grid import small_grid
 from small_files import sign
 from trained_heads import TrainedHeads
 
+GATE = LogitsGate(0.9, 0.3)  # With few texts, one pair of almost equal logits counts more than usual.
 QUERY = "A man is playing a guitar."
 DOCUMENTS = [
     "A man plays the guitar.",
@@ -43,7 +44,7 @@ def reranker(trained_heads: TrainedHeads, tmp_path_factory: pytest.TempPathFacto
     bundle = tmp_path_factory.mktemp("reranker") / "bundle"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(precision, "read_kinds", lambda _: {k: t[::4] for k, t in read_kinds(None).items()})
-        export(trained_heads.reranker, bundle, Int8())
+        export(trained_heads.reranker, bundle, Int8(GATE))
     return bundle
 
 
@@ -86,8 +87,7 @@ def test_manifest_states_the_gates_of_logits(reranker: Path) -> None:
     assert graph.precision == Precision.PRECISION_INT8
     assert [output.role for output in graph.outputs] == [OutputRole.OUTPUT_ROLE_LOGITS]
     gates = [gate for gate in manifest.parity.gates if gate.graph == graph.id]
-    default = LogitsGate()
-    limits = (RANKS, default.min_rank_agreement), (ERROR, default.max_logit_error)
+    limits = (RANKS, GATE.min_rank_agreement), (ERROR, GATE.max_logit_error)
     assert [(gate.text_kind, gate.kind, gate.limit) for gate in gates[:10]] == [
         (name, kind, limit) for name in KINDS for kind, limit in limits
     ]
