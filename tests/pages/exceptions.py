@@ -97,6 +97,7 @@ NOT_RUN = {
 NO_CODE = {
     ("docs/architecture.md", "─▶"): "a picture",
     ("docs/bundle.md", "config.json "): "a list of files",
+    ("docs/bundle.md", "onnx/model.onnx "): "a list of files",
     ("docs/explanations.md", "  =  "): "a formula",
     ("docs/explanations.md", "g ←"): "a formula",
     ("docs/layouts.md", "models"): "a list of files",
