@@ -550,7 +550,7 @@ def _write_graphs(directory: Path, model: _Model, options: ExportOptions, progre
     progress("Writing the graphs", "", 0, 1)
     (directory / "onnx").mkdir()
     max_bytes = options.max_embedded_bytes
-    complete = _appended_head(directory, model.classifier, embeddings)
+    complete = _appended_head(directory, model.classifier)
     main = complete(embeddings)  # the graph that other tools open
     if sum(array.nbytes for array in {**weights, **main.weights}.values()) > max_bytes:
         places = write_data(directory / DATA_PATH, weights)
@@ -564,16 +564,9 @@ def _write_graphs(directory: Path, model: _Model, options: ExportOptions, progre
     return Fp32Graph(directory, model.config, embeddings, places, max_bytes, complete)
 
 
-def _appended_head(
-    directory: Path, head: ClassificationHead | None, embeddings: TracedGraph
-) -> Callable[[TracedGraph], TracedGraph]:
-    """Return a function that appends a head to a graph with the outputs of `embeddings`."""
+def _appended_head(directory: Path, head: ClassificationHead | None) -> Callable[[TracedGraph], TracedGraph]:
+    """Return a function that appends a head to a graph of token vectors."""
     if head is None:
         return lambda graph: graph
     layers = [read_layer(directory, layer) for layer in head.pooling.dense]
-
-    def append(graph: TracedGraph) -> TracedGraph:
-        shaped = TracedGraph(graph.proto, graph.weights, embeddings.shapes)
-        return logits_graph(shaped, head.pooling.pooling, layers)
-
-    return append
+    return partial(logits_graph, pooling=head.pooling.pooling, layers=layers)

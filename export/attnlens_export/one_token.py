@@ -18,7 +18,19 @@ from attnlens_export.errors import GraphError
 from attnlens_export.graph.names import BATCH_AXIS, HIDDEN_OUTPUT, LENGTH_AXIS
 
 # Operators that compute each row from the same row of their first input; other inputs are constants.
-_ROW_OPERATORS = frozenset({"Erf", "LayerNormalization", "Relu", "Sigmoid", "Softmax", "Sqrt", "Tanh"})
+_ROW_OPERATORS = frozenset(
+    {
+        "DequantizeLinear",
+        "Erf",
+        "LayerNormalization",
+        "QuantizeLinear",
+        "Relu",
+        "Sigmoid",
+        "Softmax",
+        "Sqrt",
+        "Tanh",
+    }
+)
 _ELEMENTWISE = frozenset({"Add", "Div", "Mul", "Sub"})
 
 
@@ -131,7 +143,7 @@ class _Selection:
             if axis != 1 or list(target[:2]) != [0, 0]:
                 raise _NotSelectableError
             inputs[0] = self.select(inputs[0], axis)
-        elif node.op_type in ("Concat", "Slice"):
+        elif node.op_type in ("Concat", "Gather", "Slice"):
             inputs = self._along_other_axes(node, inputs, axis)
         else:
             raise _NotSelectableError
@@ -166,7 +178,11 @@ class _Selection:
             if _attributes(node)["axis"] % rank == axis:
                 raise _NotSelectableError
             return [self.select(name, axis) for name in inputs]
-        if axis in {int(each) % rank for each in self._constant(inputs[3])}:
+        if node.op_type == "Gather":
+            # The columns that an int8 graph multiplies in fp32.
+            if inputs[1] in self._variable or _attributes(node)["axis"] != rank - 1 or axis == rank - 1:
+                raise _NotSelectableError
+        elif axis in {int(each) % rank for each in self._constant(inputs[3])}:
             raise _NotSelectableError
         return [self.select(inputs[0], axis), *inputs[1:]]
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
+from attnlens_export.graph.simplify import Shape
 from attnlens_export.graph.trace import TracedGraph
 from attnlens_export.int8.recipes import FloatArray, Recipe, RoundedWeight
 
@@ -67,7 +68,22 @@ class _Conversion:
         del proto.graph.node[:]
         proto.graph.node.extend(self._nodes)
         read = {name for node in self._nodes for name in node.input}
-        return TracedGraph(proto, {name: array for name, array in self._weights.items() if name in read})
+        weights = {name: array for name, array in self._weights.items() if name in read}
+        return TracedGraph(proto, weights, self._shapes())
+
+    def _shapes(self) -> dict[str, Shape]:
+        """Return the shapes of the fp32 graph and of the values that were added."""
+        shapes = {name: array.shape for name, array in self._weights.items()} | dict(self._graph.shapes)
+        for node in self._nodes:
+            source, result = node.input[0] if node.input else "", node.output[0]
+            if result in shapes or source not in shapes:
+                continue
+            shapes[result] = shapes[source]
+            if node.op_type == "MatMul":
+                shapes[result] = (*shapes[source][:-1], shapes[node.input[1]][-1])
+            elif node.op_type == "Gather":
+                shapes[result] = (*shapes[source][:-1], *shapes[node.input[1]])
+        return shapes
 
     def _fold(self, recipe: Recipe) -> bool:
         """Divide the weights of the norm before a group, unless other nodes read its result."""

@@ -69,11 +69,14 @@ def test_documents_of_a_query_have_less_and_less_in_common_with_it() -> None:
 def test_errors_are_relative_to_the_spread_of_all_kinds() -> None:
     batch = Batch(Inputs(np.zeros((4, 1), np.int64), np.ones((4, 1), np.int64), None), (0, 1, 2, 3))
     scorer, queries = Scorer([batch], [0, 0, 1, 1]), np.array([0, 0, 1, 1])
-    expected = {"a": Logits((10 + draw(4, 2)).astype(np.float32), queries), "b": Logits(draw(4, 2), queries)}
+    expected = {
+        "a": Logits(np.add(draw(4, 2), 10, dtype=np.float32), queries),
+        "b": Logits(draw(4, 2), queries),
+    }
     both = np.concatenate([logits.per_text for logits in expected.values()])
     spread = np.sqrt(both.var(axis=0).mean())
     errors = draw(4, 2) / 100
-    measured = expected | {"b": Logits((expected["b"].per_text + errors).astype(np.float32), queries)}
+    measured = expected | {"b": Logits(expected["b"].per_text + errors, queries)}
     found = scorer.compare(measured, expected)
     assert found.spread == pytest.approx(spread)
     assert (found.kinds["a"].max_error, found.kinds["a"].rank_agreement) == (0, 1)
