@@ -19,12 +19,13 @@ from references import Reference, open_reference
 from scripted import garbled
 from served import ServerProcess
 from trace_cache import TraceCache, install
+from trained_heads import TrainedHeads, train_heads
 
 # all-MiniLM-L6-v2 as published.
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
-TORCH_FIXTURES = {"classifier_bundle", "minilm_dir", "small_bundle"}
+TORCH_FIXTURES = {"classifier_bundle", "minilm_dir", "small_bundle", "trained_heads"}
 # Names that mark a test module as requiring PyTorch or the website tools.
 NEEDS_TORCH = re.compile(
     r"^\s*(from|import) (torch|(sentence_)?transformers|attnlens_(export|model))\b"
@@ -107,6 +108,12 @@ def minilm_dir() -> Path:
     with (directory / "model.safetensors").open("rb") as weights:
         assert hashlib.file_digest(weights, "sha256").hexdigest() == MINILM_SHA256
     return directory
+
+
+@pytest.fixture(scope="session")
+def trained_heads() -> TrainedHeads:
+    """Return checkpoints of a trained reranker and classifier. Do not modify them."""
+    return train_heads()
 
 
 @pytest.fixture(scope="session")

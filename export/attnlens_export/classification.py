@@ -29,6 +29,7 @@ from attnlens_export.graph.names import (
     LOGITS_OUTPUT,
     MODEL_PATH,
 )
+from attnlens_export.graph.one_token import last_hidden_state_of_one_token
 from attnlens_export.graph.trace import TracedGraph, drop_unread
 from attnlens_export.json_files import finite
 from attnlens_export.parity.measure import Errors, Subject, draw_inputs, shortest_text, worst_errors
@@ -63,7 +64,7 @@ def logits_graph(
     proto = copy.deepcopy(embeddings.proto)
     graph = proto.graph
     graph.name = "logits"
-    writer = GraphWriter(graph, embeddings.weights, embeddings.shapes)
+    writer = GraphWriter(graph, embeddings.weights, embeddings.shapes, "head")
     logits = add_dense(writer, _add_pooling(writer, pooling), layers)
     writer.add("Identity", logits, name=LOGITS_OUTPUT, shape=writer.shape(logits))
     del graph.output[:]
@@ -96,6 +97,10 @@ def _add_pooling(writer: GraphWriter, pooling: Pooling.ValueType) -> str:
             "Relu", writer.add("Sub", writer.constant(2.0), number, shape=tokens), shape=tokens
         )
         weights = writer.add("Mul", others, weights, shape=tokens)
+        width = int(writer.shape(HIDDEN_OUTPUT)[-1])
+        vector = last_hidden_state_of_one_token(writer, weights)
+        if vector is not None:
+            return writer.reshape(vector, [0, width], (BATCH_AXIS, width))
     weights = writer.add("Unsqueeze", weights, writer.constant([2]), shape=(*tokens, 1))
     vectors = writer.add("Mul", HIDDEN_OUTPUT, weights, shape=writer.shape(HIDDEN_OUTPUT))
     return writer.sum(vectors, [1])

@@ -21,12 +21,20 @@ class GraphWriter:
         graph: Graph to extend.
         weights: Existing and new initializers by name.
         shapes: Known shapes of values by name.
+
+    Args:
+        prefix: Prefix of generated names.
     """
 
     def __init__(
-        self, graph: onnx.GraphProto, weights: Mapping[str, Array], shapes: Mapping[str, Shape]
+        self,
+        graph: onnx.GraphProto,
+        weights: Mapping[str, Array],
+        shapes: Mapping[str, Shape],
+        prefix: str = "sweep",
     ) -> None:
         self.graph = graph
+        self._prefix = prefix
         self.weights = dict(weights)
         self.shapes: dict[str, Shape] = dict(shapes) | {name: array.shape for name, array in weights.items()}
         self._names: dict[tuple[object, ...], str] = {
@@ -58,7 +66,7 @@ class GraphWriter:
         if not name and key in self._made:
             return self._made[key]
         self._count += 1
-        result = name or f"sweep_{op_type.lower()}_{self._count}"
+        result = name or f"{self._prefix}_{op_type.lower()}_{self._count}"
         self.graph.node.append(helper.make_node(op_type, list(inputs), [result], name=result, **attributes))
         if shape is not None:
             self.shapes[result] = shape
@@ -73,7 +81,7 @@ class GraphWriter:
         key = (array.dtype.str, array.shape, array.tobytes())
         if not name and key in self._names:
             return self._names[key]
-        found = name or f"sweep_constant_{len(self.weights)}"
+        found = name or f"{self._prefix}_constant_{len(self.weights)}"
         self.weights[found] = array
         self.shapes[found] = array.shape
         self._names[key] = found
