@@ -51,6 +51,7 @@ from attnlens_server.serving.results import (
     usage,
 )
 from attnlens_server.text import EncodedInput, Tokens, TokenSource
+from attnlens_server.text.tokens import Span
 
 # Limits of the further runs that one call has in the queue.
 MAX_QUEUED_RUNS = 32
@@ -525,6 +526,19 @@ def _sums_by_source(contributions: Contributions | None, tokens: Tokens) -> Sour
         token_ids=sums[TokenSource.IDS],
         baseline=contributions.baseline,
     )
+
+
+def words_of_document(text: Explanation) -> tuple[list[Span], list[float]]:
+    """Return the spans in code points of a reranked document's words or tokens, and their contributions."""
+    rows = [row for row, source in enumerate(text.tokens.sources) if source is TokenSource.SECOND_TEXT]
+    units = text.unit_ids or range(len(text.tokens.ids))
+    spans: dict[int, Span] = {}
+    for row in rows:
+        start, end = text.tokens.chars[row]
+        first, last = spans.get(units[row], (start, end))
+        spans[units[row]] = min(first, start), max(last, end)
+    [scores] = (each for each in text.scores if each.method is ExplainMethod.CONTRIBUTIONS)
+    return list(spans.values()), [float(scores.values[unit]) for unit in spans]
 
 
 def _as_float32(values: Float64Array, field: str, plan: ExplanationPlan) -> FloatArray:

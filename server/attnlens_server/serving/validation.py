@@ -35,6 +35,7 @@ from attnlens_server.serving.requests import (
     ExplainRequest,
     ExplanationPlan,
     ExplanationRequest,
+    ExplanationTarget,
     Label,
     LabelTarget,
     Prompt,
@@ -652,8 +653,10 @@ class ExplanationValidator:
                 violations.append(FieldViolation(field, problem))
         violations += self._check_common(request)
         direction, found = _label_direction(target.label or LabelTarget(), classifier)
-        if violations or found:
-            raise InvalidFieldsError([*violations, *found])
+        if target.label or target == ExplanationTarget():
+            violations += found
+        if violations:
+            raise InvalidFieldsError(violations)
         return self._plan(request, prompt, "", direction=direction)
 
     def score(self, request: ScoreRequest, prompt: str) -> ExplanationPlan | None:
