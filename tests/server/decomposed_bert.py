@@ -1,7 +1,7 @@
 """Contributions of BERT's tokens to its logits by another method: vectors of tokens are carried forward.
 
-The exported graph sweeps from a logit back to the tokens. Here, each hidden state is instead a sum of one vector
-per token and one for all biases, which every layer maps to such a sum. Everything is computed in float64.
+The exported graph sweeps from a logit back to the tokens. Here, each hidden state is a sum of one vector per
+token and one for all biases, which every layer maps to such a sum. Everything is computed in float64.
 
 Shapes: S sources (T tokens and the biases), T tokens, D hidden size, H heads, C labels.
 """

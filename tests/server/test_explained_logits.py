@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import attnlens_server
 from attnlens.explanations import ExplainLevel, relevant_spans
-from attnlens_client import Explanation, InvalidRequestError, NotSupportedError, Text
+from attnlens_client import Explanation, InvalidRequestError, NotSupportedError, Text, TokenIds
 from attnlens_server import Local, ServerConfig
 from attnlens_server.served_model import ServedModel
 from attnlens_server.serving.admission import Budget, Reservation
@@ -115,7 +115,7 @@ def test_words_and_heads_of_a_logit(topics: tuple[Local, Path]) -> None:
     tokens = model.explain(text, label=0, head_contributions=True)
     for by_token, by_word in zip(tokens, model.explain(text, label=0, level="words"), strict=True):
         sums = np.zeros(len(by_word.units))
-        np.add.at(sums, by_word.unit_ids, by_token.values)
+        np.add.at(sums, list(by_word.unit_ids), by_token.values)
         np.testing.assert_allclose(by_word.values, sums, atol=1e-6)
         assert by_token.head_contributions is not None
         assert by_token.head_contributions.shape == (1, 3)
@@ -209,9 +209,10 @@ def test_best_part_of_a_split_document_is_explained(reranker: tuple[Local, Path]
     assert result.num_parts > 1
     assert explanation is not None
     assert explanation.target_value == pytest.approx(result.logit, abs=1e-6)
-    own = [token for token in explanation.tokens if token.source == "second_text"]
-    part = document[own[0].char_start : own[-1].char_end]
-    assert model.score(QUERY, [part]).logits[0] == pytest.approx(result.logit, abs=1e-6)
+    own = [row for row, token in enumerate(explanation.tokens) if token.source == "second_text"]
+    types = [int(row >= own[0]) for row in range(len(explanation.tokens))]
+    ids = TokenIds([token.id for token in explanation.tokens], types)
+    assert model.classify([ids]).logits[0, 0] == pytest.approx(result.logit, abs=1e-6)
 
 
 def test_prompt_is_a_source_of_its_own(reranker: tuple[Local, Path]) -> None:

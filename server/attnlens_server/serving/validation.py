@@ -35,7 +35,6 @@ from attnlens_server.serving.requests import (
     ExplainRequest,
     ExplanationPlan,
     ExplanationRequest,
-    ExplanationTarget,
     Label,
     LabelTarget,
     Prompt,
@@ -647,13 +646,11 @@ class ExplanationValidator:
             "contrast": target.contrast is not None,
             "target_prompt": request.target_prompt is not None,
         }
-        for field, is_set in not_of_classifiers.items():
-            if is_set:
-                problem = f"is set, but {self._model.name!r} is a classifier without embeddings: omit it"
-                violations.append(FieldViolation(field, problem))
-        violations += self._check_common(request)
+        problem = f"is set, but {self._model.name!r} is a classifier without embeddings: omit it"
+        misplaced = [FieldViolation(field, problem) for field, is_set in not_of_classifiers.items() if is_set]
+        violations += [*misplaced, *self._check_common(request)]
         direction, found = _label_direction(target.label or LabelTarget(), classifier)
-        if target.label or target == ExplanationTarget():
+        if target.label or not misplaced:
             violations += found
         if violations:
             raise InvalidFieldsError(violations)
