@@ -12,6 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import attnlens_server
 from attnlens.explanations import ExplainLevel, relevant_spans
+from attnlens_cli.app import run
 from attnlens_client import Explanation, InvalidRequestError, NotSupportedError, Text, TokenIds
 from attnlens_server import Local, ServerConfig
 from attnlens_server.served_model import ServedModel
@@ -20,6 +21,8 @@ from attnlens_server.serving.explanations import words_of_document
 from attnlens_server.serving.requests import LongDocuments, ScoreRequest
 from attnlens_server.serving.service import State
 from attnlens_server.text import Input
+from schemas import conforms
+from served import ServerProcess
 from server.decomposed_bert import contributions
 from server.test_classifiers import DOCUMENTS, LONG, QUERY
 
@@ -234,6 +237,53 @@ def test_explanations_need_an_enabled_server(reranker: tuple[Local, Path]) -> No
         pytest.raises(NotSupportedError, match="explanations are disabled"),
     ):
         model.rerank(QUERY, ["a"], explain=True)
+
+
+# --- Commands -------------------------------------------------------------------------------------
+
+
+def test_commands_show_explanations(
+    reranker: tuple[Local, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "documents.txt"
+    file.write_text("a café in the sea\nthe man\n", encoding="utf-8")
+    documents = file.read_text(encoding="utf-8").splitlines()
+    expected = reranker[0].rerank(QUERY, documents, explain=True)
+    with ServerProcess(reranker[1].parent / "bundle") as server:
+        address = ("--address", server.address)
+        assert run(["rerank", QUERY, str(file), "--explain", *address]) == 0
+        shown = capsys.readouterr().out
+        for rank, result in enumerate(expected, 1):
+            assert f"{rank}. score {result.score:.4f}, logit {result.logit:+.4f}, row {result.index}" in shown
+            assert result.explanation is not None
+            assert result.explanation.sums_by_source is not None
+            assert f"document {result.explanation.sums_by_source['second_text']:+.4f}" in shown
+        assert "café -0.2210" in shown
+        assert run(["rerank", QUERY, str(file), "--explain", "--json", *address]) == 0
+        ranked = conforms("rerank", capsys.readouterr().out)["results"]
+        assert [each["explanation"]["target_value"] for each in ranked] == pytest.approx(
+            [each.logit for each in expected], abs=1e-6
+        )
+        assert run(["explain", QUERY, "--text-pair", documents[0], "--words", *address]) == 0
+        shown = capsys.readouterr().out
+        assert "target: logit, -0.4467" in shown
+        assert "café (second)" in shown
+        assert "By source: text -0.3751, second text -0.5986" in shown
+        assert run(["explain", QUERY, "--text-pair", documents[0], "--json", *address]) == 0
+        assert conforms("explain", capsys.readouterr().out)["text_pair"] == documents[0]
+
+
+def test_commands_explain_labels(topics: tuple[Local, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    with ServerProcess(topics[1].parent / "bundle") as server:
+        address = ("--address", server.address)
+        assert run(["explain", "the man", "--label", "sea", "--rather-than", "art", *address]) == 0
+        assert "target: logit of 'sea' minus that of 'art', +1.3656" in capsys.readouterr().out
+        assert run(["explain", "the man", "--label", "sea", "--json", *address]) == 0
+        assert conforms("explain", capsys.readouterr().out)["label"] == "sea"
+        assert run(["explain", "the man", "--label", "se", *address]) == 1
+        assert "label.label is 'se': use one of 'art', 'law', 'sea'" in capsys.readouterr().err
 
 
 # --- Relevant spans -------------------------------------------------------------------------------
