@@ -357,7 +357,7 @@ def test_server_answers_over_grpc_and_http_and_to_commands(
             if block.form == "python":  # the second one uses the client of the first
                 exec(block.code.replace("127.0.0.1:50051", server.address), namespace)
         namespace["client"].close()
-        assert capsys.readouterr().out.count("\n") == 4
+        assert capsys.readouterr().out.count("\n") == 6
         body = json.dumps({"query": QUERY, "documents": DOCUMENTS, "top_n": 2}).encode()
         with urllib.request.urlopen(f"{url}v1/attnlens/score", body) as reply:
             content = json.load(reply)
