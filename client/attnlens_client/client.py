@@ -231,7 +231,10 @@ class BlockingMethods:
             to: Text whose normalized embedding is d, so that the target value is a cosine similarity. If
                 None, each text's own embedding, whose target value is 1.
             rather_than: Second text. d is the difference of the two normalized embeddings, which explains why
-                a text is closer to `to` than to `rather_than`.
+                a text is closer to `to` than to `rather_than`. With `label`, another label, whose logit is
+                subtracted.
+            label: Name or index of the label of a classifier whose logit is explained. The only label of a
+                reranker need not be named.
             direction: Vector d (E,), which is not normalized.
             methods: One or several of "contributions", "output_share", "leave_one_out" (one run of the model
                 per token), "rollout", "received_attention" and "contribution_norm" (one run of the
@@ -309,11 +312,13 @@ class BlockingMethods:
                 limits it.
             activation: Function from logits to scores, "identity" or "sigmoid". If None, that of the model.
             prompt_name, prompt: Prompt that precedes the query, see `embed`.
+            explain: Whether to explain each result: the contributions of query and document to the logit.
+            level: Unit of the contributions, "words" or "tokens".
             model, progress: See `embed`.
 
         Raises:
             TypeError, ValueError: An argument is invalid for any server.
-            NotSupportedError: The model is not a reranker.
+            NotSupportedError: The model is not a reranker, or does not support explanations.
             InputTooLongError: The query leaves no token for a document, or a document is too long and
                 `long_documents` is "reject".
             BadReplyError: The reply is invalid.

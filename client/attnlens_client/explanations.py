@@ -3,6 +3,7 @@
 Shapes: T tokens, U units (tokens or words), L layers, H heads.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,13 +50,14 @@ class TokenScores:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Explanation:
-    """Contributions of the tokens of one text to d . p / |p|, for its embedding p and a direction d.
+    """Contributions of the tokens of a text to a logit, or to d . p / |p| with embedding p and direction d.
 
     Attributes:
         tokens: Tokens after truncation.
         usage: Number of tokens.
         unit_ids: Index of each token's word if scores are per word, else empty.
-        target_value: d . p / |p|: 1 for the text's own embedding, the cosine for another text.
+        target_value: d . p / |p|: 1 for the text's own embedding, the cosine for another text. For a
+            classifier, the logit or the difference of two logits.
         scores: Scores of each requested method.
         head_contributions: Contributions (L, H) of heads through their outputs, in float32. None if not
             requested.
@@ -63,6 +65,9 @@ class Explanation:
         model_version: Model version, see `ModelInfo.version`.
         engine: Runtime, see `ModelInfo.engine`.
         precision: Precision of the computation, always `fp32`.
+        sums_by_source: Sums of the contributions to a logit by `Token.source`: `text` (the query of a
+            reranker), `second_text` (the document), `prompt`, `special` and `ids`, and the `baseline`. They
+            add up to the target value. None for other targets.
     """
 
     tokens: tuple[Token, ...]
@@ -75,6 +80,7 @@ class Explanation:
     model_version: str
     engine: str = ""
     precision: str = ""
+    sums_by_source: Mapping[str, float] | None = None
 
     @property
     def units(self) -> tuple[tuple[Token, ...], ...]:
@@ -125,9 +131,15 @@ class Explanation:
         scores = self.scores[0]
         parts = [f"{scores.method}: sum {scores.sum:.4f}"]
         parts += [] if scores.baseline is None else [f"including baseline {scores.baseline:+.4f}"]
+        parts += [f"{source} {value:+.4f}" for source, value in self._sums()]
         parts += [f"target {self.target_value:.4f}", self.model, *_faithfulness(scores)]
         labels = colored_text.colored(self.labels, scores.values.tolist())
         return colored_text.rows(labels, colored_text.line(" · ".join(parts)))
+
+    def _sums(self) -> list[tuple[str, float]]:
+        """Return the sums of the sources that the text has, without the baseline."""
+        sources = {token.source for token in self.tokens}
+        return [(name, value) for name, value in (self.sums_by_source or {}).items() if name in sources]
 
     def __repr__(self) -> str:
         top = ", ".join(f"{printable(label)} {value:+.3f}" for label, value in self.top())

@@ -7,7 +7,7 @@ words).
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from attnlens.reductions.forms import from_levels
 from attnlens_client import colored_text
 from attnlens_client.arguments import AttentionQuery
 from attnlens_client.colored_text import printable
+
+if TYPE_CHECKING:
+    from attnlens_client.explanations import Explanation
 
 Array: TypeAlias = npt.NDArray[Any]
 LayerPattern: TypeAlias = Band | Blocks
@@ -149,6 +152,7 @@ class RankedDocument:
         logit: Logit. For a document in several parts, the highest.
         num_parts: Number of parts of the document that were scored.
         part: Index of the part with the highest logit.
+        explanation: Contributions of the query and of this part of the document to the logit, if requested.
     """
 
     index: int
@@ -157,6 +161,14 @@ class RankedDocument:
     logit: float
     num_parts: int
     part: int
+    explanation: "Explanation | None" = None
+
+    def _repr_html_(self) -> str:
+        """Show the score, and the contributions as colors, in a notebook."""
+        head = f"{self.index} · score {self.score:.4f} · logit {self.logit:.4f}"
+        if self.explanation is None:
+            return colored_text.rows(colored_text.line(f"{head} · {self.document}"))
+        return colored_text.rows(colored_text.line(head), self.explanation._repr_html_())
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -535,7 +535,7 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
         if ranges is not None:
             manifest.embedding_ranges.CopyFrom(ranges)
     write_manifest(directory, manifest)
-    if options.faithfulness and verdict.passed and model.classifier is None:
+    if options.faithfulness and verdict.passed:
         measured = measure_at_export(directory, partial(progress, "Faithfulness"))
         manifest = record(directory, measured) if measured else manifest
     return _Built(manifest, verdict, built_tokenizer, missing)

@@ -12,6 +12,7 @@ Dimension names: T tokens, W words, D hidden size, E embedding size, L layers.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -53,6 +54,8 @@ class PairMatrix(IntEnum):
 
 # Methods whose scores and baseline add up to the target. All other methods only rank tokens.
 COMPLETE_METHODS = frozenset({ExplainMethod.CONTRIBUTIONS, ExplainMethod.OUTPUT_SHARE})
+# Minimum contribution of a relevant word, relative to the largest.
+RELEVANT_SHARE = 0.25
 # A warning is shown if the rank correlation of a method with leave-one-out is below this value.
 LOW_FAITHFULNESS = 0.7
 
@@ -144,6 +147,8 @@ def leave_one_out_effects(
 ) -> Float64Array:
     """Return d . (p / |p| - p' / |p'|) for each token, (T,): the decrease in the target without the token.
 
+    For logits p, both are not normalized.
+
     Args:
         direction: d, (E,).
         embedding: p / |p|, (E,).
@@ -221,6 +226,62 @@ def sum_over_words(scores: Float64Array, unit_ids: Sequence[int], axis: int = 0)
     sums = np.zeros((max(unit_ids, default=-1) + 1, *moved.shape[1:]))
     np.add.at(sums, np.asarray(unit_ids, dtype=np.int64), moved)
     return np.moveaxis(sums, 0, axis)
+
+
+@dataclass(frozen=True, slots=True)
+class RelevantSpan:
+    """Part of a document that raises its logit.
+
+    Attributes:
+        start: Index of its first code point in the document.
+        end: Index after its last code point.
+        score: Its share of the positive contributions of the document's words, from 0 to 1.
+    """
+
+    start: int
+    end: int
+    score: float
+
+
+def relevant_spans(
+    spans: Sequence[tuple[int, int]],
+    contributions: Sequence[float],
+    *,
+    threshold: float = 0.0,
+    max_spans: int | None = None,
+) -> list[RelevantSpan]:
+    """Return the parts of a document that raise its logit, in the order of the document.
+
+    Words are relevant if their contribution is at least a quarter of the largest. Relevant words in
+    succession form one span.
+
+    Args:
+        spans: Start and end of each word of the document in code points, in order.
+        contributions: Contribution of each word to the logit.
+        threshold: Minimum score of a span.
+        max_spans: Maximum number of spans. The ones with the highest scores are kept. None means all.
+
+    >>> words = [(0, 4), (5, 11), (12, 17), (18, 22)]
+    >>> found = relevant_spans(words, [1.0, 3.0, -2.0, 1.0])
+    >>> [(span.start, span.end, span.score) for span in found]
+    [(0, 11, 0.8), (18, 22, 0.2)]
+    """
+    largest, total = max(contributions, default=0.0), math.fsum(value for value in contributions if value > 0)
+    if largest <= 0:
+        return []
+    found: list[RelevantSpan] = []
+    follows = False
+    for (start, end), value in zip(spans, contributions, strict=True):
+        is_relevant = value >= RELEVANT_SHARE * largest
+        if is_relevant and follows:
+            last = found.pop()
+            found.append(RelevantSpan(last.start, end, last.score + value / total))
+        elif is_relevant:
+            found.append(RelevantSpan(start, end, value / total))
+        follows = is_relevant
+    found = [span for span in found if span.score >= threshold]
+    best = sorted(found, key=lambda span: -span.score)[:max_spans]
+    return sorted(best, key=lambda span: span.start)
 
 
 def rank_correlation(scores: npt.NDArray[np.floating], effects: npt.NDArray[np.floating]) -> float:

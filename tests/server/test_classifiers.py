@@ -33,7 +33,7 @@ from attnlens_server.serving.admission import Budget, Reservation
 from attnlens_server.serving.requests import ClassifyRequest, LogitsPlan, ScoreRequest
 from attnlens_server.serving.scoring import ClassifierValidator, scores
 from attnlens_server.serving.service import State
-from attnlens_server.serving.validation import InputValidator
+from attnlens_server.serving.validation import ExplanationValidator, InputValidator
 from attnlens_server.text import Input
 from pages.blocks import blocks_of
 from schemas import conforms
@@ -298,13 +298,12 @@ def test_methods_for_other_models_are_named(reranker: tuple[Local, Path], topics
         reranker[0].embed(["a"])
     with pytest.raises(NotSupportedError, match="has no embeddings: use Classify"):
         topics[0].embed(["a"])
-    with pytest.raises(NotSupportedError, match="has no embeddings to explain"):
-        reranker[0].explain(["a"])
     with pytest.raises(NotSupportedError, match="has 3 labels, but Score needs a reranker"):
         topics[0].score("a", ["b"])
     model = topics[0].get_model()
     assert (model.labels, model.activation, model.embedding_size) == (("art", "law", "sea"), "softmax", 0)
-    assert model.explain_methods == ()
+    methods = ("contributions", "leave_one_out", "rollout", "received_attention")
+    assert (model.explain_methods, model.pair_matrices) == (methods, ())
 
 
 async def test_only_the_requested_version_is_used(served: ServedModel) -> None:
@@ -318,7 +317,8 @@ async def test_only_the_requested_version_is_used(served: ServedModel) -> None:
 def test_embedding_model_has_no_scores() -> None:
     model, config = make_model(), ServerConfig(bundle=Path())
     inputs = InputValidator(model, config, max_tokens=9, has_tokenizer=True, takes_pairs=True)
-    validator = ClassifierValidator(model, inputs, can_score=False)
+    explanations = ExplanationValidator(model, config, inputs, has_contributions=False, has_dense=False)
+    validator = ClassifierValidator(model, inputs, explanations, can_score=False)
     message = "'toy' is not a classifier, which (Score|Classify) needs: use Embed"
     with pytest.raises(errors.NotSupportedError, match=message):
         validator.score(documents("a"))
@@ -357,7 +357,7 @@ def test_server_answers_over_grpc_and_http_and_to_commands(
             if block.form == "python":  # the second one uses the client of the first
                 exec(block.code.replace("127.0.0.1:50051", server.address), namespace)
         namespace["client"].close()
-        assert capsys.readouterr().out.count("\n") == 4
+        assert capsys.readouterr().out.count("\n") == 6
         body = json.dumps({"query": QUERY, "documents": DOCUMENTS, "top_n": 2}).encode()
         with urllib.request.urlopen(f"{url}v1/attnlens/score", body) as reply:
             content = json.load(reply)

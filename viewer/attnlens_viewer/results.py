@@ -169,8 +169,11 @@ def build_page(
     )
 
 
-def describe_target(to: str | None, rather_than: str | None = None) -> str:
+def describe_target(to: str | None, rather_than: str | None = None, label: str | None = None) -> str:
     """Describe the quantity that the scores of a single text explain."""
+    if label is not None:
+        other = "" if rather_than is None else f" minus the logit of {_quote(rather_than)}"
+        return f"the logit of {_quote(label)}{other}"
     if to is None:
         return OWN_EMBEDDING
     if rather_than is None:

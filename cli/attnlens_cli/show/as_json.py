@@ -81,7 +81,7 @@ def _layers_as_json(attention: AttentionMap) -> dict[str, object]:
 def explanation_as_json(explanation: Explanation, *, verify: bool) -> dict[str, object]:
     """Return the tokens, units and scores of all methods."""
     words = {"unit_ids": list(explanation.unit_ids)} if explanation.unit_ids else {}
-    heads = explanation.head_contributions
+    heads, sums = explanation.head_contributions, explanation.sums_by_source
     return {
         "target_value": explanation.target_value,
         "num_tokens": explanation.usage.num_tokens,
@@ -92,6 +92,7 @@ def explanation_as_json(explanation: Explanation, *, verify: bool) -> dict[str, 
         "units": list(explanation.labels),
         "scores": [_scores_as_json(explanation, scores, verify=verify) for scores in explanation.scores],
         **({} if heads is None else {"head_contributions": heads.tolist()}),
+        **({} if sums is None else {"sums_by_source": dict(sums)}),
     }
 
 

@@ -31,6 +31,14 @@ _CAVEATS = {
     "received_attention": "computed from attention weights alone, independent of the target.",
     "contribution_norm": "a token's share of the embedding, independent of the target.",
 }
+SOURCES = {
+    "text": "text",
+    "second_text": "second text",
+    "prompt": "prompt",
+    "special": "special tokens",
+    "ids": "token ids",
+    "baseline": "baseline",
+}
 _MIN_CELL_WIDTH, _GAP = 6, 2
 _NUM_PAIRS = 10
 _MEANINGS = {
@@ -79,10 +87,7 @@ def print_scores(
         rest = float(np.nansum(np.delete(first.values, order), dtype=np.float64))
         unit = "more word" if explanation.unit_ids else "more token"
         console.print(f"{counted(count - len(order), unit)}: {rest:+.4f}")
-    for scores in explanation.scores:
-        console.print(_sum_line(scores))
-        if scores.baseline:
-            console.print(_baseline_line(scores.baseline, explanation.target_value))
+    _print_sums_of_scores(console, explanation)
     for scores in explanation.scores:
         if scores.faithfulness is not None and scores.method != VERIFIER:
             console.print(
@@ -92,6 +97,22 @@ def print_scores(
     if verify:
         for scores in explanation.scores[:-1]:
             console.print(_comparison_line(explanation, scores))
+
+
+def _print_sums_of_scores(console: Console, explanation: Explanation) -> None:
+    for scores in explanation.scores:
+        console.print(_sum_line(scores))
+        if scores.baseline:
+            console.print(_baseline_line(scores.baseline, explanation.target_value))
+    if explanation.sums_by_source is not None:
+        console.print(f"By source: {sums_text(explanation)}.", highlight=False)
+
+
+def sums_text(explanation: Explanation, names: Mapping[str, str] = SOURCES) -> str:
+    """Return the sums of the contributions by source, such as "text +0.1, special tokens +0.2"."""
+    sources = {token.source for token in explanation.tokens} | {"baseline"}
+    sums = explanation.sums_by_source or {}
+    return ", ".join(f"{names[name]} {value:+.4f}" for name, value in sums.items() if name in sources)
 
 
 def print_caveat(console: Console, method: str, hint: str = "") -> None:

@@ -4,7 +4,8 @@ Shapes: T tokens, U tokens or words.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -32,12 +33,15 @@ FLOAT32 = DataType.DATA_TYPE_FLOAT32
 # Methods whose scores and baseline add up to the target, and methods with undefined scores.
 _COMPLETE = frozenset({"contributions", "output_share"})
 _WITH_GAPS = frozenset({"leave_one_out"})
+_CONTRIBUTIONS = explanation_pb2.EXPLAIN_METHOD_CONTRIBUTIONS
 # Maximum difference between the sum of scores and baseline and the target d . p / |p|, relative to |d|. The
 # export has the same limit (GATE_KIND_MAX_INCOMPLETENESS).
 _GRAPH_ERROR = 1e-5
 # Rounding error relative to the sum of magnitudes. Each score went through all layers in fp32, with an error
 # of a few units of 6e-8. 5e-7 was measured for MiniLM on whole passages.
 _ROUNDING = 1e-6
+# Of sums by source. Tokens cancel within a source, so the sums do not show how large the rounding errors are.
+_SUMS_TOLERANCE = 1e-4
 # For output and input matrices, whose elements come from many runs.
 _MATRIX_TOLERANCE, _TARGET_TOLERANCE = 1e-4, 1e-3
 
@@ -58,7 +62,7 @@ class ExplanationReader:
     def __init__(
         self,
         model: str,
-        inputs: Sequence[pb.Input],
+        inputs: Sequence[pb.Input] | Mapping[int, pb.Input],
         methods: Sequence[str],
         *,
         has_words: bool,
@@ -123,8 +127,19 @@ class ExplanationReader:
             _check_sum(matrix, result.similarity, tolerance, 0, "the matrix")
         return matrix
 
+    def of_score(self, index: int, message: pb.Explanation, response: pb.ScoreResponse) -> Explanation:
+        """Return the explanation of the document with this index.
+
+        Raises:
+            BadReplyError: The explanation is invalid.
+        """
+        return replace(self._text(index, message, response), precision="fp32")
+
     def _text(
-        self, index: int, message: pb.Explanation, response: pb.ExplainResponse | pb.CompareResponse
+        self,
+        index: int,
+        message: pb.Explanation,
+        response: pb.ExplainResponse | pb.CompareResponse | pb.ScoreResponse,
     ) -> Explanation:
         usage = checked_usage(message.usage, index, may_truncate=self._may_truncate)
         tokens = tokens_of(message.tokens, index, self._inputs[index])
@@ -147,7 +162,7 @@ class ExplanationReader:
             words,
             message.target_value,
             tuple(
-                self._scores(index, scores, method, count, message.target_value)
+                self._scores(index, scores, method, count, message)
                 for method, scores in zip(methods, message.scores, strict=True)
             ),
             self._heads(index, message),
@@ -155,6 +170,7 @@ class ExplanationReader:
             response.model_version,
             response.computation.engine,
             precision_of(response.computation),
+            _sums_by_source(index, message),
         )
 
     def _words(self, index: int, words: Sequence[int], num_tokens: int) -> tuple[int, ...]:
@@ -172,8 +188,9 @@ class ExplanationReader:
         return tuple(words)
 
     def _scores(
-        self, index: int, message: pb.TokenScores, method: str, count: int, target_value: float
+        self, index: int, message: pb.TokenScores, method: str, count: int, explanation: pb.Explanation
     ) -> TokenScores:
+        target_value = explanation.target_value
         values = checked_array(message.values, FLOAT32, (count,), f"{method} of texts[{index}]")
         baseline = message.baseline if message.HasField("baseline") else None
         expected_sum = message.expected_sum if message.HasField("expected_sum") else None
@@ -197,7 +214,9 @@ class ExplanationReader:
                 f"has {method} with the expected sum {expected_sum}, but the target value {target_value}",
             )
         if expected_sum is not None:
-            tolerance = _GRAPH_ERROR * self._direction_length + _ROUNDING * size
+            is_logit = explanation.HasField("sums_by_source")
+            length = abs(target_value) + size if is_logit else self._direction_length
+            tolerance = _GRAPH_ERROR * length + _ROUNDING * size
             _check_sum(parts, expected_sum, tolerance, index, method)
         faithfulness = message.faithfulness if message.HasField("faithfulness") else None
         if faithfulness is not None and not abs(faithfulness) <= 1:
@@ -213,6 +232,27 @@ class ExplanationReader:
         check_finite(heads, "contributions of heads", index)
         self._consistency.check("layers and heads", heads.shape, f"texts[{index}]")
         return heads
+
+
+def _sums_by_source(index: int, message: pb.Explanation) -> dict[str, float] | None:
+    """Return the sums by source, named like `Token.source`, which add up to the sum of the contributions."""
+    if not message.HasField("sums_by_source"):
+        return None
+    sums = message.sums_by_source
+    found = {
+        "text": sums.text,
+        "second_text": sums.second_text,
+        "prompt": sums.prompt,
+        "special": sums.special_tokens,
+        "ids": sums.token_ids,
+        "baseline": sums.baseline,
+    }
+    totals = [scores.sum for scores in message.scores if scores.method == _CONTRIBUTIONS]
+    if not (totals and all(map(math.isfinite, found.values()))):
+        raise invalid_text(index, f"has the sums by source {found}, and no contributions or infinite sums")
+    size = sum(map(abs, found.values()))
+    _check_sum(np.array([*found.values()]), totals[0], _SUMS_TOLERANCE * (1 + size), index, "sums by source")
+    return found
 
 
 def _baselines(

@@ -464,7 +464,8 @@ def explain(
     texts: Iterable[Text],
     *,
     to: Text | None = None,
-    rather_than: Text | None = None,
+    rather_than: Text | int | None = None,
+    label: str | int | None = None,
     direction: Sequence[float] | npt.NDArray[np.floating[Any]] | None = None,
     methods: ExplainMethodName | Sequence[ExplainMethodName] = "contributions",
     level: ExplainLevelName = "tokens",
@@ -491,7 +492,10 @@ def explain(
         level=requests.choose("level", level, _LEVELS),
         head_contributions=head_contributions,
     )
-    _set_target(template, to, rather_than, direction)
+    if label is None:
+        _set_target(template, to, rather_than, direction)
+    else:
+        _set_label(template, label, rather_than, has_other_target=to is not None or direction is not None)
     inputs = requests.inputs(texts)
     reader = ExplanationReader(
         model,
@@ -557,7 +561,7 @@ def compare(
 
 
 def _direction_length(
-    rather_than: Text | None, direction: Sequence[float] | npt.NDArray[np.floating[Any]] | None
+    rather_than: Text | int | None, direction: Sequence[float] | npt.NDArray[np.floating[Any]] | None
 ) -> float:
     """Return the norm of the direction, or its maximum: 2 for the difference of two unit vectors."""
     if direction is not None:
@@ -565,10 +569,31 @@ def _direction_length(
     return 1.0 if rather_than is None else 2.0
 
 
+def _set_label(
+    template: pb.ExplainRequest, label: str | int, rather_than: Text | int | None, *, has_other_target: bool
+) -> None:
+    """Set a label, and the label to compare it with, as the target of a request.
+
+    Raises:
+        TypeError, ValueError: The arguments are incompatible, or a label is neither a name nor an index.
+    """
+    if has_other_target:
+        raise ValueError("label is set in addition to to or direction: choose one")
+    given = {"label": label} | ({} if rather_than is None else {"rather_than": rather_than})
+    for name, value in given.items():
+        message: pb.Label = getattr(template.label, name)
+        if isinstance(value, str):
+            message.name = value
+        elif isinstance(value, int):
+            message.index = checked_int(name, value)
+        else:
+            raise TypeError(f"{name} is {type(value).__name__}: use the name or index of a label")
+
+
 def _set_target(
     template: pb.ExplainRequest,
     to: Text | None,
-    rather_than: Text | None,
+    rather_than: Text | int | None,
     direction: Sequence[float] | npt.NDArray[np.floating[Any]] | None,
 ) -> None:
     """Set the target of a request.
@@ -576,8 +601,9 @@ def _set_target(
     Raises:
         TypeError, ValueError: The arguments are incompatible, or one cannot be encoded.
     """
-    if rather_than is not None and to is None:
-        raise ValueError("rather_than is set, but to is not: set to, the text to compare it with")
+    if rather_than is not None and (to is None or isinstance(rather_than, int)):
+        needed = "label" if isinstance(rather_than, int) else "to or label"
+        raise ValueError(f"rather_than is set, but {needed} is not: set what to compare it with")
     if direction is not None and to is not None:
         raise ValueError("to and direction are both set: choose one")
     if direction is not None:

@@ -10,27 +10,32 @@ import numpy as np
 
 from attnlens.classifiers import ScoreActivation, scores_of
 from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.explanation_pb2 import ExplainLevel
 from attnlens.v1.manifest_pb2 import Activation
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_client.arguments import (
     MAX_INT32,
     ActivationName,
+    ExplainLevelName,
     LongDocumentsName,
     Text,
     checked_int,
 )
 from attnlens_client.core import requests, splitting
+from attnlens_client.core.explanations import ExplanationReader
 from attnlens_client.core.plans import Plan
 from attnlens_client.core.replies import (
     Consistency,
     Reply,
     check_count,
+    check_presence,
     checked_array,
     checked_usage,
     invalid_reply,
     invalid_text,
     precision_of,
 )
+from attnlens_client.explanations import Explanation
 from attnlens_client.model_info import ModelInfo
 from attnlens_client.progress import Progress, checked_progress
 from attnlens_client.results import Array, Classification, RankedDocument, Scores, Usage
@@ -41,6 +46,7 @@ ClassifyPlan: TypeAlias = Plan[pb.ClassifyRequest, pb.ClassifyResponse, Classifi
 
 _ACTIVATIONS = requests.values(Activation.DESCRIPTOR)
 _LONG_DOCUMENTS = requests.values(pb.LongDocuments.DESCRIPTOR)
+_LEVELS = requests.values(ExplainLevel.DESCRIPTOR)
 _TOLERANCE = 1e-6  # of scores, which the client computes again from their logits
 
 
@@ -96,6 +102,8 @@ def rerank(
     activation: ActivationName | None = None,
     prompt_name: str | None = None,
     prompt: str | None = None,
+    explain: bool = False,
+    level: ExplainLevelName = "words",
     model: str = "",
     progress: Progress = False,
 ) -> RerankPlan:
@@ -105,12 +113,15 @@ def rerank(
     )
     template.query = _checked_query(query)
     template.top_n = _checked_count("top_n", top_n)
+    unit = requests.choose("level", level, _LEVELS)
+    if explain:
+        template.explanation.level = unit
     inputs = _documents(documents)
     return Plan(
         method="Score",
         template=template,
         inputs=inputs,
-        response_bytes=lambda _: [splitting.score_response_bytes()] * len(inputs),
+        response_bytes=lambda info: splitting.rerank_response_bytes(template, inputs, info),
         parse=lambda received, _: _ranked(template, inputs, received),
         progress=checked_progress(progress),
     )
@@ -286,9 +297,37 @@ def _ranked(
     results, _ = _checked_results(request, replies)
     results.sort(key=lambda each: (-each[1].logit, each[0]))
     return [
-        RankedDocument(index, inputs[index].text, result.score, result.logit, result.num_parts, result.part)
+        RankedDocument(
+            index,
+            inputs[index].text,
+            result.score,
+            result.logit,
+            result.num_parts,
+            result.part,
+            _explanation(request, inputs[index].text, index, result, replies[0][-1]),
+        )
         for index, result in results[: request.top_n or None]
     ]
+
+
+def _explanation(
+    request: pb.ScoreRequest, document: str, index: int, result: pb.ScoreResult, response: pb.ScoreResponse
+) -> Explanation | None:
+    """Return the explanation of a result, if requested."""
+    is_present, is_requested = result.HasField("explanation"), request.HasField("explanation")
+    check_presence("an explanation", index, is_present=is_present, is_requested=is_requested)
+    if not is_requested:
+        return None
+    pair = pb.Input(text_pair=pb.TextPair(first=request.query, second=document))
+    reader = ExplanationReader(
+        request.model,
+        {index: pair},
+        ["contributions"],
+        has_words=request.explanation.level == ExplainLevel.EXPLAIN_LEVEL_WORDS,
+        has_heads=False,
+        may_truncate=request.long_documents == pb.LONG_DOCUMENTS_TRUNCATE,
+    )
+    return reader.of_score(index, result.explanation, response)
 
 
 def _classification(

@@ -16,6 +16,7 @@ from attnlens.v1.encoder_service_pb2 import (
     EncodeRequest,
     ExplainRequest,
     Input,
+    ScoreRequest,
     TokenizeRequest,
 )
 from attnlens.v1.explanation_pb2 import ExplainMethod
@@ -54,6 +55,18 @@ def embed_response_bytes(request: EmbedRequest, model: ModelInfo) -> int:
 def score_response_bytes() -> int:
     """Return the size of each document or pair in a response."""
     return _MESSAGE_BYTES
+
+
+def rerank_response_bytes(request: ScoreRequest, documents: Sequence[Input], model: ModelInfo) -> list[int]:
+    """Return upper bounds of the size of each document in a response, assuming one token per byte."""
+    if not request.HasField("explanation"):
+        return [score_response_bytes()] * len(documents)
+    pair_bytes = len(request.query.encode()) + prompt_bytes(request, model)
+    token_bytes = _TOKEN_BYTES + _UNIT_BYTES + 4
+    return [
+        min(model.max_tokens, document.ByteSize() + pair_bytes) * token_bytes + 4 * _MESSAGE_BYTES
+        for document in documents
+    ]
 
 
 def classify_response_bytes(model: ModelInfo) -> int:

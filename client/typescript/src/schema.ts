@@ -553,7 +553,7 @@ export interface components {
          * @enum {string}
          */
         "attnlens.v1.ExplainMethod": "unspecified" | "contributions" | "output_share" | "leave_one_out" | "rollout" | "received_attention" | "contribution_norm";
-        /** @description Request message for EncoderService.Explain. The explained number is the target d . p / |p|, where p is the embedding that Embed returns for the same fields. Normalizing p does not change the target. Explanations are always computed in fp32, independent of `Model.precision`. */
+        /** @description Request message for EncoderService.Explain. The explained number is the target d . p / |p|, where p is the embedding that Embed returns for the same fields. Normalizing p does not change the target. For a classifier, it is a logit or the difference of two logits, see `label`. Explanations are always computed in fp32, independent of `Model.precision`. */
         "attnlens.v1.ExplainRequest": {
             /** @description Model name. If empty, the server's default model (`Model.is_default`). */
             model?: string;
@@ -575,6 +575,8 @@ export interface components {
             to?: components["schemas"]["attnlens.v1.Input"];
             /** @description Difference of two normalized embeddings. The target is the difference of two cosines. */
             contrast?: components["schemas"]["attnlens.v1.Contrast"];
+            /** @description Label of a classifier. The target is its logit, or the difference of two logits. */
+            label?: components["schemas"]["attnlens.v1.LabelTarget"];
             /** @description Prompt for the inputs of `to` and `contrast`. If unset, the model's default prompt, if there is one. */
             target_prompt?: components["schemas"]["attnlens.v1.Prompt"];
             /** @description Methods to compute, without duplicates. If empty, EXPLAIN_METHOD_CONTRIBUTIONS. */
@@ -613,12 +615,14 @@ export interface components {
             usage?: components["schemas"]["attnlens.v1.Usage"];
             /** @description Word index of each token. Set with EXPLAIN_LEVEL_WORDS, otherwise empty. */
             unit_ids: number[];
-            /** @description The target, d . p / |p|. */
+            /** @description The target, d . p / |p|, or the logit or difference of logits of a classifier. */
             target_value: number | null;
             /** @description Scores of each method, in the order of the request. */
             scores: components["schemas"]["attnlens.v1.TokenScores"][];
             /** @description Contribution of each head to the target through its output, shape (L, H). Set if requested. The contributions do not add up to the target, because the output of a head depends on the heads of earlier layers. */
             head_contributions?: components["schemas"]["attnlens.v1.Tensor"];
+            /** @description Contributions by the source of the tokens. Set for classifiers with EXPLAIN_METHOD_CONTRIBUTIONS. */
+            sums_by_source?: components["schemas"]["attnlens.v1.SourceSums"];
         };
         /** @description Faithfulness of a method: Spearman's rank correlation of its scores with leave-one-out, averaged over texts. Measured by `attnlens export` on its own sentences, or by `attnlens check --faithfulness`. */
         "attnlens.v1.Faithfulness": {
@@ -698,6 +702,20 @@ export interface components {
             text_pair?: components["schemas"]["attnlens.v1.TextPair"];
             /** @description Token ids, used unchanged. They must include the special tokens. */
             token_ids?: components["schemas"]["attnlens.v1.TokenIds"];
+        };
+        /** @description Selects a label of a classifier. */
+        "attnlens.v1.Label": {
+            /** @description Index in `Classifier.labels`. */
+            index?: number;
+            /** @description Element of `Classifier.labels`. Rejected with INVALID_FIELD if several labels have this name. */
+            name?: string;
+        };
+        /** @description Explains a logit of a classifier, or why its logit is higher than that of another label. */
+        "attnlens.v1.LabelTarget": {
+            /** @description Label whose logit is explained. If unset, the only label of a reranker. */
+            label?: components["schemas"]["attnlens.v1.Label"];
+            /** @description Label whose logit is subtracted. If unset, none. */
+            rather_than?: components["schemas"]["attnlens.v1.Label"];
         };
         /** @description Attention of one layer. */
         "attnlens.v1.LayerInfo": {
@@ -995,6 +1013,11 @@ export interface components {
          * @enum {string}
          */
         "attnlens.v1.RowSum": "unspecified" | "one" | "gate" | "unbounded";
+        /** @description Options of the explanations of scores. */
+        "attnlens.v1.ScoreExplanation": {
+            /** @description Unit of the contributions. Defaults to tokens. */
+            level?: components["schemas"]["attnlens.v1.ExplainLevel"];
+        };
         /** @description Request message for EncoderService.Score. Set either `query` and `documents`, or `pairs`. */
         "attnlens.v1.ScoreRequest": {
             /** @description Model name. If empty, the server's default model. */
@@ -1017,6 +1040,8 @@ export interface components {
             activation?: components["schemas"]["attnlens.v1.Activation"];
             /** @description Model version (`Model.version`), the full SHA-256. If empty, any version. */
             model_version?: string;
+            /** @description Set to explain each result: the contributions of the tokens of query and document to the logit. */
+            explanation?: components["schemas"]["attnlens.v1.ScoreExplanation"];
             /**
              * @description Format of tensors in the response.
              * @default lists
@@ -1053,6 +1078,23 @@ export interface components {
             num_parts: number;
             /** @description Index of the part with the highest logit. */
             part: number;
+            /** @description EXPLAIN_METHOD_CONTRIBUTIONS of this part's tokens to the logit, computed in fp32. Its `target_value` therefore differs from `logit` by rounding, or more if `Model.precision` is lower. Set if requested. */
+            explanation?: components["schemas"]["attnlens.v1.Explanation"];
+        };
+        /** @description Sums of EXPLAIN_METHOD_CONTRIBUTIONS over the tokens of each source. Together, they add up to the target. */
+        "attnlens.v1.SourceSums": {
+            /** @description Tokens of the text, or of the first text of a pair: the query of a reranker. */
+            text: number | null;
+            /** @description Tokens of the second text: the document of a reranker. */
+            second_text: number | null;
+            /** @description Tokens of the prompt. */
+            prompt: number | null;
+            /** @description Special tokens. */
+            special_tokens: number | null;
+            /** @description Tokens of an input that was sent as token ids. */
+            token_ids: number | null;
+            /** @description `TokenScores.baseline`. */
+            baseline: number | null;
         };
         /** @description Weights that reach a threshold, as a compressed sparse row matrix with layers * heads * R rows in row-major order. Row n consists of the entries from `indptr[n]` to `indptr[n + 1] - 1`, sorted by column. */
         "attnlens.v1.SparseWeights": {

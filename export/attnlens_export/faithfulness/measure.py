@@ -5,6 +5,9 @@
     deletion            = mean of 1 - cosine after removing 10, 20, 30, 40 and 50 % of the tokens
     deletion difference = deletion, highest scores first, minus deletion, lowest scores first
 
+For a classifier, the effect of a token is instead the decrease of the highest logit, and the deletion curves
+show decreases of this logit. The texts of a reranker are pairs of a query and a document.
+
 Each figure is a mean over texts. The rank correlation has a bootstrap confidence interval. Tokens are removed
 with the attention mask and keep their positions: replacing them by [MASK] would itself change the embedding.
 Random numbers and token lengths are ranked as controls. A method that is not better than these is useless.
@@ -17,7 +20,7 @@ Shapes: T tokens, E embedding size.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
@@ -81,11 +84,15 @@ class TokenizedText:
         ids: Token ids, (T,).
         ranked: Indices of the tokens that are not special, in ascending order.
         lengths: Number of characters of each token, (T,).
+        types: Types of the tokens of a pair, (T,). None means zeros.
+        direction: Factors of the logits of a classifier in the target, (C,). None for an embedding.
     """
 
     ids: npt.NDArray[np.int64]
     ranked: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
+    types: npt.NDArray[np.int64] | None = None
+    direction: Float64Array | None = None
 
 
 @dataclass(frozen=True)
@@ -242,7 +249,19 @@ def read_texts(path: Path | None) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def tokenize(directory: Path, texts: Sequence[str], max_tokens: int) -> list[TokenizedText]:
+def pairs_of(lines: Sequence[str]) -> list[tuple[str, str]]:
+    """Return pairs of a query and a document: in turn, the query starts the document or is unrelated."""
+    pairs = []
+    for number, line in enumerate(lines):
+        words = line.split()
+        start, following = " ".join(words[: (len(words) + 1) // 2]), lines[(number + 1) % len(lines)]
+        pairs.append((line, following) if number % 2 else (start, line))
+    return pairs
+
+
+def tokenize(
+    directory: Path, texts: Sequence[str] | Sequence[tuple[str, str]], max_tokens: int
+) -> list[TokenizedText]:
     """Tokenize texts without a prompt. Texts with fewer than `MIN_TOKENS` tokens are omitted.
 
     Raises:
@@ -264,12 +283,31 @@ def tokenize(directory: Path, texts: Sequence[str], max_tokens: int) -> list[Tok
     return tokenized
 
 
-def _tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[TokenizedText]:
+def _tokenize(
+    tokenizer: Tokenizer, texts: Sequence[str] | Sequence[tuple[str, str]]
+) -> Iterator[TokenizedText]:
     for encoding in tokenizer.encode_batch(list(texts)):
         ranked = np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
         if len(ranked) >= MIN_TOKENS:
             lengths = np.array([end - start for start, end in encoding.offsets], dtype=np.int64)
-            yield TokenizedText(np.array(encoding.ids, dtype=np.int64), ranked, lengths)
+            ids, types = (np.array(row, dtype=np.int64) for row in (encoding.ids, encoding.type_ids))
+            yield TokenizedText(ids, ranked, lengths, types)
+
+
+def _tokenized(
+    directory: Path, model: ExplainedModel, lines: Sequence[str], max_tokens: int
+) -> list[TokenizedText]:
+    """Tokenize lines, or pairs of lines for a reranker. See `tokenize`."""
+    return tokenize(directory, pairs_of(lines) if model.takes_pairs else lines, max_tokens)
+
+
+def _with_directions(model: ExplainedModel, texts: Sequence[TokenizedText]) -> list[TokenizedText]:
+    """Return the texts of a classifier with the directions of their highest logits."""
+    if not model.is_logit:
+        return list(texts)
+    logits = [model.embed(text.ids, [()], text.types)[0] for text in texts]
+    directions = [np.eye(len(row))[row.argmax()] for row in logits]
+    return [replace(text, direction=direction) for text, direction in zip(texts, directions, strict=True)]
 
 
 def measure_faithfulness(
@@ -292,10 +330,13 @@ def measure_faithfulness(
         SourceError: The file can't be read or has too few texts.
     """
     manifest, config = read_manifest(directory), read_config(directory / "config.json")
-    tokenized = tokenize(directory, read_texts(texts), manifest.max_tokens)
     model = ExplainedModel(directory, manifest, config)
+    if model.is_logit and with_norm:
+        raise SourceError("classifiers have no embeddings, whose parts contribution norms score: omit them")
+    tokenized = _tokenized(directory, model, read_texts(texts), manifest.max_tokens)
+    tokenized = _with_directions(model, tokenized)
     scores = _score(model, tokenized, progress, with_norm=with_norm)
-    name = PACKAGE_TEXTS if texts is None else texts.name
+    name = _texts_name(model, None if texts is None else texts.name)
     return _compare(model, name, tokenized, scores, progress, with_deletion=True)
 
 
@@ -313,15 +354,20 @@ def measure_at_export(
     manifest, config = read_manifest(directory), read_config(directory / "config.json")
     try:
         model = ExplainedModel(directory, manifest, config)
-        tokenized = tokenize(directory, read_texts(None), manifest.max_tokens)
+        tokenized = _tokenized(directory, model, read_texts(None), manifest.max_tokens)
     except (BundleError, SourceError):
         return None
     work = [len(text.ranked) * len(text.ids) * _num_weights(config) for text in tokenized]
     tokenized = tokenized[: int(np.searchsorted(np.cumsum(work), EXPORT_WORK, side="right"))]
     if len(tokenized) < MIN_TEXTS:
         return None
+    tokenized = _with_directions(model, tokenized)
     scores = _score(model, tokenized, progress, with_norm=False)
-    return _compare(model, PACKAGE_TEXTS, tokenized, scores, progress, with_deletion=False)
+    return _compare(model, _texts_name(model), tokenized, scores, progress, with_deletion=False)
+
+
+def _texts_name(model: ExplainedModel, name: str | None = None) -> str:
+    return f"{'pairs of ' if model.takes_pairs else ''}{name or PACKAGE_TEXTS}"
 
 
 def _num_weights(config: EncoderConfig) -> float:
@@ -336,7 +382,8 @@ def _score(
     generator = np.random.default_rng(SEED)
 
     def contributions(text: TokenizedText) -> Scores:
-        return {ExplainMethod.CONTRIBUTIONS: model.contributions(text.ids)[0]}
+        scores, _ = model.contributions(text.ids, text.types, text.direction)
+        return {ExplainMethod.CONTRIBUTIONS: scores}
 
     def contribution_norms(text: TokenizedText) -> Scores:
         return {ExplainMethod.CONTRIBUTION_NORM: model.contribution_norms(text.ids)}
@@ -362,7 +409,7 @@ def _score(
 
 
 def _attention_scores(model: ExplainedModel, text: TokenizedText) -> Scores:
-    hidden, attention = model.hidden_and_attention(text.ids)
+    hidden, attention = model.hidden_and_attention(text.ids, text.types)
     weights = model.weights(len(text.ids))
     scores: dict[ExplainMethod | Control, Float64Array] = {}
     if model.has_distributions:
@@ -387,8 +434,10 @@ def _compare(
     """Compare scores with the effects of removing tokens."""
     figures: dict[ExplainMethod | Control, list[tuple[float, float]]] = {}
     for index, text in enumerate(report_each(texts, progress, "leaving out tokens")):
-        whole, *others = model.embed(text.ids, [(), *((int(token),) for token in text.ranked)])
-        effects = leave_one_out_effects(whole, whole, np.stack(others))
+        selections = [(), *((int(token),) for token in text.ranked)]
+        whole, *others = model.embed(text.ids, selections, text.types)
+        direction = whole if text.direction is None else text.direction
+        effects = leave_one_out_effects(direction, whole, np.stack(others))
         rankings = {method: of_texts[index] for method, of_texts in scores.items()}
         rankings[ExplainMethod.LEAVE_ONE_OUT] = effects
         differences = (
@@ -433,6 +482,9 @@ def _deletion_differences(
         for order in (np.argsort(-scores, kind="stable"), np.argsort(scores, kind="stable"))
         for count in counts
     ]
-    embeddings = model.embed(text.ids, removed)  # (rankings * 2 * shares, E)
-    deletion = (1 - embeddings @ whole).reshape(len(rankings), 2, len(counts)).mean(axis=2)
+    embeddings = model.embed(text.ids, removed, text.types)  # (rankings * 2 * shares, E)
+    direction = whole if text.direction is None else text.direction
+    deletion = (
+        (whole @ direction - embeddings @ direction).reshape(len(rankings), 2, len(counts)).mean(axis=2)
+    )
     return [float(highest - lowest) for highest, lowest in deletion]

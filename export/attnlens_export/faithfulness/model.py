@@ -37,6 +37,7 @@ from attnlens_export.published.pooling import read_embedding_size
 from attnlens_model import ATTENTION_WEIGHTS, EncoderConfig
 
 Float64Array = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
 
 # Maximum number of variants of a text, or of directions, in one run.
 _MAX_BATCH = 64
@@ -46,6 +47,8 @@ class ExplainedModel:
     """The graphs and the pooling of a bundle. Only one graph is open at a time.
 
     Attributes:
+        is_logit: Whether an "embedding" is the logits of a classifier, which are not normalized.
+        takes_pairs: Whether the model is a reranker, whose texts are pairs.
         is_linear: Whether an embedding is a weighted sum of token vectors.
         num_dimensions: Number of embedding components after truncation.
         has_distributions: Whether the attention weights of every layer sum to 1.
@@ -63,6 +66,8 @@ class ExplainedModel:
                 "bundle again"
             )
         self.config = config
+        self.is_logit = manifest.HasField("classifier")
+        self.takes_pairs = self.is_logit and len(manifest.classifier.labels) == 1
         self.pooling = Pooling(manifest.pooling.pooling)
         self.is_linear = self.pooling is not Pooling.MAX and not manifest.pooling.dense
         self._directory = directory
@@ -87,10 +92,10 @@ class ExplainedModel:
             weights = weights if reduced is None else reduced
         return weights
 
-    def embed(self, ids: npt.NDArray[np.int64], removed: Sequence[Sequence[int]]) -> Float64Array:
+    def embed(self, ids: Ids, removed: Sequence[Sequence[int]], types: Ids | None = None) -> Float64Array:
         """Return the embeddings (N, E) of length 1 of a text with some tokens removed, for N selections.
 
-        A removed token keeps its position, and no token attends to it.
+        For a classifier, return its logits. A removed token keeps its position, and no token attends to it.
         """
         pooled = []
         for start in range(0, len(removed), _MAX_BATCH):
@@ -98,19 +103,29 @@ class ExplainedModel:
             mask = np.ones((len(selections), len(ids)), dtype=np.int64)
             for row, tokens in enumerate(selections):
                 mask[row, list(tokens)] = 0
-            hidden = self._open(embeddings_path(self._directory)).run(self._inputs(ids, mask))[HIDDEN_OUTPUT]
+            graph = self._open(embeddings_path(self._directory))
+            hidden = graph.run(self._inputs(ids, mask, types))[HIDDEN_OUTPUT]
             pooled += [
                 pool_weighted(vectors, self.weights(len(ids), tokens), self.pooling)
                 for vectors, tokens in zip(hidden, selections, strict=True)
             ]
-        return to_unit_length(finish(np.stack(pooled), self._dense, dimensions=self.num_dimensions))
+        finished = finish(np.stack(pooled), self._dense, dimensions=self.num_dimensions)
+        return finished.astype(np.float64) if self.is_logit else to_unit_length(finished)
 
-    def contributions(self, ids: npt.NDArray[np.int64]) -> tuple[Float64Array, float]:
-        """Return the contributions (T,) of the tokens to the text's own embedding, and the baseline."""
-        scores, baselines = self._sweep(ids, np.zeros((1, self._size), dtype=np.float32), towards_itself=True)
+    def contributions(
+        self, ids: Ids, types: Ids | None = None, direction: Float64Array | None = None
+    ) -> tuple[Float64Array, float]:
+        """Return the contributions (T,) of the tokens to the text's own embedding, and the baseline.
+
+        For a direction (E,), the target is that of the graph. It has the sign of a logit, but not its size.
+        """
+        given = np.zeros((1, self._size)) if direction is None else direction[None]
+        scores, baselines = self._sweep(
+            ids, given.astype(np.float32), types, towards_itself=direction is None
+        )
         return scores[0], float(baselines[0])
 
-    def contribution_norms(self, ids: npt.NDArray[np.int64]) -> Float64Array:
+    def contribution_norms(self, ids: Ids) -> Float64Array:
         """Return |c(t)| / |p| of each token t, (T,), with one sweep per embedding component."""
         directions = np.eye(self.num_dimensions, self._size, dtype=np.float32)
         squares = np.zeros(len(ids))
@@ -119,10 +134,12 @@ class ExplainedModel:
             squares += np.square(self._sweep(ids, batch, towards_itself=False)[0]).sum(axis=0)
         return np.sqrt(squares)
 
-    def hidden_and_attention(self, ids: npt.NDArray[np.int64]) -> tuple[FloatArray, list[Float64Array]]:
+    def hidden_and_attention(
+        self, ids: Ids, types: Ids | None = None
+    ) -> tuple[FloatArray, list[Float64Array]]:
         """Return the token vectors (T, D), and the mean over heads of the weights (T, T) of each layer."""
         mask = np.ones((1, len(ids)), dtype=np.int64)
-        outputs = self._open(ATTENTIONS_PATH).run(self._inputs(ids, mask))
+        outputs = self._open(ATTENTIONS_PATH).run(self._inputs(ids, mask, types))
         maps = [self._to_dense(name, outputs[name][0]).mean(axis=0, dtype=np.float64) for name in self._maps]
         return outputs[HIDDEN_OUTPUT][0], maps
 
@@ -144,12 +161,14 @@ class ExplainedModel:
             else pattern.at(weights.shape[1]).dense(weights)
         )
 
-    def _inputs(self, ids: npt.NDArray[np.int64], mask: npt.NDArray[np.int64]) -> Inputs:
+    def _inputs(self, ids: Ids, mask: Ids, types: Ids | None = None) -> Inputs:
         rows = np.broadcast_to(ids, mask.shape).copy()
-        return Inputs(rows, mask, np.zeros_like(rows) if self.config.embeddings.type_vocab_size > 1 else None)
+        if self.config.embeddings.type_vocab_size <= 1:
+            return Inputs(rows, mask, None)
+        return Inputs(rows, mask, np.zeros_like(rows) + (0 if types is None else types))
 
     def _sweep(
-        self, ids: npt.NDArray[np.int64], directions: FloatArray, *, towards_itself: bool
+        self, ids: Ids, directions: FloatArray, types: Ids | None = None, *, towards_itself: bool
     ) -> tuple[Float64Array, Float64Array]:
         """Return the contributions (N, T) towards directions (N, E), and the baselines (N,)."""
         count = len(directions)
@@ -157,7 +176,7 @@ class ExplainedModel:
         gates = contribution_inputs(self.config, self._size)[HEAD_GATES][1:]
         outputs = self._open(CONTRIBUTIONS_PATH).run_feed(
             {
-                **self._inputs(ids, mask).feed(),
+                **self._inputs(ids, mask, types).feed(),
                 POOLING_WEIGHTS: np.tile(self.weights(len(ids)), (count, 1)),
                 TAKES_MAXIMUM: np.full(count, self.pooling is Pooling.MAX, dtype=np.float32),
                 DIRECTION: directions,

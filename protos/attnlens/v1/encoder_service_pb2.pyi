@@ -1654,8 +1654,9 @@ Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
 @_typing.final
 class ExplainRequest(_message.Message):
     """Request message for EncoderService.Explain. The explained number is the target d . p / |p|, where p is the
-    embedding that Embed returns for the same fields. Normalizing p does not change the target. Explanations are always
-    computed in fp32, independent of `Model.precision`.
+    embedding that Embed returns for the same fields. Normalizing p does not change the target. For a classifier, it is a
+    logit or the difference of two logits, see `label`. Explanations are always computed in fp32, independent of
+    `Model.precision`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1670,6 +1671,7 @@ class ExplainRequest(_message.Message):
     DIRECTION_FIELD_NUMBER: _builtins.int
     TO_FIELD_NUMBER: _builtins.int
     CONTRAST_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
     TARGET_PROMPT_FIELD_NUMBER: _builtins.int
     METHODS_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
@@ -1718,6 +1720,10 @@ class ExplainRequest(_message.Message):
         """Difference of two normalized embeddings. The target is the difference of two cosines."""
 
     @_builtins.property
+    def label(self) -> Global___LabelTarget:
+        """Label of a classifier. The target is its logit, or the difference of two logits."""
+
+    @_builtins.property
     def target_prompt(self) -> Global___Prompt:
         """Prompt for the inputs of `to` and `contrast`. If unset, the model's default prompt, if there is one."""
 
@@ -1738,17 +1744,18 @@ class ExplainRequest(_message.Message):
         direction: _tensor_pb2.Tensor | None = ...,
         to: Global___Input | None = ...,
         contrast: Global___Contrast | None = ...,
+        label: Global___LabelTarget | None = ...,
         target_prompt: Global___Prompt | None = ...,
         methods: _abc.Iterable[_explanation_pb2.ExplainMethod.ValueType] | None = ...,
         level: _explanation_pb2.ExplainLevel.ValueType = ...,
         head_contributions: _builtins.bool = ...,
         model_version: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["contrast", b"contrast", "direction", b"direction", "own_embedding", b"own_embedding", "prompt", b"prompt", "target", b"target", "target_prompt", b"target_prompt", "to", b"to"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["contrast", b"contrast", "direction", b"direction", "label", b"label", "own_embedding", b"own_embedding", "prompt", b"prompt", "target", b"target", "target_prompt", b"target_prompt", "to", b"to"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contrast", b"contrast", "dimensions", b"dimensions", "direction", b"direction", "head_contributions", b"head_contributions", "inputs", b"inputs", "level", b"level", "methods", b"methods", "model", b"model", "model_version", b"model_version", "own_embedding", b"own_embedding", "pooling", b"pooling", "prompt", b"prompt", "target", b"target", "target_prompt", b"target_prompt", "to", b"to", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contrast", b"contrast", "dimensions", b"dimensions", "direction", b"direction", "head_contributions", b"head_contributions", "inputs", b"inputs", "label", b"label", "level", b"level", "methods", b"methods", "model", b"model", "model_version", b"model_version", "own_embedding", b"own_embedding", "pooling", b"pooling", "prompt", b"prompt", "target", b"target", "target_prompt", b"target_prompt", "to", b"to", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["own_embedding", "direction", "to", "contrast"]  # noqa: Y015
+    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["own_embedding", "direction", "to", "contrast", "label"]  # noqa: Y015
     _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_target) -> _WhichOneofReturnType_target | None: ...
 
@@ -1802,6 +1809,64 @@ class Contrast(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Contrast: _TypeAlias = Contrast  # noqa: Y015
+
+@_typing.final
+class LabelTarget(_message.Message):
+    """Explains a logit of a classifier, or why its logit is higher than that of another label."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABEL_FIELD_NUMBER: _builtins.int
+    RATHER_THAN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def label(self) -> Global___Label:
+        """Label whose logit is explained. If unset, the only label of a reranker."""
+
+    @_builtins.property
+    def rather_than(self) -> Global___Label:
+        """Label whose logit is subtracted. If unset, none."""
+
+    def __init__(
+        self,
+        *,
+        label: Global___Label | None = ...,
+        rather_than: Global___Label | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "rather_than", b"rather_than"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "rather_than", b"rather_than"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LabelTarget: _TypeAlias = LabelTarget  # noqa: Y015
+
+@_typing.final
+class Label(_message.Message):
+    """Selects a label of a classifier."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Index in `Classifier.labels`."""
+    name: _builtins.str
+    """Element of `Classifier.labels`. Rejected with INVALID_FIELD if several labels have this name."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "label", b"label", "name", b"name"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "label", b"label", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_label: _TypeAlias = _typing.Literal["index", "name"]  # noqa: Y015
+    _WhichOneofArgType_label: _TypeAlias = _typing.Literal["label", b"label"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_label) -> _WhichOneofReturnType_label | None: ...
+
+Global___Label: _TypeAlias = Label  # noqa: Y015
 
 @_typing.final
 class ExplainResponse(_message.Message):
@@ -1859,8 +1924,9 @@ class Explanation(_message.Message):
     TARGET_VALUE_FIELD_NUMBER: _builtins.int
     SCORES_FIELD_NUMBER: _builtins.int
     HEAD_CONTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    SUMS_BY_SOURCE_FIELD_NUMBER: _builtins.int
     target_value: _builtins.float
-    """The target, d . p / |p|."""
+    """The target, d . p / |p|, or the logit or difference of logits of a classifier."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
         """The T tokens that the model received."""
@@ -1883,6 +1949,10 @@ class Explanation(_message.Message):
         not add up to the target, because the output of a head depends on the heads of earlier layers.
         """
 
+    @_builtins.property
+    def sums_by_source(self) -> Global___SourceSums:
+        """Contributions by the source of the tokens. Set for classifiers with EXPLAIN_METHOD_CONTRIBUTIONS."""
+
     def __init__(
         self,
         *,
@@ -1892,14 +1962,57 @@ class Explanation(_message.Message):
         target_value: _builtins.float = ...,
         scores: _abc.Iterable[Global___TokenScores] | None = ...,
         head_contributions: _tensor_pb2.Tensor | None = ...,
+        sums_by_source: Global___SourceSums | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["head_contributions", b"head_contributions", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["head_contributions", b"head_contributions", "sums_by_source", b"sums_by_source", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_contributions", b"head_contributions", "scores", b"scores", "target_value", b"target_value", "tokens", b"tokens", "unit_ids", b"unit_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_contributions", b"head_contributions", "scores", b"scores", "sums_by_source", b"sums_by_source", "target_value", b"target_value", "tokens", b"tokens", "unit_ids", b"unit_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Explanation: _TypeAlias = Explanation  # noqa: Y015
+
+@_typing.final
+class SourceSums(_message.Message):
+    """Sums of EXPLAIN_METHOD_CONTRIBUTIONS over the tokens of each source. Together, they add up to the target."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    SECOND_TEXT_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BASELINE_FIELD_NUMBER: _builtins.int
+    text: _builtins.float
+    """Tokens of the text, or of the first text of a pair: the query of a reranker."""
+    second_text: _builtins.float
+    """Tokens of the second text: the document of a reranker."""
+    prompt: _builtins.float
+    """Tokens of the prompt."""
+    special_tokens: _builtins.float
+    """Special tokens."""
+    token_ids: _builtins.float
+    """Tokens of an input that was sent as token ids."""
+    baseline: _builtins.float
+    """`TokenScores.baseline`."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.float = ...,
+        second_text: _builtins.float = ...,
+        prompt: _builtins.float = ...,
+        special_tokens: _builtins.float = ...,
+        token_ids: _builtins.float = ...,
+        baseline: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline", b"baseline", "prompt", b"prompt", "second_text", b"second_text", "special_tokens", b"special_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SourceSums: _TypeAlias = SourceSums  # noqa: Y015
 
 @_typing.final
 class TokenScores(_message.Message):
@@ -2188,6 +2301,7 @@ class ScoreRequest(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     ACTIVATION_FIELD_NUMBER: _builtins.int
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    EXPLANATION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name. If empty, the server's default model."""
     query: _builtins.str
@@ -2218,6 +2332,10 @@ class ScoreRequest(_message.Message):
     def prompt(self) -> Global___Prompt:
         """Prompt that is prepended to each query. If unset, the model's default prompt, if there is one."""
 
+    @_builtins.property
+    def explanation(self) -> Global___ScoreExplanation:
+        """Set to explain each result: the contributions of the tokens of query and document to the logit."""
+
     def __init__(
         self,
         *,
@@ -2231,14 +2349,37 @@ class ScoreRequest(_message.Message):
         prompt: Global___Prompt | None = ...,
         activation: _manifest_pb2.Activation.ValueType = ...,
         model_version: _builtins.str = ...,
+        explanation: Global___ScoreExplanation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "documents", b"documents", "long_documents", b"long_documents", "max_tokens_per_document", b"max_tokens_per_document", "model", b"model", "model_version", b"model_version", "pairs", b"pairs", "prompt", b"prompt", "query", b"query", "top_n", b"top_n"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "documents", b"documents", "explanation", b"explanation", "long_documents", b"long_documents", "max_tokens_per_document", b"max_tokens_per_document", "model", b"model", "model_version", b"model_version", "pairs", b"pairs", "prompt", b"prompt", "query", b"query", "top_n", b"top_n"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScoreRequest: _TypeAlias = ScoreRequest  # noqa: Y015
+
+@_typing.final
+class ScoreExplanation(_message.Message):
+    """Options of the explanations of scores."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    level: _explanation_pb2.ExplainLevel.ValueType
+    """Unit of the contributions. Defaults to tokens."""
+    def __init__(
+        self,
+        *,
+        level: _explanation_pb2.ExplainLevel.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreExplanation: _TypeAlias = ScoreExplanation  # noqa: Y015
 
 @_typing.final
 class ScoreResponse(_message.Message):
@@ -2307,6 +2448,7 @@ class ScoreResult(_message.Message):
     LOGIT_FIELD_NUMBER: _builtins.int
     NUM_PARTS_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
+    EXPLANATION_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Index in `documents` or `pairs`."""
     score: _builtins.float
@@ -2317,6 +2459,12 @@ class ScoreResult(_message.Message):
     """Number of parts of the document that were scored. 1 unless LONG_DOCUMENTS_SPLIT applied."""
     part: _builtins.int
     """Index of the part with the highest logit."""
+    @_builtins.property
+    def explanation(self) -> Global___Explanation:
+        """EXPLAIN_METHOD_CONTRIBUTIONS of this part's tokens to the logit, computed in fp32. Its `target_value` therefore
+        differs from `logit` by rounding, or more if `Model.precision` is lower. Set if requested.
+        """
+
     def __init__(
         self,
         *,
@@ -2325,10 +2473,11 @@ class ScoreResult(_message.Message):
         logit: _builtins.float = ...,
         num_parts: _builtins.int = ...,
         part: _builtins.int = ...,
+        explanation: Global___Explanation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "logit", b"logit", "num_parts", b"num_parts", "part", b"part", "score", b"score"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation", "index", b"index", "logit", b"logit", "num_parts", b"num_parts", "part", b"part", "score", b"score"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -185,7 +185,8 @@ class Faithfulness(_message.Message):
     """Number of texts measured."""
     deletion_difference: _builtins.float
     """How much more the embedding moves, as 1 - cosine, when the 10 to 50 % of tokens with the highest scores are left
-    out than when those with the lowest scores are. NaN if not measured.
+    out than when those with the lowest scores are. For a classifier, how much more its highest logit decreases. NaN
+    if not measured.
     """
     control: _builtins.str
     """Name of a baseline ranking that explains nothing: `random numbers` or `length of the token`. Empty for a method."""

@@ -106,6 +106,7 @@ class EncoderService:
     async def Score(self, request: ScoreRequest, call: HasBudget) -> bytes:
         result = await self._service.score(request, call.budget())
         size = _RESULT_BYTES * len(result.usages)
+        size += _tokens_bytes(each.explanation for each in result.scores if each.explanation is not None)
         return await self._serialize(size, self._responses.score, result)
 
     async def Classify(self, request: ClassifyRequest, call: HasBudget) -> bytes:

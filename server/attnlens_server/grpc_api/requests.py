@@ -47,6 +47,8 @@ from attnlens_server.serving.requests import (
     EncodeRequest,
     ExplainRequest,
     ExplanationTarget,
+    Label,
+    LabelTarget,
     LongDocuments,
     Prompt,
     ScoreRequest,
@@ -194,6 +196,9 @@ def score_request(message: pb.ScoreRequest) -> ScoreRequest:
         long_documents=policy or LongDocuments.TRUNCATE,
         max_tokens_per_document=message.max_tokens_per_document,
         activation=_activation(message.activation, violations),
+        explanation_level=_level(message.explanation.level, violations, "explanation.level")
+        if message.HasField("explanation")
+        else None,
         violations=violations,
     )
 
@@ -327,8 +332,8 @@ def _embedding_type(message: pb.EmbedRequest, violations: Violations) -> Embeddi
     return embedding_type
 
 
-def _level(number: int, violations: Violations) -> ExplainLevel:
-    level = _member(ExplainLevel, number, "level", explanation_pb2.ExplainLevel, violations)
+def _level(number: int, violations: Violations, field: str = "level") -> ExplainLevel:
+    level = _member(ExplainLevel, number, field, explanation_pb2.ExplainLevel, violations)
     return level or ExplainLevel.TOKENS
 
 
@@ -350,7 +355,23 @@ def _target(message: pb.ExplainRequest, violations: Violations) -> ExplanationTa
         case "contrast":
             contrast = message.contrast
             return ExplanationTarget(contrast=(_input(contrast.to), _input(contrast.rather_than)))
+        case "own_embedding":
+            return ExplanationTarget(own_embedding=True)
+        case "label":
+            target = message.label
+            label = _label(target.label) if target.HasField("label") else None
+            other = _label(target.rather_than) if target.HasField("rather_than") else None
+            return ExplanationTarget(label=LabelTarget(label, other))
     return ExplanationTarget()
+
+
+def _label(message: pb.Label) -> Label:
+    match message.WhichOneof("label"):
+        case "index":
+            return Label(index=message.index)
+        case "name":
+            return Label(name=message.name)
+    return Label()
 
 
 def _array(tensor: Tensor, field: str, violations: Violations) -> FloatArray | None:

@@ -1,6 +1,7 @@
 """Conversion of results to serialized response messages."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -106,13 +107,15 @@ class Responses:
             computation=self._computation,
         )
         for score in result.scores:
-            response.results.add(
+            message = response.results.add(
                 index=score.index,
                 score=score.score,
                 logit=score.logit,
                 num_parts=score.num_parts,
                 part=score.part,
             )
+            if score.explanation is not None:
+                _fill_explanation(message.explanation, score.explanation)
         return response.SerializeToString()
 
     def classify(self, result: results.ClassifyResult) -> bytes:
@@ -334,6 +337,8 @@ def _fill_explanation(message: pb.Explanation, text: results.Explanation) -> Non
         fill_tensor(token_scores.values, scores.values, DataTypeNumber.DATA_TYPE_FLOAT32)
     if text.head_contributions is not None:
         fill_tensor(message.head_contributions, text.head_contributions, DataTypeNumber.DATA_TYPE_FLOAT32)
+    if text.sums_by_source is not None:
+        message.sums_by_source.CopyFrom(pb.SourceSums(**asdict(text.sums_by_source)))
 
 
 def _fill_pair_matrix(message: pb.Comparison, matrix: results.PairMatrixResult) -> None:

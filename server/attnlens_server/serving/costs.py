@@ -268,7 +268,8 @@ class ExplanationCosts:
         scores = len(plan.methods) * (_FLOAT * count + _SCORES_BYTES)
         words = 5 * count
         heads = _FLOAT * self.heads if plan.head_contributions else 0
-        return self.reply.text_bytes + self.reply.tokens_bytes(tokens) + scores + words + heads
+        sums = _SCORES_BYTES if plan.is_logit else 0
+        return self.reply.text_bytes + self.reply.tokens_bytes(tokens) + scores + words + heads + sums
 
     def matrix_bytes(self, num_tokens: tuple[int, int], plan: ExplanationPlan) -> int:
         """Return the size of a pair's matrix in a message."""

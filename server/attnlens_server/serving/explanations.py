@@ -42,12 +42,22 @@ from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.serving.admission import Slots
 from attnlens_server.serving.execution import ItemRunner, Workers
 from attnlens_server.serving.requests import ExplanationPlan
-from attnlens_server.serving.results import Explanation, PairMatrixResult, TokenScores, usage
+from attnlens_server.serving.results import (
+    Explanation,
+    PairMatrixResult,
+    SourceSums,
+    TokenScores,
+    check_logits,
+    usage,
+)
 from attnlens_server.text import EncodedInput, Tokens, TokenSource
+from attnlens_server.text.tokens import Span
 
 # Limits of the further runs that one call has in the queue.
 MAX_QUEUED_RUNS = 32
 MAX_QUEUED_BATCHES = 4
+
+_TINY = 1e-24  # added to |p|^2 in the contributions graph
 
 _EMBEDDING = RequestedOutput("embedding", Layout.PER_TEXT)
 _SCORES = RequestedOutput("token_contributions")
@@ -134,11 +144,13 @@ class Runs:
     """Runs the graphs of one bundle.
 
     Attributes:
+        is_fp32: Whether embeddings or logits are computed in fp32, as explanations are.
         vector_kind: Graph that computes vectors in fp32.
     """
 
     def __init__(self, bundle: Bundle, engine: Engine, runner: ItemRunner, workers: Workers) -> None:
-        has_fp32_vectors = bundle.precision == "fp32" or bundle.model.classifier is not None
+        self.is_fp32 = bundle.precision == "fp32"
+        has_fp32_vectors = self.is_fp32 or bundle.model.classifier is not None
         self.vector_kind: Kind = "embeddings" if has_fp32_vectors else "attention"
         self._model = bundle.model
         self._dense = bundle.dense
@@ -211,15 +223,19 @@ class Runs:
         results = await self._runner.run(items, "contributions")
         self._release("contributions", call)
         call.clock.add(results)
-        return [
-            Contributions(
-                result.arrays[0][: plan.dimensions].astype(np.float64),
-                result.arrays[1].astype(np.float64) * scale,
-                float(result.arrays[2]) * scale,
-                result.arrays[3].astype(np.float64) * scale if plan.head_contributions else None,
+        found = []
+        for result, direction_scale in zip(results, scales, strict=True):
+            embedding = result.arrays[0][: plan.dimensions].astype(np.float64)
+            scale = direction_scale * (_norm_in_graph(embedding) if plan.is_logit else 1.0)
+            found.append(
+                Contributions(
+                    embedding,
+                    result.arrays[1].astype(np.float64) * scale,
+                    float(result.arrays[2]) * scale,
+                    result.arrays[3].astype(np.float64) * scale if plan.head_contributions else None,
+                )
             )
-            for result, scale in zip(results, scales, strict=True)
-        ]
+        return found
 
     async def attention(self, texts: Sequence[Text], call: Call) -> list[list[FloatArray]]:
         """Return the mean over heads (T, T) of the layers that the methods need, first layer first."""
@@ -287,7 +303,10 @@ class Runs:
         return sum(1 for _ in _masked_weights(text, plan))
 
     async def masked_embeddings(self, texts: Sequence[Text], call: Call) -> list[Float64Array]:
-        """Return p / |p| without each token of each text, (T, E). NaN for tokens that cannot be removed."""
+        """Return p / |p| without each token of each text, (T, E). NaN for tokens that cannot be removed.
+
+        For logits, p is returned instead.
+        """
         plan = call.plan
         embeddings = [np.full((text.encoded.num_tokens, plan.dimensions), np.nan) for text in texts]
         runs = [
@@ -312,7 +331,8 @@ class Runs:
             call.clock.add(results)
             pooled = [result.arrays[0] for result in results]
             finished = await self._workers.run(self._finish, pooled, plan)
-            for (number, token, _), embedding in zip(portion, to_unit_length(finished), strict=True):
+            rows = finished if plan.is_logit else to_unit_length(finished)
+            for (number, token, _), embedding in zip(portion, rows, strict=True):
                 embeddings[number][token] = embedding
         return embeddings
 
@@ -371,6 +391,11 @@ def _scale_of(direction: Float64Array) -> float:
     """
     _, exponent = np.frexp(np.linalg.norm(direction))
     return float(np.ldexp(1.0, exponent))
+
+
+def _norm_in_graph(embedding: Float64Array) -> float:
+    """Return |p| as the contributions graph computes it, not 0."""
+    return float(np.sqrt(embedding @ embedding + _TINY))
 
 
 def weights_of(encoded: EncodedInput, plan: ExplanationPlan) -> FloatArray:
@@ -452,7 +477,11 @@ def explanation(results: GraphResults, field: str, plan: ExplanationPlan, model:
     Raises:
         InvalidFieldsError: The embedding has no direction, or scores overflow.
     """
-    own = direction_of(results.embedding, field)
+    if plan.is_logit:
+        own = results.embedding
+        check_logits(own[None], [field])
+    else:
+        own = direction_of(results.embedding, field)
     direction = own if results.direction is None else results.direction
     words = words_of(results.tokens) if plan.level is ExplainLevel.WORDS else []
     scores = []
@@ -479,7 +508,37 @@ def explanation(results: GraphResults, field: str, plan: ExplanationPlan, model:
         value,
         tuple(scores),
         None if heads is None else _as_float32(heads, field, plan),
+        _sums_by_source(results.contributions, results.tokens) if plan.is_logit else None,
     )
+
+
+def _sums_by_source(contributions: Contributions | None, tokens: Tokens) -> SourceSums | None:
+    if contributions is None:
+        return None
+    sums = dict.fromkeys(TokenSource, 0.0)
+    for source, score in zip(tokens.sources, contributions.scores.tolist(), strict=True):
+        sums[source] += score
+    return SourceSums(
+        text=sums[TokenSource.TEXT],
+        second_text=sums[TokenSource.SECOND_TEXT],
+        prompt=sums[TokenSource.PROMPT],
+        special_tokens=sums[TokenSource.SPECIAL],
+        token_ids=sums[TokenSource.IDS],
+        baseline=contributions.baseline,
+    )
+
+
+def words_of_document(text: Explanation) -> tuple[list[Span], list[float]]:
+    """Return the spans in code points of a reranked document's words or tokens, and their contributions."""
+    rows = [row for row, source in enumerate(text.tokens.sources) if source is TokenSource.SECOND_TEXT]
+    units = text.unit_ids or range(len(text.tokens.ids))
+    spans: dict[int, Span] = {}
+    for row in rows:
+        start, end = text.tokens.chars[row]
+        first, last = spans.get(units[row], (start, end))
+        spans[units[row]] = min(first, start), max(last, end)
+    [scores] = (each for each in text.scores if each.method is ExplainMethod.CONTRIBUTIONS)
+    return list(spans.values()), [float(scores.values[unit]) for unit in spans]
 
 
 def _as_float32(values: Float64Array, field: str, plan: ExplanationPlan) -> FloatArray:

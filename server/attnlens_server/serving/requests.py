@@ -127,6 +127,7 @@ class ScoreRequest(Request):
         long_documents: What to do with documents that are too long.
         max_tokens_per_document: Maximum number of tokens of a document. 0 means as many as fit.
         activation: Function from logits to scores. None means that of the classifier.
+        explanation_level: Unit of the contributions to each returned logit. None means no explanations.
     """
 
     query: str | None = None
@@ -134,6 +135,7 @@ class ScoreRequest(Request):
     long_documents: LongDocuments = LongDocuments.TRUNCATE
     max_tokens_per_document: int = 0
     activation: ScoreActivation | None = None
+    explanation_level: ExplainLevel | None = None
 
     @property
     def other_inputs(self) -> Sequence[Input]:
@@ -150,15 +152,35 @@ class ClassifyRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class Label:
+    """Label of a classifier, by index or by name. If both are None, it was not specified."""
+
+    index: int | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LabelTarget:
+    """Label whose logit is explained, None for that of a reranker, minus the logit of `rather_than`."""
+
+    label: Label | None = None
+    rather_than: Label | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ExplanationTarget:
-    """Direction that contributions refer to. If nothing is set, each text's own embedding.
+    """Direction that contributions refer to. If nothing is set, each text's own embedding or the logit.
 
     Attributes:
+        own_embedding: Whether each text's own embedding was set.
+        label: Label of a classifier.
         direction: Vector, whose shape is not yet validated.
         to: Text whose embedding is the direction.
         contrast: Two texts. The direction is the difference between their embeddings, first minus second.
     """
 
+    own_embedding: bool = False
+    label: LabelTarget | None = None
     direction: FloatArray | None = None
     to: Input | None = None
     contrast: tuple[Input, Input] | None = None
@@ -256,10 +278,12 @@ class LogitsPlan:
     Attributes:
         prompt: Text that precedes each query or input.
         activation: Function from logits to scores.
+        explanation: Plan of the explanations of returned logits, or None.
     """
 
     prompt: str
     activation: ScoreActivation
+    explanation: "ExplanationPlan | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,6 +449,7 @@ class ExplanationPlan:
         head_contributions: Whether to return contributions of heads.
         direction: Direction (E,), or None if it is the embedding of a text.
         matrix: Matrix of token pairs of a comparison, or None.
+        is_logit: Whether p are the logits of a classifier. The target is then d . p, not d . p / |p|.
     """
 
     prompt: str
@@ -437,6 +462,7 @@ class ExplanationPlan:
     head_contributions: bool
     direction: Float64Array | None = None
     matrix: PairMatrix | None = None
+    is_logit: bool = False
 
     @property
     def needs_contributions(self) -> bool:

@@ -101,6 +101,7 @@ class Score:
         logit: Logit, the maximum over the parts of the document.
         num_parts: Number of parts that were scored.
         part: Index of the part with that logit.
+        explanation: Contributions of this part's tokens to the logit, if requested.
     """
 
     index: int
@@ -108,6 +109,7 @@ class Score:
     logit: float
     num_parts: int
     part: int
+    explanation: "Explanation | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +293,19 @@ def check_range(array: FloatArray, data_type: DataType) -> None:
             raise InvalidFieldsError([FieldViolation("data_type", problem)])
 
 
+def check_logits(logits: npt.NDArray[np.floating], fields: Sequence[str]) -> None:
+    """Check that all logits (N, C) are finite.
+
+    Raises:
+        InvalidFieldsError: A logit is NaN or infinite.
+    """
+    is_finite = np.isfinite(logits).all(axis=1)
+    if not is_finite.all():
+        row = int(is_finite.argmin())
+        problem = "has a logit that is not finite: remove it, or serve the model with --precision fp32"
+        raise InvalidFieldsError([FieldViolation(fields[row], problem)])
+
+
 def check_finite(vectors: FloatArray, embedding_type: EmbeddingType) -> None:
     """Check that embeddings (N, E) can be quantized.
 
@@ -331,6 +346,18 @@ class TokenScores:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceSums:
+    """Sums of contributions by the source of the tokens, which add up to the target with the baseline."""
+
+    text: float
+    second_text: float
+    prompt: float
+    special_tokens: float
+    token_ids: float
+    baseline: float
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Explanation of one text with embedding p and direction d.
 
@@ -338,9 +365,10 @@ class Explanation:
         tokens: Tokens after truncation.
         usage: Number of tokens.
         unit_ids: Index of each token's word if scores are per word, else empty.
-        target_value: d . p / |p|.
+        target_value: d . p / |p|, or d . p for the logits p of a classifier.
         scores: One entry per method.
         head_contributions: Contributions (L, H), or None if not requested.
+        sums_by_source: Sums of the contributions to a logit, else None.
     """
 
     tokens: Tokens
@@ -349,6 +377,7 @@ class Explanation:
     target_value: float
     scores: tuple[TokenScores, ...]
     head_contributions: FloatArray | None
+    sums_by_source: SourceSums | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,17 @@ from attnlens_server.serving.requests import (
     Request,
     ScoreRequest,
 )
-from attnlens_server.serving.results import FloatArray, Score, Usage
-from attnlens_server.serving.validation import InputValidator
-from attnlens_server.text import EncodedPair, Input, PairEncoder, UntokenizableError, parts_of
+from attnlens_server.serving.results import FloatArray, Score, Usage, check_logits
+from attnlens_server.serving.validation import ExplanationValidator, InputValidator
+from attnlens_server.text import (
+    EncodedInput,
+    EncodedPair,
+    Input,
+    PairEncoder,
+    Tokens,
+    UntokenizableError,
+    parts_of,
+)
 
 _NO_PROMPT = Prompt(text="")
 _SCORE_ACTIVATIONS = (ScoreActivation.IDENTITY, ScoreActivation.SIGMOID)
@@ -37,23 +45,27 @@ _SCORE_ACTIVATIONS = (ScoreActivation.IDENTITY, ScoreActivation.SIGMOID)
 class ClassifierValidator:
     """Validates Score and Classify requests."""
 
-    def __init__(self, model: Model, inputs: InputValidator, *, can_score: bool) -> None:
+    def __init__(
+        self, model: Model, inputs: InputValidator, explanations: ExplanationValidator, *, can_score: bool
+    ) -> None:
         """Initialize.
 
         Args:
             model: Model.
             inputs: Validator of inputs.
+            explanations: Validator of explanations.
             can_score: Whether the model has a tokenizer and reads pairs.
         """
         self._model = model
         self._inputs = inputs
+        self._explanations = explanations
         self._can_score = can_score
 
     def score(self, request: ScoreRequest) -> LogitsPlan:
         """Validate a Score request.
 
         Raises:
-            NotSupportedError: The model is not a reranker.
+            NotSupportedError: The model is not a reranker, or does not support explanations.
             InvalidFieldsError: One or more fields are invalid.
         """
         classifier = self._classifier("Score")
@@ -83,7 +95,7 @@ class ClassifierValidator:
             violations.append(FieldViolation("activation", problem))
         if violations:
             raise InvalidFieldsError(violations)
-        return LogitsPlan(prompt, activation)
+        return LogitsPlan(prompt, activation, self._explanations.score(request, prompt))
 
     def classify(self, request: ClassifyRequest) -> LogitsPlan:
         """Validate a Classify request.
@@ -142,6 +154,21 @@ def _renamed(violations: Sequence[FieldViolation], name: str) -> list[FieldViola
 
 
 @dataclass(frozen=True, slots=True)
+class ExplainedPart:
+    """Part of an input whose logit is explained.
+
+    Attributes:
+        index: Index of the input in the request.
+        range: Start and end of the part in the tokens of the document.
+        num_truncated: Number of tokens that were removed from the document.
+    """
+
+    index: int
+    range: tuple[int, int]
+    num_truncated: int
+
+
+@dataclass(frozen=True, slots=True)
 class ScoredInput:
     """A tokenized pair and the parts of its document to score.
 
@@ -160,6 +187,10 @@ class ScoredInput:
         """Number of tokens of all parts."""
         num_of_documents = sum(end - start for start, end in self.ranges)
         return len(self.ranges) * self.pair.frame.num_tokens + num_of_documents
+
+    def explained(self, index: int, part: int) -> ExplainedPart:
+        """Return a part to explain. `index` is that of the input in the request."""
+        return ExplainedPart(index, self.ranges[part], self.num_tokens_total - self.num_tokens)
 
     @property
     def num_extra_tokens(self) -> int:
@@ -194,13 +225,29 @@ class DocumentEncoder:
             for index, pair in zip(indices, pairs, strict=True)
         ]
 
+    def describe(
+        self, request: ScoreRequest, part: ExplainedPart, prompt: str
+    ) -> tuple[EncodedInput, Tokens]:
+        """Return a scored part of an input, and its tokens.
+
+        Raises:
+            InvalidFieldsError: The text cannot be tokenized.
+        """
+        query, document = _texts(request, part.index, prompt="")
+        try:
+            encoded, tokens = self._pair_encoder.describe(query, document, prompt, part.range)
+        except UntokenizableError as error:
+            field = document_field(request, part.index)
+            raise InvalidFieldsError([FieldViolation(field, str(error), part.index)]) from None
+        return replace(encoded, num_tokens_total=encoded.num_tokens + part.num_truncated), tokens
+
     def _encode_pairs(self, request: ScoreRequest, indices: Sequence[int], prompt: str) -> list[EncodedPair]:
         try:
             return self._pair_encoder.encode([_texts(request, index, prompt) for index in indices])
         except UntokenizableError as error:
             if len(indices) > 1 and not error.is_growth:  # find the text that fails
                 return [pair for index in indices for pair in self._encode_pairs(request, [index], prompt)]
-            field = _document_field(request, indices[0])
+            field = document_field(request, indices[0])
             raise InvalidFieldsError([FieldViolation(field, str(error), indices[0])]) from None
 
     def _cut(self, request: ScoreRequest, index: int, pair: EncodedPair, *, has_prompt: bool) -> ScoredInput:
@@ -228,7 +275,7 @@ class DocumentEncoder:
                 return ScoredInput(pair, ranges, len(ranges) * pair.frame.num_tokens + count)
             case LongDocuments.REJECT:
                 raise InputTooLongError(
-                    _document_field(request, index),
+                    document_field(request, index),
                     count,
                     limit,
                     input_index=index,
@@ -243,7 +290,8 @@ def _texts(request: ScoreRequest, index: int, prompt: str) -> tuple[str, str]:
     return prompt + (request.query or ""), given.text or ""
 
 
-def _document_field(request: ScoreRequest, index: int) -> str:
+def document_field(request: ScoreRequest, index: int) -> str:
+    """Return the path of a document in the request."""
     return f"documents[{index}]" if request.query is not None else f"pairs[{index}].second"
 
 
@@ -272,19 +320,6 @@ def logits_of(results: Sequence[ItemResult]) -> FloatArray:
     return np.stack([result.arrays[0] for result in results])
 
 
-def check_logits(logits: FloatArray, fields: Sequence[str]) -> None:
-    """Check that all logits (N, C) are finite.
-
-    Raises:
-        InvalidFieldsError: A logit is NaN or infinite.
-    """
-    is_finite = np.isfinite(logits).all(axis=1)
-    if not is_finite.all():
-        row = int(is_finite.argmin())
-        problem = "has a logit that is not finite: remove it, or serve the model with --precision fp32"
-        raise InvalidFieldsError([FieldViolation(fields[row], problem)])
-
-
 def scores(
     request: ScoreRequest,
     plan: LogitsPlan,
@@ -308,7 +343,7 @@ def scores(
     best = list(_best_parts(logits[:, 0], starts, num_parts))
     fields = [""] * len(num_parts)
     for index in reversed(range(len(rows))):
-        fields[rows[index]] = _document_field(request, index)
+        fields[rows[index]] = document_field(request, index)
     chosen = logits[np.add(starts, best)]  # (N, 1)
     check_logits(chosen, fields)
     activated = scores_of(chosen, plan.activation)[:, 0].tolist()

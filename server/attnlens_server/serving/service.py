@@ -7,7 +7,7 @@ validation of large requests, tokenization, and the last steps of results.
 
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from enum import Enum
@@ -21,7 +21,7 @@ from attnlens.classifiers import scores_of
 from attnlens.costs import input_matrix_cost, masked_runs_cost, sweeps_cost
 from attnlens.embedding_types import quantize
 from attnlens.explanations import ExplainLevel, ExplainMethod, Float64Array, PairMatrix
-from attnlens.pooling import finish
+from attnlens.pooling import FloatArray, finish
 from attnlens_server import errors
 from attnlens_server.bundle import Bundle, Model
 from attnlens_server.config import ServerConfig
@@ -41,6 +41,7 @@ from attnlens_server.serving.costs import (
 from attnlens_server.serving.execution import ItemRunner, Workers
 from attnlens_server.serving.explanations import (
     Call,
+    Clock,
     GraphResults,
     Runs,
     Text,
@@ -84,6 +85,7 @@ from attnlens_server.serving.results import (
     Timings,
     TokenizedText,
     check_finite,
+    check_logits,
     check_range,
     timings,
     usage,
@@ -92,8 +94,8 @@ from attnlens_server.serving.scoring import (
     ClassifierValidator,
     DocumentEncoder,
     ScoredInput,
-    check_logits,
     distinct,
+    document_field,
     logits_of,
     scores,
 )
@@ -193,7 +195,9 @@ class ModelService:
             has_dense=bool(bundle.dense),
         )
         can_score = model.classifier is not None and model.classifier.is_reranker and self.takes_pairs
-        self._classifiers = ClassifierValidator(model, self._validator.inputs, can_score=can_score)
+        self._classifiers = ClassifierValidator(
+            model, self._validator.inputs, self._explanations, can_score=can_score
+        )
         self._documents = (
             DocumentEncoder(PairEncoder(text_encoder), max_tokens) if can_score and text_encoder else None
         )
@@ -281,9 +285,10 @@ class ModelService:
         """
         plan = await self._validate(request, self._classifiers.score)
         firsts, rows = distinct(request.inputs)
-        slots = Slots(self.admission)
+        num_explained = min(request.top_n or len(firsts), len(firsts)) if plan.explanation else 0
+        slots, clock = Slots(self.admission), Clock()
         try:
-            slots.acquire({"logits": len(firsts)})
+            slots.acquire({"logits": len(firsts), "contributions": num_explained})
             result_bytes = len(rows) * self._sizes.costs.text_bytes
             self._sizes.check("the response", result_bytes, "send fewer texts")
             budget.memory.grow(
@@ -293,18 +298,26 @@ class ModelService:
             inputs = await self._scored_inputs(request, plan, firsts, budget)
             num_parts = [len(scored.ranges) for scored in inputs]
             slots.acquire({"logits": sum(num_parts) - len(firsts)})
-            items = await self.workers.run_if(
-                request.size > MAX_INLINE_TOKENIZATION, self._score_items, inputs, budget
-            )
             tokenize_s = time.monotonic() - started
-            results = await self._runner.run(items, "logits")
+            call = Call(plan.explanation, budget.deadline, slots, clock) if plan.explanation else None
+            explained: dict[int, Explanation] = {}
+            explain = partial(self._explained_parts, request, firsts, inputs, budget)
+            if call and num_explained == sum(num_parts) and self._runs.is_fp32:
+                # The contributions graph computes the same logits.
+                explained = await explain(dict.fromkeys(range(len(inputs)), 0), call)
+                logits = np.array([[each.target_value] for each in explained.values()], np.float32)
+            else:
+                logits = await self._part_logits(request, inputs, budget, clock)
+            found = scores(request, plan, rows, num_parts, logits)
+            if call and not explained:
+                explained = await explain({rows[each.index]: each.part for each in found}, call)
         finally:
             slots.release()
         return ScoreResult(
-            scores(request, plan, rows, num_parts, logits_of(results)),
+            [replace(each, explanation=explained.get(rows[each.index])) for each in found],
             plan.activation,
             [inputs[row].usage for row in rows],
-            budget.metrics.add(timings(tokenize_s, results)),
+            budget.metrics.add(Timings(tokenize_s, clock.queue_s, clock.compute_s)),
         )
 
     async def classify(self, request: ClassifyRequest, budget: Budget) -> ClassifyResult:
@@ -629,12 +642,8 @@ class ModelService:
 
         def reserve(texts: list[Described]) -> None:
             nonlocal message_bytes
-            added = sum(self._costs.message_bytes(tokens, plan) for _, tokens in texts)
-            message_bytes += added
             budget.metrics.num_tokens += sum(text.encoded.num_tokens for text, _ in texts)
-            memory_bytes = sum(self._costs.memory_bytes(tokens, plan) for _, tokens in texts)
-            self._sizes.check("the response", message_bytes, "send fewer or shorter texts")
-            budget.memory.grow(memory_bytes + self._sizes.costs.serialization_copies * added)
+            message_bytes += self._reserve_explanations(texts, message_bytes, plan, budget)
 
         tokenize = partial(
             self._describe_texts,
@@ -665,6 +674,26 @@ class ModelService:
         return [text for text, _ in described]
 
     # --- Limits -----------------------------------------------------------------------------------
+
+    def _reserve_explanations(
+        self, texts: Sequence[Described], message_bytes: int, plan: ExplanationPlan, budget: Budget
+    ) -> int:
+        """Reserve memory for the explanations of some texts, and return their size in the message.
+
+        Args:
+            texts: Texts.
+            message_bytes: Size of the explanations that are already in the message.
+            plan: Plan of the call.
+            budget: Resources of the call.
+
+        Raises:
+            ResponseTooLargeError: The response would exceed the limit.
+        """
+        added = sum(self._costs.message_bytes(tokens, plan) for _, tokens in texts)
+        self._sizes.check("the response", message_bytes + added, "send fewer or shorter texts")
+        memory_bytes = sum(self._costs.memory_bytes(tokens, plan) for _, tokens in texts)
+        budget.memory.grow(memory_bytes + self._sizes.costs.serialization_copies * added)
+        return added
 
     @contextmanager
     def _explanation_slots(self, plan: ExplanationPlan, num_texts: int, num_vectors: int) -> Iterator[Slots]:
@@ -736,6 +765,59 @@ class ModelService:
             for scored in inputs
             for ids, types in (scored.pair.arrays(*part) for part in scored.ranges)
         ]
+
+    async def _part_logits(
+        self, request: ScoreRequest, inputs: Sequence[ScoredInput], budget: Budget, clock: Clock
+    ) -> FloatArray:
+        """Return the logits (P, 1) of all parts of all documents."""
+        items = await self.workers.run_if(
+            request.size > MAX_INLINE_TOKENIZATION, self._score_items, inputs, budget
+        )
+        results = await self._runner.run(items, "logits")
+        clock.add(results)
+        return logits_of(results)
+
+    async def _explained_parts(
+        self,
+        request: ScoreRequest,
+        indices: Sequence[int],
+        inputs: Sequence[ScoredInput],
+        budget: Budget,
+        chosen: Mapping[int, int],
+        call: Call,
+    ) -> dict[int, Explanation]:
+        """Return the explanations of one part of some inputs, by the place of the input.
+
+        Args:
+            request: Request.
+            indices: Index of each input in the request.
+            inputs: Tokenized inputs.
+            budget: Resources of the call.
+            chosen: Part to explain, by the place of its input in `inputs`.
+            call: Call with the plan of the explanations.
+
+        Raises:
+            ResponseTooLargeError: The response would exceed the limit.
+        """
+        plan, encoder, message_bytes = call.plan, self._documents, 0
+        assert encoder is not None  # noqa: S101 - the validation rejects the request
+        parts = [inputs[row].explained(indices[row], part) for row, part in chosen.items()]
+
+        def describe(portion: range) -> list[Described]:
+            return [
+                self._explained_text(*encoder.describe(request, parts[number], plan.prompt), plan)
+                for number in portion
+            ]
+
+        def reserve(texts: list[Described]) -> None:
+            nonlocal message_bytes
+            message_bytes += self._reserve_explanations(texts, message_bytes, plan, budget)
+
+        described = await self._in_portions([request.inputs[part.index] for part in parts], describe, reserve)
+        found = await self._run_graphs(described, [plan.direction] * len(described), call)
+        fields = [document_field(request, part.index) for part in parts]
+        explained = await self.workers.run(_explained, found, fields, plan, self._model)
+        return dict(zip(chosen, explained, strict=True))
 
     async def _direction(
         self, targets: Sequence[Text], fields: Sequence[str], call: Call
@@ -845,12 +927,12 @@ class ModelService:
             )
         except (errors.InputTooLongError, errors.InvalidFieldsError) as error:
             raise (rename_error(error, fields) if fields else error) from None
-        described = []
-        for text in encoded:
-            tokens = self._encoder.describe(text)
-            is_removable = tuple(source is not TokenSource.SPECIAL for source in tokens.sources)
-            described.append((Text(text.without_record(), weights_of(text, plan), is_removable), tokens))
-        return described
+        return [self._explained_text(text, self._encoder.describe(text), plan) for text in encoded]
+
+    @staticmethod
+    def _explained_text(encoded: EncodedInput, tokens: Tokens, plan: ExplanationPlan) -> Described:
+        is_removable = tuple(source is not TokenSource.SPECIAL for source in tokens.sources)
+        return Text(encoded.without_record(), weights_of(encoded, plan), is_removable), tokens
 
     def _stream_tokens(self, request: EncodeRequest, plan: EncodePlan, index: int) -> Tokens:
         """Return the tokens of a text of a stream. They are large, so they are only created when sent."""

@@ -14,7 +14,7 @@ from attnlens.explanations import ExplainLevel, ExplainMethod, Float64Array, Pai
 from attnlens.patterns import Band
 from attnlens.pooling import FloatArray, Pooling
 from attnlens.reductions import MAX_ROWS, AttentionReduction, SqrtUint8, resolve_rows
-from attnlens_server.bundle import Kind, Layout, Model, Output, OutputRole, RowSum
+from attnlens_server.bundle import Classifier, Kind, Layout, Model, Output, OutputRole, RowSum
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import (
     MAX_MESSAGE_BYTES,
@@ -35,9 +35,12 @@ from attnlens_server.serving.requests import (
     ExplainRequest,
     ExplanationPlan,
     ExplanationRequest,
+    Label,
+    LabelTarget,
     Prompt,
     QueryPlan,
     Request,
+    ScoreRequest,
     TokenizeRequest,
     result_layout,
 )
@@ -567,7 +570,7 @@ class ExplanationValidator:
         has_dense: bool,
     ) -> None:
         self._model = model
-        self._is_enabled = config.explain and model.classifier is None
+        self._is_enabled = config.explain
         self._inputs = inputs
         self._has_dense = has_dense
         self._has_contributions = has_contributions
@@ -581,12 +584,13 @@ class ExplanationValidator:
             ExplainMethod.LEAVE_ONE_OUT: True,
             ExplainMethod.ROLLOUT: all(has_weights),
             ExplainMethod.RECEIVED_ATTENTION: has_weights[-1],
-            ExplainMethod.CONTRIBUTION_NORM: has_contributions,
+            ExplainMethod.CONTRIBUTION_NORM: has_contributions and model.classifier is None,
         }
+        has_embeddings = model.classifier is None
         matrices = {
-            PairMatrix.OUTPUT: not has_dense,
-            PairMatrix.INTERACTION: True,
-            PairMatrix.INPUT: has_contributions,
+            PairMatrix.OUTPUT: has_embeddings and not has_dense,
+            PairMatrix.INTERACTION: has_embeddings,
+            PairMatrix.INPUT: has_embeddings and has_contributions,
         }
         self.methods = tuple(
             each for each, is_supported in methods.items() if is_supported and self._is_enabled
@@ -603,8 +607,13 @@ class ExplanationValidator:
             NotSupportedError: Explanations are disabled, or the model does not support a method.
         """
         self._check_enabled()
+        if self._model.classifier is not None:
+            return self._explain_logit(request, self._model.classifier)
         prompt, violations = self._inputs.validate(request)
         target_prompt = ""
+        if request.target.label is not None:
+            problem = f"is set, but {self._model.name!r} is not a classifier: omit it"
+            violations.append(FieldViolation("label", problem))
         if texts := request.target.inputs:
             target = Request(inputs=tuple(texts.values()), prompt=request.target_prompt)
             target_prompt, found = self._inputs.validate(target)
@@ -621,6 +630,49 @@ class ExplanationValidator:
             raise InvalidFieldsError(violations)
         return self._plan(request, prompt, target_prompt, direction=direction)
 
+    def _explain_logit(self, request: ExplainRequest, classifier: Classifier) -> ExplanationPlan:
+        """Validate an Explain request for a classifier.
+
+        Raises:
+            InvalidFieldsError, NotSupportedError: See `explain`.
+        """
+        prompt, violations = self._inputs.validate(request)
+        target = request.target
+        not_of_classifiers = {
+            "pooling": request.pooling is not None,
+            "dimensions": bool(request.dimensions),
+            "own_embedding": target.own_embedding,
+            "direction": target.direction is not None,
+            "to": target.to is not None,
+            "contrast": target.contrast is not None,
+            "target_prompt": request.target_prompt is not None,
+        }
+        problem = f"is set, but {self._model.name!r} is a classifier without embeddings: omit it"
+        misplaced = [FieldViolation(field, problem) for field, is_set in not_of_classifiers.items() if is_set]
+        violations += [*misplaced, *self._check_common(request)]
+        direction, found = _label_direction(target.label or LabelTarget(), classifier)
+        if target.label or not misplaced:
+            violations += found
+        if violations:
+            raise InvalidFieldsError(violations)
+        return self._plan(request, prompt, "", direction=direction)
+
+    def score(self, request: ScoreRequest, prompt: str) -> ExplanationPlan | None:
+        """Return the plan of the explanations that a Score request asks for, or None.
+
+        Args:
+            request: Request to a reranker.
+            prompt: Text of its prompt.
+
+        Raises:
+            NotSupportedError: Explanations are disabled, or the bundle has no contributions graph.
+        """
+        if request.explanation_level is None:
+            return None
+        self._check_enabled()
+        explained = ExplainRequest(inputs=request.inputs, level=request.explanation_level)
+        return self._plan(explained, prompt, "", direction=np.ones(1))
+
     def compare(self, request: CompareRequest) -> ExplanationPlan:
         """Validate a Compare request.
 
@@ -630,6 +682,11 @@ class ExplanationValidator:
                 matrix.
         """
         self._check_enabled()
+        if self._model.classifier is not None:
+            raise NotSupportedError(
+                f"the model {self._model.name!r} is a classifier, and Compare needs embeddings: use Explain "
+                "with a pair of texts"
+            )
         violations: list[FieldViolation] = []
         prompts = []
         first = Request(inputs=request.inputs, prompt=request.prompt, violations=request.violations)
@@ -663,6 +720,7 @@ class ExplanationValidator:
         matrix: PairMatrix | None = None,
     ) -> ExplanationPlan:
         methods = tuple(request.methods) or (ExplainMethod.CONTRIBUTIONS,)
+        is_logit = self._model.classifier is not None
         for method in methods:
             if method not in self.methods:
                 raise NotSupportedError(f"{_name(method)} is not supported: {self._unavailability(method)}")
@@ -671,31 +729,33 @@ class ExplanationValidator:
             other_prompt=other_prompt,
             truncate=request.truncate,
             pooling=request.pooling or self._model.pooling,
-            dimensions=request.dimensions or self._model.embedding_size,
+            dimensions=self._model.max_dimensions
+            if is_logit
+            else request.dimensions or self._model.embedding_size,
             methods=methods,
             level=request.level,
             head_contributions=request.head_contributions,
             direction=direction,
             matrix=matrix,
+            is_logit=is_logit,
         )
 
     def _check_enabled(self) -> None:
-        if self._model.classifier is not None:
-            raise NotSupportedError(
-                f"the model {self._model.name!r} has no embeddings to explain: use Score or Classify"
-            )
         if not self._is_enabled:
-            raise NotSupportedError("Explain and Compare are disabled: start the server without --no-explain")
+            raise NotSupportedError("explanations are disabled: start the server without --no-explain")
 
     def _unavailability(self, method: ExplainMethod) -> str:
         """Return the reason why a method is not supported, and the remedy."""
         usable = ", ".join(_name(each) for each in self.methods)
+        if method is ExplainMethod.CONTRIBUTION_NORM and self._model.classifier is not None:
+            return f"it scores parts of embeddings, which classifiers lack: use {usable}"
         if method in (ExplainMethod.CONTRIBUTIONS, ExplainMethod.CONTRIBUTION_NORM):
             return f"{_NO_CONTRIBUTIONS}: export the model again, or use {usable}"
         return f"{_UNAVAILABLE[method]}: use {usable}"
 
     def _check_common(self, request: ExplanationRequest) -> Iterator[FieldViolation]:
-        yield from _check_dimensions(request.dimensions, self._model)
+        if self._model.classifier is None:
+            yield from _check_dimensions(request.dimensions, self._model)
         for number, method in enumerate(request.methods):
             field = f"methods[{number}]"
             if method in request.methods[:number]:
@@ -714,11 +774,53 @@ class ExplanationValidator:
 
     def _nonlinearity(self, request: ExplanationRequest) -> str:
         """Return why embeddings are not weighted sums of token vectors, or "" if they are."""
+        if self._model.classifier is not None:
+            return "logits are not sums of token vectors"
         if self._has_dense:
             return "embeddings of models with dense layers are not sums of token vectors"
         if (request.pooling or self._model.pooling) is Pooling.MAX:
             return "the maximum is not a sum of token vectors"
         return ""
+
+
+def _label_direction(
+    target: LabelTarget, classifier: Classifier
+) -> tuple[Float64Array, list[FieldViolation]]:
+    """Return the factors of the logits (C,) in a target, and violations."""
+    given = {"label": target.label or (Label(index=0) if classifier.is_reranker else Label())}
+    if target.rather_than is not None:
+        given["rather_than"] = target.rather_than
+    direction, violations = np.zeros(len(classifier.labels)), []
+    for (field, label), factor in zip(given.items(), (1.0, -1.0), strict=False):
+        index = _label_index(label, classifier.labels)
+        if isinstance(index, str):
+            violations.append(FieldViolation(f"label.{field}", index))
+        elif direction[index]:
+            problem = f"is {classifier.labels[index]!r}, as label.label: use another label, or omit it"
+            violations.append(FieldViolation(f"label.{field}", problem))
+        else:
+            direction[index] = factor
+    return direction, violations
+
+
+def _label_index(label: Label, labels: Sequence[str]) -> int | str:
+    """Return the index of a label, or what is wrong."""
+    if label.index is not None:
+        if 0 <= label.index < len(labels):
+            return label.index
+        return f"is {label.index}: use 0 to {len(labels) - 1}"
+    known = ", ".join(map(repr, labels[:MAX_NAMES]))
+    known += f" and {len(labels) - MAX_NAMES} more" if len(labels) > MAX_NAMES else ""
+    if label.name is None:
+        return f"is not set: use one of {known}"
+    name = repr(label.name[:MAX_NAME_CHARS])
+    match labels.count(label.name):
+        case 0:
+            return f"is {name}: use one of {known}"
+        case 1:
+            return labels.index(label.name)
+        case count:
+            return f"is {name}, the name of {count} labels: use its index"
 
 
 def _name(method: ExplainMethod) -> str:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import tokenizers
 
 from attnlens_server.text.tokenizer import TextEncoder, UntokenizableError
+from attnlens_server.text.tokens import EncodedInput, Tokens
 
 Ids = npt.NDArray[np.int64]
 
@@ -106,6 +107,34 @@ class PairEncoder:
             EncodedPair(frames[query], np.asarray(ids, np.int64))
             for (query, _), ids in zip(pairs, encoded[len(queries) :], strict=True)
         ]
+
+    def describe(
+        self, query: str, document: str, prompt: str, part: tuple[int, int]
+    ) -> tuple[EncodedInput, Tokens]:
+        """Return the input with a part of the document, and its tokens.
+
+        Args:
+            query: Query without the prompt.
+            document: Whole document.
+            prompt: Prompt that precedes the query.
+            part: Start and end of the part in the tokens of the document.
+
+        Raises:
+            UntokenizableError: See `encode`.
+        """
+        [whole] = self._text_encoder.encode(
+            [(query, document)], prompt=prompt, with_record=True, truncate=False
+        )
+        assert whole.record is not None  # noqa: S101 - requested
+        sources = whole.record.encoding.sequence_ids
+        of_document = [row for row, source in enumerate(sources) if source == 1]
+        removed = {*of_document[: part[0]], *of_document[part[1] :]}
+        rows = [row for row in range(whole.num_tokens) if row not in removed]
+        types = whole.token_type_ids
+        encoded = EncodedInput(
+            whole.input_ids[rows], len(rows), token_type_ids=None if types is None else types[rows]
+        )
+        return encoded, self._text_encoder.describe(whole).select(rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,17 @@ class Tokens:
     bytes: Sequence[Span]
     words: Sequence[int | None]
 
+    def select(self, rows: Sequence[int]) -> "Tokens":
+        """Return the tokens with the given indices."""
+        return Tokens(
+            [self.ids[row] for row in rows],
+            [self.texts[row] for row in rows],
+            [self.sources[row] for row in rows],
+            [self.chars[row] for row in rows],
+            [self.bytes[row] for row in rows],
+            [self.words[row] for row in rows],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Record:

@@ -162,7 +162,7 @@ def test_input_matrix_is_shown_with_its_baselines(ask: Run) -> None:
 
 
 REFUSED = {
-    "rather-than alone": (("explain", "a", "--rather-than", "b"), "--rather-than needs --to", 2),
+    "rather-than alone": (("explain", "a", "--rather-than", "b"), "--rather-than needs --to or --label", 2),
     "two prompts": (("explain", "a", "--prompt", "b", "--prompt-name", "c"), "give either --prompt-name", 2),
     "json of some": (("explain", "a", "--json", "--top", "3"), "--json prints all scores", 2),
     "heads": (("explain", "a", "--head-contributions"), "--head-contributions needs --json", 2),

@@ -99,7 +99,7 @@ class Weights:
     def __init__(self, weights: list[float]) -> None:
         self.weights = np.array(weights)
 
-    def embed(self, _ids: object, left_out: list[tuple[int, ...]]) -> np.ndarray:
+    def embed(self, _ids: object, left_out: list[tuple[int, ...]], _types: object) -> np.ndarray:
         moved = np.array([self.weights[list(tokens)].sum() for tokens in left_out])
         return np.stack([1 - moved, np.zeros(len(moved))], axis=1)
 

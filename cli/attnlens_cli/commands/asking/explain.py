@@ -9,6 +9,8 @@ from attnlens_cli.commands.options import (
     EXPLAIN_METHODS,
     explanation_output_options,
     reading_options,
+    single_input,
+    text_pair_option,
     too_long_explained,
     vector_options,
 )
@@ -31,11 +33,18 @@ _explain, _input, _output = in_section("Explanation"), in_section("Input"), in_s
 Example:
   attnlens explain "The animal didn't cross the street because it was too tired."
   attnlens explain "A man is playing a guitar." --to "Someone plays an instrument." --verify
-  attnlens explain "my query" --to "the hit" --rather-than "the one below it" --words""",
+  attnlens explain "my query" --to "the hit" --rather-than "the one below it" --words
+  attnlens explain "The room was clean." --label positive --rather-than neutral""",
 )
 @click.argument("text", type=TEXT)
+@text_pair_option
 @_explain("--to", type=TEXT, help="Explain the similarity to this text.  [default: the text's own embedding]")
-@_explain("--rather-than", type=TEXT, help="Explain why TEXT is more similar to --to than to this text.")
+@_explain(
+    "--rather-than",
+    type=TEXT,
+    help="Explain why TEXT is more similar to --to than to this text, or more of --label than this.",
+)
+@_explain("--label", type=TEXT, help="Explain the logit of this label of a classifier.")
 @_explain(
     "--method",
     "methods",
@@ -58,8 +67,10 @@ Example:
 @server_options
 def explain(
     text: str,
+    text_pair: str | None,
     to: str | None,
     rather_than: str | None,
+    label: str | None,
     methods: tuple[str, ...],
     words: bool,
     top: int | None,
@@ -70,14 +81,20 @@ def explain(
     target_prompt_name: str | None,
     **options: Any,  # noqa: ANN401 - arguments of the client's method
 ) -> None:
-    """Show the contribution of each token of TEXT to its embedding, or to its similarity with another text.
+    """Show the contribution of each token of TEXT to its embedding, to a similarity, or to a logit.
 
     With the method `contributions`, the scores and the baseline add up to the target: 1 for the text's own
-    embedding, the cosine with another text, or the difference of two cosines with --rather-than.
+    embedding, the cosine with another text, or the difference of two cosines with --rather-than. For a
+    reranker, it is the logit of TEXT with --text-pair; for a classifier, the logit of --label.
     """
-    for name, value in (("--rather-than", rather_than), ("--target-prompt-name", target_prompt_name)):
-        if value is not None and to is None:
-            raise click.UsageError(f"{name} needs --to")
+    if rather_than is not None and to is None and label is None:
+        raise click.UsageError("--rather-than needs --to or --label")
+    if target_prompt_name is not None and to is None:
+        raise click.UsageError("--target-prompt-name needs --to")
+    if label is not None and to is not None:
+        raise click.UsageError("--label and --to exclude each other")
+    if html is not None and text_pair is not None:
+        raise click.UsageError("--html shows single texts: omit --text-pair")
     if options["head_contributions"] and not as_json:
         raise click.UsageError("--head-contributions needs --json")
     if as_json and top is not None:
@@ -85,15 +102,20 @@ def explain(
     path = None if html is None else checked_path(html, "--html", PAGE_SUFFIXES)
     selected = _methods(methods, verify=verify)
     options |= {"methods": selected, "level": "words" if words else "tokens"}
-    options |= {"to": to, "rather_than": rather_than, "target_prompt_name": target_prompt_name}
-    explanation, page = _fetch(text, server, options, with_page=path is not None)
+    options |= {
+        "to": to,
+        "rather_than": rather_than,
+        "target_prompt_name": target_prompt_name,
+        "label": label,
+    }
+    explanation, page = _fetch(text, text_pair, server, options, with_page=path is not None)
     if path is not None and page is not None:
         write_page(path, page)
     if as_json:
         from attnlens_cli.show.as_json import explanation_as_json
 
         content = {"model": explanation.model, "model_version": explanation.model_version, "text": text}
-        targets = {"to": to, "rather_than": rather_than}
+        targets = {"text_pair": text_pair, "to": to, "label": label, "rather_than": rather_than}
         content |= {name: value for name, value in targets.items() if value is not None}
         click.echo(printable_json(content | explanation_as_json(explanation, verify=verify)))
         return
@@ -101,8 +123,9 @@ def explain(
     from attnlens_cli.show.explanation import print_caveat, print_scores
 
     console = make_console()
-    console.print(_caption(explanation, to, rather_than), soft_wrap=True)
+    console.print(_caption(explanation, to, rather_than, label), soft_wrap=True)
     texts = {"text": text, "prompt": options["prompt"] or ""}
+    texts |= {} if text_pair is None else {"second_text": text_pair}
     print_scores(console, explanation, texts=texts, top=top, verify=verify)
     print_caveat(
         console, selected[0], "" if verify else "Add --verify to compare with leaving out each word."
@@ -121,7 +144,7 @@ def _methods(methods: tuple[str, ...], *, verify: bool) -> list[str]:
 
 
 def _fetch(
-    text: str, server: ServerOptions, options: dict[str, Any], *, with_page: bool
+    text: str, text_pair: str | None, server: ServerOptions, options: dict[str, Any], *, with_page: bool
 ) -> "tuple[Explanation, Page | None]":
     from attnlens_client import Client
 
@@ -132,7 +155,10 @@ def _fetch(
         "contrast.rather_than": "--rather-than",
     }
     with Client(server.address, **server.client_settings()) as client, too_long_explained(names):
-        [explanation] = client.explain([text], model=server.model, **options)
+        given: str | tuple[str, str] = text
+        if text_pair is not None:
+            given = single_input(text, text_pair, client.get_model(server.model))
+        [explanation] = client.explain([given], model=server.model, **options)
         if not with_page:
             return explanation, None
         from attnlens_client.pages import TextOptions, result_page
@@ -147,19 +173,24 @@ def _fetch(
             prompts=(options["prompt"], None),
             truncate=options["truncate"],
         )
-        target = describe_target(options["to"], options["rather_than"])
+        target = describe_target(options["to"], options["rather_than"], options["label"])
         return explanation, result_page(
             client, model, [text], reading, explanations=[by_token], target=target
         )
 
 
-def _caption(explanation: "Explanation", to: str | None, rather_than: str | None) -> str:
+def _caption(explanation: "Explanation", to: str | None, rather_than: str | None, label: str | None) -> str:
     """Return the model, the number of tokens and the target."""
     value = explanation.target_value
     target = f"the text's own embedding, {value:.4f}"
-    if to is not None:
+    if label is not None:
+        other = "" if rather_than is None else f" minus that of {printable(rather_than)!r}"
+        target = f"logit of {printable(label)!r}{other}, {value:+.4f}"
+    elif explanation.sums_by_source is not None:
+        target = f"logit, {value:+.4f}"
+    elif to is not None:
         target = f"cosine with {printable(to)!r}, {value:.4f}"
-    if rather_than is not None:
+    if rather_than is not None and label is None:
         target = (
             f"cosine with {printable(to or '')!r} minus cosine with {printable(rather_than)!r}, {value:+.4f}"
         )

@@ -13,11 +13,13 @@ from attnlens_cli.frame.server import ServerOptions, server_options
 from attnlens_cli.printable import counted, printable, printable_json
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from attnlens_client import ModelInfo, RankedDocument
 
 _MAX_INT32 = 2**31 - 1
 LONG_DOCUMENTS = ("truncate", "split", "reject")
-RESULT_KEYS = frozenset({"index", "score", "logit", "num_parts", "part"})
+RESULT_KEYS = frozenset({"index", "score", "logit", "num_parts", "part", "explanation"})
 """Keys that `rerank` adds to a JSON line."""
 
 _documents = in_section("Documents")
@@ -27,7 +29,7 @@ _documents = in_section("Documents")
     cls=Command,
     epilog="""\b
 Example:
-  attnlens rerank "Who wrote Emma?" passages.txt --top-n 3
+  attnlens rerank "Who wrote Emma?" passages.txt --top-n 3 --explain
   attnlens rerank "Who wrote Emma?" passages.jsonl --json | jq '.results[0]'""",
 )
 @click.argument("query", type=TEXT)
@@ -49,6 +51,11 @@ Example:
     "--max-tokens-per-document",
     type=click.IntRange(1, _MAX_INT32),
     help="Maximum number of tokens of a document.  [default: limited by the model]",
+)
+@_documents(
+    "--explain",
+    is_flag=True,
+    help="Show the contributions of the words of query and documents to each logit.",
 )
 @json_option
 @server_options
@@ -79,8 +86,18 @@ def rerank(
     if as_json:
         prompt = prompt_text(model, options["prompt_name"], options["prompt"])
         click.echo(printable_json(_as_json(query, ranked, lines, model, prompt)))
+        return
+    from attnlens_cli.show.console import make_console
+
+    console = make_console()
+    summary = f"{printable(model.name)}: {counted(len(documents), 'document')}"
+    console.print(f"{summary}, scores are the {model.activation} of the logits", soft_wrap=True)
+    if options["explain"]:
+        from attnlens_cli.show.ranking import print_ranking
+
+        print_ranking(console, query, ranked)
     else:
-        _print_table(ranked, len(documents), model)
+        _print_table(console, ranked)
 
 
 def _document(line: Line, name: str) -> str:
@@ -106,6 +123,7 @@ def _as_json(
                 "num_parts": result.num_parts,
                 "part": result.part,
                 "text": result.document,
+                **_explained(result),
                 **json.loads("{" + lines[result.index].other_keys + "}"),
             }
             for result in ranked
@@ -113,15 +131,19 @@ def _as_json(
     }
 
 
-def _print_table(ranked: "list[RankedDocument]", num_documents: int, model: "ModelInfo") -> None:
+def _explained(result: "RankedDocument") -> dict[str, Any]:
+    """Return the explanation of a result, if requested."""
+    if result.explanation is None:
+        return {}
+    from attnlens_cli.show.as_json import explanation_as_json
+
+    return {"explanation": explanation_as_json(result.explanation, verify=False)}
+
+
+def _print_table(console: "Console", ranked: "list[RankedDocument]") -> None:
     from rich import box
     from rich.table import Table
 
-    from attnlens_cli.show.console import make_console
-
-    console = make_console()
-    summary = f"{printable(model.name)}: {counted(num_documents, 'document')}"
-    console.print(f"{summary}, scores are the {model.activation} of the logits", soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("rank", "score", "logit"):
         table.add_column(heading, justify="right", no_wrap=True)
