@@ -105,11 +105,13 @@ class LongContext(CheckResult):
     def to_json(self) -> dict[str, Any]:
         """Return every field as a JSON value. Non-finite numbers become None."""
         values: dict[str, Any] = finite(dataclasses.asdict(self))
+        del values["graph"]
         return values
 
     def to_message(self) -> LongContextMessage:
         """Return the manifest entry."""
         values = dataclasses.asdict(self)
+        del values["graph"]
         return LongContextMessage(**{name: value for name, value in values.items() if value is not None})
 
 

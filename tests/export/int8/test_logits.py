@@ -76,7 +76,7 @@ def test_errors_are_relative_to_the_spread_of_all_kinds() -> None:
     both = np.concatenate([logits.per_text for logits in expected.values()])
     spread = np.sqrt(both.var(axis=0).mean())
     errors = draw(4, 2) / 100
-    measured = expected | {"b": Logits(expected["b"].per_text + errors, queries)}
+    measured = expected | {"b": Logits(np.add(expected["b"].per_text, errors, dtype=np.float32), queries)}
     found = scorer.compare(measured, expected)
     assert found.spread == pytest.approx(spread)
     assert (found.kinds["a"].max_error, found.kinds["a"].rank_agreement) == (0, 1)
