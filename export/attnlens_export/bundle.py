@@ -331,14 +331,13 @@ def _describe_pooling(manifest: Manifest) -> Iterator[str]:
 def _describe_classifier(manifest: Manifest) -> str:
     classifier = manifest.classifier
     activation = Activation.Name(classifier.activation).removeprefix("ACTIVATION_").lower()
+    scores = "logits" if activation == "identity" else f"the {activation} of the logits"
     if len(classifier.labels) == 1:
-        return f"reranker: one logit for a pair of texts; scores are its {activation}"
+        return f"reranker: one logit for a pair of texts; scores are {scores}"
     labels = ", ".join(classifier.labels[:_MAX_LABELS]) + (
         ", ..." if len(classifier.labels) > _MAX_LABELS else ""
     )
-    return (
-        f"classifier: {len(classifier.labels)} labels ({labels}); scores are the {activation} of the logits"
-    )
+    return f"classifier: {len(classifier.labels)} labels ({labels}); scores are {scores}"
 
 
 def _describe_dense(layer: Dense) -> str:
@@ -399,9 +398,9 @@ def _from_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
         classifier, head = read_head(directory, layout, checkpoint.config.vector_size), None
     elif head and not options.without_head:
         raise SourceError(
-            f"{head.describe()}. A bundle contains only the encoder, whose token vectors were not trained to "
-            "be pooled: export an embedding model, or add --without-head and a --pooling to use the token "
-            "vectors and attention weights of this encoder"
+            f"{head.describe()}. Bundles do not support its head, and its token vectors were not trained to "
+            f"be pooled: {head.remedy}, or add --without-head and a --pooling to use the token vectors and "
+            "attention weights of this encoder"
         )
     if head is None:
         if classifier is None:
@@ -422,7 +421,11 @@ def _from_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
         directory,
         checkpoint.source,
         options.name or checkpoint.source.rpartition("/")[2],
-        tuple(name for name in checkpoint.unused_tensors if not (layout and is_part(layout, name))),
+        tuple(
+            name
+            for name in checkpoint.unused_tensors
+            if classifier is None or layout is None or not is_part(layout, name)
+        ),
         checkpoint.commit,
         head,
         tuple(warnings),

@@ -55,9 +55,7 @@ def check_claims(directory: Path, manifest: Manifest, config: EncoderConfig) -> 
     stated = json.loads(path.read_text(encoding="utf-8"))
     try:
         facts = _as_dict(describe_facts(directory, config))
-        # Only classifiers have the field `classifier`.
-        derived = {name: facts[name] for name in _DERIVED if name in facts}
-        return tuple(_compare(stated, _as_dict(manifest), derived))
+        return tuple(_compare(stated, _as_dict(manifest), {name: facts.get(name) for name in _DERIVED}))
     except _ContradictionError as error:
         raise BundleError(f"{path}: {error}: export the bundle again") from error
 

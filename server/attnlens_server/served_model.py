@@ -2,7 +2,7 @@
 
 import logging
 
-from attnlens_server.bundle import Model, open_bundle
+from attnlens_server.bundle import Bundle, Model, open_bundle
 from attnlens_server.bundle.engine_checks import require_engine_check
 from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine import Engine
@@ -83,15 +83,15 @@ class ServedModel:
         )
         self.methods = EncoderService(
             self.service,
-            Responses(
-                self.model.name,
-                self.model.version,
-                runtime.name,
-                self.bundle.precision,
-                is_classifier=self.model.classifier is not None,
-            ),
+            _responses(self.bundle, runtime.name),
             ModelDescriber(self.bundle, config, self.engine, self.service, engine_check),
         )
+
+
+def _responses(bundle: Bundle, engine: str) -> Responses:
+    model = bundle.model
+    is_classifier = model.classifier is not None
+    return Responses(model.name, model.version, engine, bundle.precision, is_classifier=is_classifier)
 
 
 def _check_default_prompt(text_encoder: TextEncoder, model: Model, config: ServerConfig) -> None:

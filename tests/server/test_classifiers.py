@@ -375,6 +375,8 @@ def test_server_answers_over_grpc_and_http_and_to_commands(
         assert conforms("classify", capsys.readouterr().out)["labels"][0]["label"] == "LABEL_0"
         assert run(["info", "--json", "--address", server.address]) == 0
         assert conforms("info", capsys.readouterr().out)["labels"] == ["LABEL_0"]
+        assert run(["encode", "the man", "--address", server.address]) == 0
+        assert "embedding" not in conforms("encode", capsys.readouterr().out)
         assert run(["info", "--address", server.address]) == 0
         assert "reranker, scores are the sigmoid" in capsys.readouterr().out
 

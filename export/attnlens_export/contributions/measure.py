@@ -3,8 +3,9 @@
 Each text of a batch tests another combination: mean or maximum pooling, a random direction or the text's own
 embedding, all embedding components or half of them.
 
-The embedding of a classifier consists of its logits, which can be near 0 while contributions cancel. Its
-errors are therefore relative to the sum of |parts|, and to max(1, |p|) instead of |p|.
+The embedding of a classifier consists of its logits, which can be near 0 while contributions cancel, or the
+products that the last layer adds up. Its errors are therefore relative to the larger sum of absolute values,
+and to max(1, |p|) instead of |p|.
 
 Shapes: B texts in a batch, T tokens, D hidden size, E embedding size, L layers, H heads.
 """
@@ -68,6 +69,7 @@ from attnlens_model import Encoder, EncoderConfig
 LIMIT = 1e-5
 SEED = 20_261_122
 HEADS_TOKENS = 16
+_MIN_LENGTH = 8.0
 
 Float64Array = npt.NDArray[np.float64]
 Feed = dict[str, npt.NDArray[np.generic]]
@@ -81,7 +83,7 @@ class Completeness(FigureSet):
     Attributes:
         case: Input shape.
         incompleteness: |sum of scores + baseline - d · p / |p|| / |d|. For a classifier, divided by the sum
-            of |scores| and |baseline| if it is larger than |d|.
+            of |scores| and |baseline|, or by that of the products of its last layer, if it is larger.
         max_batch_difference: Maximum difference between a score of the shortest text in the batch and of the
             same text alone, divided by the same.
         embedding_error: |p - q| / |q|, where q is computed from the token vectors of the embeddings graph.
@@ -455,9 +457,13 @@ def measure_case(
     units = vectors / np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)[:, None]
     kept = np.arange(size) < feed[NUM_DIMENSIONS].astype(np.int64)[:, None]
     directions = (feed[DIRECTION] + feed[TOWARDS_ITSELF].astype(np.float64)[:, None] * units) * kept
-    norms = np.maximum(np.linalg.norm(directions, axis=1), 1e-12)
+    lengths = np.linalg.norm(directions, axis=1)
+    norms = np.maximum(lengths, 1e-12)
     if is_classifier:
         norms = np.maximum(norms, _sums_of_parts(outputs))
+        for row in rows:
+            scale = lengths[row] / max(float(np.linalg.norm(vectors[row])), 1e-12)
+            norms[row] = max(norms[row], scale * _sum_of_products(feed, int(row), hidden[row], dense))
     totals = scores.sum(axis=1) + outputs[BASELINE]
     errors = np.abs(totals - (directions * units).sum(axis=1)) / norms
     expected = [_embed(feed, int(row), hidden[row], dense, kept[row]) for row in rows]
@@ -493,7 +499,8 @@ def make_feed(inputs: Inputs, config: EncoderConfig, size: int) -> Feed:
         POOLING_WEIGHTS: live / np.maximum(live.sum(axis=1, keepdims=True), 1),
         TAKES_MAXIMUM: (rows % 2).astype(np.float32),
         DIRECTION: generator.standard_normal((count, size)).astype(np.float32),
-        TOWARDS_ITSELF: (rows % 3 == 0).astype(np.float32) * np.float32(size**0.5),
+        # Longer than the random direction if there are few components, or the two could cancel.
+        TOWARDS_ITSELF: (rows % 3 == 0).astype(np.float32) * np.float32(max(size**0.5, _MIN_LENGTH)),
         NUM_DIMENSIONS: np.where(rows % 4 == 3, (size + 1) // 2, size),  # noqa: PLR2004 - every fourth
         HEAD_GATES: np.ones((count, *(int(axis) for axis in gates)), dtype=np.float32),
     }
@@ -511,6 +518,16 @@ def _embed(
     pooled = pool_weighted(hidden, feed[POOLING_WEIGHTS][row].astype(np.float32), pooling)
     [vector] = finish(pooled[None], dense)
     return np.asarray(vector.astype(np.float64) * kept)
+
+
+def _sum_of_products(
+    feed: Feed, row: int, hidden: npt.NDArray[np.float32], dense: Sequence[DenseLayer]
+) -> float:
+    """Return the largest sum of absolute values that the last layer adds up to a logit."""
+    pooling = Pooling.MAX if feed[TAKES_MAXIMUM][row] else Pooling.MEAN
+    pooled = pool_weighted(hidden, feed[POOLING_WEIGHTS][row].astype(np.float32), pooling)
+    inputs = finish(pooled[None], dense[:-1])
+    return float((np.abs(inputs) @ np.abs(dense[-1].weight).T).max())
 
 
 def _max_batch_difference(

@@ -17,7 +17,7 @@ from attnlens.v1.manifest_pb2 import Activation, Classifier, Dense, Pooling, Poo
 from attnlens_export.errors import SourceError
 from attnlens_export.json_files import read_object, write_json
 from attnlens_export.published.dense import NORM_WEIGHTS, Weights, read_dense, write_dense
-from attnlens_export.published.modules import MODULES_FILE
+from attnlens_export.published.modules import MODULES_FILE, listed_kinds
 from attnlens_export.published.prompts import PROMPTS_FILE
 from attnlens_model.checkpoint.tensor_files import read_tensors
 
@@ -25,6 +25,8 @@ DIRECTORY = "classifier"
 FEATURE = "classifier"
 """Entry of `Manifest.required_features`: without the head, a reader would serve meaningless embeddings."""
 _SUFFIX = "ForSequenceClassification"
+_CROSS_ENCODER = "CrossEncoder"  # `model_type` of sentence-transformers
+_OLDEST_KEY = "sbert_ce_default_activation_function"  # of sentence-transformers before 4.0
 _WITHOUT = "add --without-head and a --pooling to export only the encoder"
 
 
@@ -163,6 +165,11 @@ def read_head(directory: Path, layout: Layout, hidden_size: int) -> Head:
         CheckpointError: The weights can't be read.
     """
     config = read_object(directory / "config.json")
+    if others := listed_kinds(directory)[1:]:
+        raise SourceError(
+            f"the checkpoint has the module {others[0]} after its classification head, which bundles do not "
+            f"support: {_WITHOUT}"
+        )
     tensors = read_tensors(directory)
     defaults = PoolingDefaults(pooling=_choice(config, layout.pooling, _POOLINGS, "pooling"))
     weights, width = [], hidden_size
@@ -210,21 +217,24 @@ def read_labels(config: Mapping[str, Any]) -> list[str]:
 def read_activation(directory: Path, num_labels: int) -> Activation.ValueType:
     """Return the function from logits to scores.
 
-    sentence-transformers has stored it in three places. If it is in none of them, the default is that of
-    sentence-transformers for its own cross-encoders, otherwise that of the pipelines of transformers.
+    sentence-transformers has stored it in three places, of which the newest wins. If it is in none of them,
+    the default is that of sentence-transformers for its own cross-encoders, otherwise that of the pipelines
+    of transformers.
 
     Raises:
         SourceError: The checkpoint names another function.
     """
     config, published = read_object(directory / "config.json"), read_object(directory / PROMPTS_FILE)
-    older = config.get("sentence_transformers")
-    places = (
-        published.get("activation_fn"),
-        older.get("activation_fn") if isinstance(older, dict) else None,
-        config.get("sbert_ce_default_activation_function"),
-    )
-    stated = next((str(name) for name in places if name), None)
-    if stated is not None:
+    is_cross_encoder = published.get("model_type") == _CROSS_ENCODER
+    stated = published.get("activation_fn") if is_cross_encoder else None
+    if not stated:
+        older = config.get("sentence_transformers")
+        oldest = config.get(_OLDEST_KEY)
+        is_cross_encoder = is_cross_encoder or isinstance(older, dict) or oldest is not None
+        # A null in the newer place hides the older one.
+        stated = older["activation_fn"] if isinstance(older, dict) and "activation_fn" in older else oldest
+    if stated:
+        stated = str(stated)
         name = stated.rpartition(".")[2]
         if not stated.startswith("torch.nn.") or name not in SCORE_ACTIVATIONS:
             raise SourceError(
@@ -233,7 +243,7 @@ def read_activation(directory: Path, num_labels: int) -> Activation.ValueType:
             )
         return SCORE_ACTIVATIONS[name]
     problem = config.get("problem_type")
-    if published.get("model_type") == "CrossEncoder":
+    if is_cross_encoder:
         return SCORE_ACTIVATIONS["Sigmoid" if num_labels == 1 else "Identity"]
     if problem == "regression":
         return SCORE_ACTIVATIONS["Identity"]

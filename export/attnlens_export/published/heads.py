@@ -1,7 +1,7 @@
 """Detects checkpoints that were not trained for embeddings: classifiers, rerankers, sparse retrievers.
 
-A bundle contains only the encoder, and embeddings from such a checkpoint may be meaningless, so its export
-must be requested explicitly.
+If bundles do not support the head of a checkpoint, only the encoder can be exported. Its embeddings may be
+meaningless, so this must be requested explicitly.
 """
 
 import re
@@ -16,6 +16,9 @@ from attnlens_export.published.prompts import PROMPTS_FILE
 SPARSE = "a sparse encoder (SPLADE), whose vectors have a weight for each word of the vocabulary"
 LATE_INTERACTION = "a late-interaction encoder (ColBERT), which computes one vector per token"
 CROSS_ENCODER = "a cross-encoder (reranker), which computes a score for a pair of texts"
+GENERATIVE = "a generative reranker, whose score is the difference between the logits of two tokens"
+LISTWISE = "a listwise reranker, in which documents attend to each other"
+CLASSIFIER = "a classifier or a reranker"
 
 # `model_type` of sentence-transformers' own configuration.
 _MODEL_TYPES = {
@@ -24,7 +27,7 @@ _MODEL_TYPES = {
     "SparseEncoder": SPARSE,
 }
 _MODULES = {
-    "LogitScore": CROSS_ENCODER,
+    "LogitScore": GENERATIVE,
     "MLMTransformer": SPARSE,
     "MultiVectorMask": LATE_INTERACTION,
     "SpladePooling": SPARSE,
@@ -33,7 +36,8 @@ _ARCHITECTURES = {
     "ColBERT": LATE_INTERACTION,
     "ForMultipleChoice": "a multiple-choice classifier",
     "ForQuestionAnswering": "a model for question answering",
-    "ForSequenceClassification": "a classifier or a reranker",
+    "ForRanking": LISTWISE,
+    "ForSequenceClassification": CLASSIFIER,
     "ForTokenClassification": "a token classifier, for example for named entities",
 }
 # Excludes heads used only in pretraining, such as ALBERT's `sop_classifier`.
@@ -42,6 +46,11 @@ _TENSORS = re.compile(
 )
 _COLBERT_TENSORS = re.compile(r"^linear\.")
 _MAX_NAMED = 3
+_REMEDIES = {
+    GENERATIVE: "convert it to a ...ForSequenceClassification checkpoint, whose score.weight is the "
+    "difference between the rows of these tokens in lm_head.weight",
+    LISTWISE: "export a reranker that scores one pair at a time",
+}
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,11 @@ class Head:
 
     what: str
     tensors: tuple[str, ...] = ()
+
+    @property
+    def remedy(self) -> str:
+        """What to export instead."""
+        return _REMEDIES.get(self.what, "export an embedding model, a classifier or a reranker")
 
     def describe(self) -> str:
         """Return a description of the checkpoint and its head."""
@@ -76,7 +90,7 @@ def find_head(directory: Path, unused_tensors: Iterable[str]) -> Head | None:
     """
     kinds = listed_kinds(directory)
     stated = _MODEL_TYPES.get(str(read_object(directory / PROMPTS_FILE).get("model_type")))
-    what = stated or next((what for kind in kinds if (what := _module(kind))), None)
+    what = next((what for kind in kinds if (what := _module(kind))), None) or stated
     if what is None and "Pooling" in kinds:
         return None  # a Pooling module means the checkpoint is for embeddings
     names = tuple(unused_tensors)
@@ -84,7 +98,7 @@ def find_head(directory: Path, unused_tensors: Iterable[str]) -> Head | None:
     tensors = tuple(name for name in names if _TENSORS.match(name))
     if architecture == LATE_INTERACTION:
         tensors += tuple(name for name in names if _COLBERT_TENSORS.match(name))
-    if what is None and tensors:
+    if what is None and (tensors or architecture in (CLASSIFIER, LISTWISE)):
         what = architecture or "a model for a different task"
     return Head(what, tensors) if what else None
 

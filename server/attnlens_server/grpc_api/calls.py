@@ -345,7 +345,8 @@ class Parser(Generic[Message, Parsed]):
             is_text = field.number in self.inputs_numbers and field.wire_type == LENGTH_DELIMITED
             num_texts, num_others = num_texts + is_text, num_others + (not is_text)
             if num_texts > self.max_texts:
-                self._reject(f"has more than {self.max_texts} texts, the limit of a request")
+                name = descriptor.fields_by_number[field.number].name if is_text else "inputs"
+                self._reject(f"has more than {self.max_texts} texts, the limit of a request", name)
             if num_others > MAX_OTHER_FIELDS:
                 self._reject(f"and more than {MAX_OTHER_FIELDS} other fields are set")
             for _ in _nested_fields(view, field, descriptor):
@@ -353,8 +354,8 @@ class Parser(Generic[Message, Parsed]):
                 if num_nested > max_nested:
                     self._reject(f"and the other fields have more than {max_nested} nested fields")
 
-    def _reject(self, reason: str) -> None:
-        violation = errors.FieldViolation("inputs", f"{reason}: send several requests")
+    def _reject(self, reason: str, name: str = "inputs") -> None:
+        violation = errors.FieldViolation(name, f"{reason}: send several requests")
         raise errors.InvalidFieldsError([violation])
 
 

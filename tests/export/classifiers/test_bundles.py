@@ -158,4 +158,4 @@ def test_bundle_of_a_reranker_names_its_activation_for_other_tools(tmp_path: Pat
     assert config["architectures"] == ["RobertaForSequenceClassification"]
     assert config["sentence_transformers"] == {"activation_fn": "torch.nn.modules.activation.Sigmoid"}
     assert config["id2label"] == {"0": "LABEL_0"}
-    assert "scores are its sigmoid" in " ".join(made.summary.decisions)
+    assert "scores are the sigmoid of the logits" in " ".join(made.summary.decisions)

@@ -1,6 +1,7 @@
 """Heads of every family, compared with `transformers`, and heads that are refused."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from sentence_transformers import CrossEncoder
 
 from attnlens.v1.manifest_pb2 import Activation
 from attnlens_export import SourceError
@@ -21,9 +23,11 @@ from attnlens_export.published.classifier import (
     read_labels,
     write_head,
 )
+from attnlens_export.published.heads import find_head
 from attnlens_model import load_checkpoint
 from family_cases import GROUPS
 from odd_models import OddModel, padded_masks, random_inputs
+from small_bundles import TOKENIZERS
 
 KIND = "ForSequenceClassification"
 # Named after the code on the hub, which transformers does not have.
@@ -91,6 +95,11 @@ def test_logits_equal_those_of_transformers(odd: OddModel, tmp_path: Path) -> No
     assert expected.std() > 0.01  # not constant
 
 
+SEQUENCE_CLASSIFICATION = {
+    "transformer_task": "sequence-classification",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+    "module_output_name": "scores",
+}
 BERT = OddModel("Bert", {"num_labels": 2, "num_hidden_layers": 1})
 
 
@@ -149,48 +158,115 @@ def test_labels_are_in_the_order_of_their_numbers() -> None:
     assert read_labels({"num_labels": 1}) == ["LABEL_0"]
 
 
-IDENTITY, SIGMOID, SOFTMAX = (
-    Activation.ACTIVATION_IDENTITY,
-    Activation.ACTIVATION_SIGMOID,
-    Activation.ACTIVATION_SOFTMAX,
-)
+IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+OLDEST = "sbert_ce_default_activation_function"
+CROSS_ENCODER = {"model_type": "CrossEncoder"}
 
 
 @pytest.mark.parametrize(
-    ("config", "published", "num_labels", "expected"),
+    ("config", "published", "num_labels"),
     [
-        ({}, {}, 1, SIGMOID),
-        ({}, {}, 3, SOFTMAX),
-        ({"problem_type": "multi_label_classification"}, {}, 3, SIGMOID),
-        ({"problem_type": "regression"}, {}, 1, IDENTITY),
-        ({}, {"model_type": "CrossEncoder"}, 1, SIGMOID),
-        ({"problem_type": "regression"}, {"model_type": "CrossEncoder"}, 1, SIGMOID),
-        ({}, {"model_type": "CrossEncoder"}, 3, IDENTITY),
-        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, {}, 1, IDENTITY),
+        ({}, {}, 1),
+        ({}, CROSS_ENCODER, 1),
+        ({}, CROSS_ENCODER, 3),
+        ({"problem_type": "regression"}, CROSS_ENCODER, 1),
+        ({"problem_type": "multi_label_classification"}, CROSS_ENCODER, 3),
+        ({}, CROSS_ENCODER | {"activation_fn": "torch.nn.modules.activation.Softmax"}, 3),
+        ({OLDEST: IDENTITY}, {}, 1),
+        ({OLDEST: "torch.nn.Identity"}, CROSS_ENCODER | {"activation_fn": None}, 1),
+        ({OLDEST: SIGMOID}, {}, 3),
+        ({"sentence_transformers": {"version": "5.0.0"}}, {}, 3),
+        ({"sentence_transformers": {"version": "5.0.0"}, OLDEST: IDENTITY}, {}, 1),
+        ({"sentence_transformers": {"activation_fn": None}, OLDEST: IDENTITY}, {}, 1),
+        ({"sentence_transformers": {"activation_fn": SIGMOID}, OLDEST: IDENTITY}, {}, 1),
         (
-            {
-                "sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity",
-                "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"},
-            },
-            {},
+            {"sentence_transformers": {"activation_fn": SIGMOID}},
+            CROSS_ENCODER | {"activation_fn": IDENTITY},
             1,
-            SIGMOID,
         ),
-        (
-            {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}},
-            {"activation_fn": "torch.nn.modules.linear.Identity"},
-            1,
-            IDENTITY,
-        ),
+        ({}, {"activation_fn": IDENTITY}, 1),
     ],
 )
-def test_activation_is_the_one_that_sentence_transformers_or_transformers_applies(
-    tmp_path: Path,
-    config: dict[str, object],
-    published: dict[str, object],
-    num_labels: int,
-    expected: Activation.ValueType,
+@pytest.mark.filterwarnings("ignore")
+def test_activation_is_that_of_a_cross_encoder(
+    tmp_path: Path, config: dict[str, object], published: dict[str, object], num_labels: int
 ) -> None:
+    changes = {"num_labels": num_labels, "num_hidden_layers": 1}
+    saved(OddModel("Bert", changes), tmp_path)
+    shutil.copytree(TOKENIZERS / "wordpiece", tmp_path, dirs_exist_ok=True)
     change(tmp_path, config)
-    change(tmp_path, published, "config_sentence_transformers.json")
-    assert read_activation(tmp_path, num_labels) == expected
+    if published:
+        change(tmp_path, published, "config_sentence_transformers.json")
+        kind = "sentence_transformers.base.modules.transformer.Transformer"
+        (tmp_path / "modules.json").write_text(
+            json.dumps([{"idx": 0, "name": "0", "path": "", "type": kind}])
+        )
+        change(tmp_path, SEQUENCE_CLASSIFICATION, "sentence_bert_config.json")
+    expected = type(CrossEncoder(str(tmp_path), device="cpu").activation_fn).__name__.upper()
+    assert read_activation(tmp_path, num_labels) == Activation.Value(f"ACTIVATION_{expected}")
+
+
+@pytest.mark.parametrize(
+    ("config", "num_labels", "expected"),
+    [
+        ({}, 3, "SOFTMAX"),
+        ({"problem_type": "single_label_classification"}, 2, "SOFTMAX"),
+        ({"problem_type": "multi_label_classification"}, 3, "SIGMOID"),
+        ({"problem_type": "regression"}, 1, "IDENTITY"),
+        ({"problem_type": "regression"}, 3, "IDENTITY"),
+    ],
+)
+def test_activation_of_a_classifier_is_that_of_a_pipeline(
+    tmp_path: Path, config: dict[str, object], num_labels: int, expected: str
+) -> None:
+    model = saved(OddModel("Bert", {"num_labels": num_labels, "num_hidden_layers": 1} | config), tmp_path)
+    assert read_activation(tmp_path, num_labels) == Activation.Value(f"ACTIVATION_{expected}")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TOKENIZERS / "wordpiece")
+    pipeline = transformers.TextClassificationPipeline(model=model, tokenizer=tokenizer)
+    logits, scores = (
+        {
+            entry["label"]: entry["score"]
+            for entry in pipeline("w1 w2", top_k=None, function_to_apply=function)
+        }
+        for function in ("none", None)
+    )
+    values = torch.tensor([logits[label] for label in model.config.id2label.values()])
+    functions = {"SOFTMAX": torch.softmax, "SIGMOID": lambda x, _: x.sigmoid(), "IDENTITY": lambda x, _: x}
+    ours = functions[expected](values, -1)
+    assert [scores[label] for label in logits] == pytest.approx(
+        [float(ours[model.config.label2id[label]]) for label in logits], abs=1e-6
+    )
+
+
+def test_listwise_and_generative_rerankers_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    change(tmp_path, {"architectures": ["JinaForRanking"]})
+    listwise = find_head(tmp_path, ())
+    kind = "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"
+    (tmp_path / "modules.json").write_text(json.dumps([{"path": "1_LogitScore", "type": kind}]))
+    generative = find_head(tmp_path, ())
+    assert listwise is not None
+    assert (
+        listwise.describe()
+        == "this checkpoint is a listwise reranker, in which documents attend to each other"
+    )
+    assert listwise.remedy == "export a reranker that scores one pair at a time"
+    assert generative is not None
+    assert "whose score.weight is the difference between the rows of these tokens" in generative.remedy
+
+
+def test_modules_after_the_head_are_refused(bert: Path) -> None:
+    types = [
+        f"sentence_transformers.base.modules.{name}" for name in ("transformer.Transformer", "dense.Dense")
+    ]
+    (bert / "modules.json").write_text(json.dumps([{"path": "", "type": name} for name in types]))
+    with pytest.raises(SourceError, match="has the module Dense after its classification head"):
+        read_head(bert, LAYOUTS["Bert"], 96)
+
+
+def test_page_of_families_lists_every_layout() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "families.md").read_text("utf-8")
+    table = page.partition("## Classification heads")[2].partition("\nThe last token")[0]
+    listed = [
+        name for line in table.splitlines() if line.startswith("| `") for name in line.split("|")[1].split()
+    ]
+    assert sorted(name.strip("`,") for name in listed) == sorted(LAYOUTS)

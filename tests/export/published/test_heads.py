@@ -170,7 +170,6 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("CrossEncoder", "a cross-encoder (reranker)"),
         ("SparseEncoder", "a sparse encoder (SPLADE)"),
         ("MultiVectorEncoder", "a late-interaction encoder (ColBERT)"),
     ],

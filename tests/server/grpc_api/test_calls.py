@@ -1,6 +1,7 @@
 """Parsing and limits of request bytes; cancelled calls and slow consumers."""
 
 import asyncio
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
@@ -31,6 +32,15 @@ def parser_of(
     """A parser that returns the request unchanged."""
     numbers = frozenset() if inputs_number is None else frozenset({inputs_number})
     return Parser(message_class, lambda request: request, numbers, max_texts)
+
+
+def test_documents_and_pairs_are_counted_together() -> None:
+    parser = parser_of(pb.ScoreRequest, 512)
+    parser = replace(parser, inputs_numbers=frozenset({3, 4}))
+    pairs = [pb.TextPair(first="a", second="b")] * 500
+    many = pb.ScoreRequest(query="a", documents=["b" * 500] * 500, pairs=pairs)
+    with pytest.raises(InvalidFieldsError, match="pairs has more than 512 texts"):
+        parser.parse(many.SerializeToString())
 
 
 def test_message_with_millions_of_texts_is_rejected_early() -> None:

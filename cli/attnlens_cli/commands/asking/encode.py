@@ -211,7 +211,7 @@ def _plan(selection: _Selection, model: "ModelInfo") -> _Plan:
                 reduction=reduction if is_reduced else None,
             )
     return _Plan(
-        embedding=names is None or "embedding" in names,
+        embedding="embedding" in names if names is not None else not model.labels,  # classifiers have none
         last_hidden_state=names is None or "last_hidden_state" in names,
         queries=queries,
     )
