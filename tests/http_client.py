@@ -3,7 +3,10 @@
 import asyncio
 import http.client
 import json
+import re
 from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
@@ -15,8 +18,9 @@ from attnlens_server.http_api.app import HttpApp
 from attnlens_server.http_api.exchange import Route
 from attnlens_server.http_api.origins import OriginPolicy
 from attnlens_server.serving.admission import Admission, Budget
-from attnlens_server.serving.requests import EmbedRequest
-from attnlens_server.serving.results import EmbedResult, Timings, Usage
+from attnlens_server.serving.requests import EmbedRequest, ScoreRequest
+from attnlens_server.serving.results import EmbedResult, ScoreResult, Timings, Usage
+from served import ServerProcess
 
 TEXTS = ["A man is playing a guitar.", "Füße & naïveté", "It rained."]
 LONG = "word " * 400
@@ -51,6 +55,33 @@ class HttpClient:
         return value
 
 
+class HeadServer:
+    """Server of a classifier or reranker, with clients of both of its ports."""
+
+    def __init__(self, bundle: Path) -> None:
+        self._process = ServerProcess(bundle, "--http-port", "0", "--max-inputs-per-request", "40")
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self._process)
+            self.grpc = stack.enter_context(Client(self._process.address))
+            self.url = self._process.http_url()
+            self.http = stack.enter_context(HttpClient(self.url))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+def documented_requests(title: str) -> list[tuple[str, Any]]:
+    """Return the paths and bodies of the curl commands in a section of docs/http.md."""
+    page = Path(__file__).parents[1].joinpath("docs", "http.md").read_text("utf-8")
+    section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    commands = re.findall(r"\$ curl -s http://127\.0\.0\.1:8080(\S+) -d '(.*?)'", section, re.DOTALL)
+    return [(path, json.loads(body.replace("\\\n", ""))) for path, body in commands]
+
+
 def grpc_embeddings(address: str, texts: list[str], **options: Any) -> npt.NDArray[np.float32]:
     """Return the embeddings that the gRPC API returns."""
     with Client(address) as client:
@@ -72,7 +103,7 @@ class StubService:
         self.truncation_side = truncation_side
         self.max_inputs = 512
         self.error: Exception | None = None
-        self.request = EmbedRequest(inputs=())
+        self.request: Any = EmbedRequest(inputs=())
         self.admission = Admission(8, 1 << 20, lambda _: 1.0)
         self.workers = self
 
@@ -87,6 +118,10 @@ class StubService:
         if self.error is not None:
             raise self.error
         return EmbedResult(self.embeddings, [Usage(3, 3)] * len(self.embeddings), Timings(0, 0, 0))
+
+    async def score(self, request: ScoreRequest, _: Budget) -> ScoreResult:
+        self.request = request
+        raise self.error or NotImplementedError
 
     def post(self, routes: Iterable[Route], path: str, body: Any) -> tuple[int, dict[str, str], Any]:
         """Return status, headers and JSON value of the response to a request."""

@@ -1,7 +1,7 @@
 """A server for the clients, and its vectors over gRPC."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,28 @@ from served import ServerProcess
 
 
 @pytest.fixture(scope="session")
-def server_file(minilm_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return a JSON file with a running `Server`, the texts of its vectors and how to overload it."""
+def heads(classifier_bundle: Callable[[str], Path]) -> Iterator[dict[str, Any]]:
+    """Return the attributes of `Server` that belong to a running reranker and a running classifier."""
+    with (
+        ServerProcess(classifier_bundle("reranker"), *constants.ARGUMENTS) as reranker,
+        ServerProcess(classifier_bundle("topics"), *constants.ARGUMENTS) as classifier,
+        Client(reranker.address) as scorer,
+        Client(classifier.address) as labeler,
+    ):
+        ranked = scorer.rerank(constants.RERANK_QUERY, constants.DOCUMENTS, activation="sigmoid")
+        yield {
+            "reranker_url": reranker.http_url().rstrip("/"),
+            "classifier_url": classifier.http_url().rstrip("/"),
+            "ranking": [(each.index, each.score) for each in ranked],
+            "labels": labeler.classify([constants.RERANK_QUERY]).top()[0],
+        }
+
+
+@pytest.fixture(scope="session")
+def server_file(
+    minilm_bundle: Path, heads: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """Return a JSON file with running servers, as attributes of `Server`."""
     texts, many, some = constants.TEXTS, constants.MANY, constants.SOME
     with ServerProcess(minilm_bundle, *constants.ARGUMENTS) as process, Client(process.address) as client:
         encoded = client.encode(texts, last_hidden_state=True)
@@ -32,7 +52,7 @@ def server_file(minilm_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -
             "tokens": [np.asarray(text.last_hidden_state) for text in encoded],
         }
         lists = {name: [row.tolist() for row in rows] for name, rows in vectors.items()}
-        server = Server(process.http_url().rstrip("/"), client.get_model().name, lists)
+        server = Server(process.http_url().rstrip("/"), client.get_model().name, lists, **heads)
         path = tmp_path_factory.mktemp("clients") / "server.json"
         path.write_text(json.dumps(asdict(server)), encoding="utf-8")
         yield path

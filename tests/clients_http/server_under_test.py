@@ -5,9 +5,9 @@ import re
 import socket
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +23,10 @@ LONG = "word " * 400
 SLOW = [f"{LONG} {number}" for number in range(200)]
 """More than a second of computation, if they are truncated."""
 DIMENSIONS = 64
+RERANK_QUERY = "the man and the sea"
+DOCUMENTS = ["it rained", "a café in the sea", "", "the man", "東京 😀"]
+LONG_DOCUMENT = "the man and the sea " * 20
+"""120 tokens. The reranker reads 34 of a query and a document."""
 MAX_INPUTS, MAX_MEMORY_BYTES, HOLDERS = 1024, 16 << 20, 4
 ARGUMENTS = [
     *("--http-port", "0"),
@@ -42,11 +46,19 @@ class Server:
         model: Name of the model.
         vectors: Vectors from the gRPC API. Keys are the names of the constants above in lower case, and for
             `TEXTS` also `short` (with `DIMENSIONS`), `raw` (not normalized) and `tokens`.
+        reranker_url: URL of a server with a reranker named `reranker`.
+        classifier_url: URL of a server with a classifier.
+        ranking: Index and score of each of `DOCUMENTS` for `RERANK_QUERY`, sorted, from the gRPC API.
+        labels: Labels of `RERANK_QUERY` and their probabilities, sorted, from the gRPC API.
     """
 
     url: str
     model: str
     vectors: dict[str, list[Any]]
+    reranker_url: str
+    classifier_url: str
+    ranking: list[tuple[int, float]]
+    labels: list[tuple[str, float]]
 
     @classmethod
     def read(cls, path: Path) -> "Server":
@@ -59,6 +71,17 @@ class Server:
         assert len(found) == len(expected), f"{len(found)} vectors instead of {len(expected)}"
         for row, wanted in zip(found, expected, strict=True):
             np.testing.assert_array_equal(np.asarray(row, np.float64).astype(np.float32), np.float32(wanted))
+
+    @property
+    def reranker(self) -> "Server":
+        """The server of the reranker."""
+        return replace(self, url=self.reranker_url, model="reranker")
+
+    def check_ranking(self, found: Iterable[tuple[int, float]]) -> None:
+        """Check that indices and scores are the first ones of the expected ranking."""
+        pairs = [tuple(each) for each in found]
+        assert pairs, "no documents"
+        assert pairs == [tuple(each) for each in self.ranking[: len(pairs)]]
 
     def metric(self, name: str) -> float:
         """Return the current value of a metric, with its labels."""

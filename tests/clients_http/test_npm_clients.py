@@ -34,6 +34,7 @@ def results(server_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Resu
         "query": constants.QUERY,
         "some": constants.SOME,
         "long": constants.LONG,
+        "rerank_query": constants.RERANK_QUERY,
         "slow": constants.SLOW,
         "max_memory_bytes": constants.MAX_MEMORY_BYTES,
         "holders": constants.HOLDERS,

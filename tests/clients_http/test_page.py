@@ -10,14 +10,23 @@ PACKAGES = {
     "with_chroma": ["chromadb"],
     "with_cohere": ["cohere"],
     "with_haystack": ["haystack-ai", "huggingface-api-haystack"],
+    "with_haystack_rankers": ["cohere-haystack", "jina-haystack"],
     "with_huggingface_hub": ["huggingface_hub"],
+    "with_infinity_client": ["infinity-client"],
     "with_lancedb": ["lancedb"],
+    "with_langchain_cohere": ["langchain-cohere"],
     "with_langchain_openai": ["langchain-openai"],
     "with_litellm": ["litellm"],
     "with_llama_index_openai_like": ["llama-index-embeddings-openai-like"],
+    "with_llama_index_rerank": [
+        "llama-index-postprocessor-cohere-rerank",
+        "llama-index-postprocessor-jinaai-rerank",
+        "llama-index-postprocessor-tei-rerank",
+    ],
     "with_llama_index_tei": ["llama-index-embeddings-text-embeddings-inference"],
     "with_ollama": ["ollama"],
     "with_openai": ["openai"],
+    "with_voyageai": ["voyageai"],
 }
 """Packages whose calls each module checks."""
 

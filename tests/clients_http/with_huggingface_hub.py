@@ -7,7 +7,7 @@ import numpy as np
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError
 
-from clients_http.server_under_test import DIMENSIONS, LONG, QUERY, SLOW, TEXTS, Server, raises
+from clients_http.server_under_test import DIMENSIONS, LONG, QUERY, RERANK_QUERY, SLOW, TEXTS, Server, raises
 
 
 def client(server: Server, **options: Any) -> InferenceClient:
@@ -37,6 +37,16 @@ def check_embed_all_returns_the_token_vectors_of_grpc(server: Server) -> None:
     for text, vectors in zip(TEXTS, server.vectors["tokens"], strict=True):
         [found] = client(server).feature_extraction(text, model=f"{server.url}/embed_all")
         np.testing.assert_array_equal(found, np.float32(vectors))
+
+
+def check_text_classification_has_the_probabilities_of_grpc(server: Server) -> None:
+    found = InferenceClient(base_url=server.classifier_url).text_classification(RERANK_QUERY)
+    assert [(each.label, each.score) for each in found] == [tuple(label) for label in server.labels]
+    [best] = InferenceClient(base_url=server.classifier_url).text_classification(RERANK_QUERY, top_k=1)
+    assert (best.label, best.score) == tuple(server.labels[0])
+    with raises(HfHubHTTPError, "is not a classifier") as errors:
+        client(server).text_classification(RERANK_QUERY, model=f"{server.url}/predict")
+    assert errors[0].response.status_code == 424
 
 
 def check_health_and_info(server: Server) -> None:

@@ -159,6 +159,11 @@ const checks = {
     check(await endpoint.featureExtraction({ inputs: texts, dimensions }), "short");
     check(await endpoint.featureExtraction({ inputs: server.long, truncate: true }), "long");
   },
+  async huggingface_text_classification_has_the_probabilities_of_grpc() {
+    const endpoint = new InferenceClient("-").endpoint(server.classifier_url);
+    const found = await endpoint.textClassification({ inputs: server.rerank_query, parameters: {} });
+    assert.deepEqual(found.map(({ label, score }) => [label, score]), server.labels);
+  },
   async huggingface_errors_have_the_status_and_message() {
     const endpoint = new InferenceClient("-").endpoint(server.url);
     const long = () => endpoint.featureExtraction({ inputs: server.long, truncate: false });

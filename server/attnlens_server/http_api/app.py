@@ -25,7 +25,7 @@ from attnlens_server.http_api.exchange import (
     HttpResponse,
     Route,
     encode_json,
-    renamed,
+    rename_fields,
 )
 from attnlens_server.http_api.listener import ABORT, MAX_HEAD_BYTES
 from attnlens_server.http_api.origins import OriginPolicy
@@ -390,10 +390,7 @@ def request_error(error: BaseException, method: str) -> errors.RequestError:
 
 
 def _error_response(error: errors.RequestError, dialect: Dialect) -> HttpResponse:
-    if error.violations and dialect.fields:
-        violations = renamed(error, dialect.fields)
-        error.violations = tuple(violations)
-        error.message = "; ".join(f"{each.field} {each.description}" for each in violations[:3])
+    rename_fields(error, dialect.fields)
     headers = dict(getattr(error, "headers", {}))
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after_s))

@@ -1,7 +1,7 @@
 """Requests, responses and errors of the HTTP routes."""
 
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +21,8 @@ _PIECE_VALUES = 1 << 15  # serialized in about 1 ms
 _PLACEHOLDER = b"\0"  # not a byte of JSON
 # Such as: Expected `str`, got `int` - at `$.input[0]`
 _PROBLEM_AT = re.compile(r"(?P<problem>.*) - at `(key in )?\$\.?(?P<path>.*)`", re.DOTALL)
-_OWN_LEVELS = re.compile(r"\.text$|\.token_ids\.input_ids\b")  # other APIs have texts and ids in one list
+# Other APIs have texts and ids in one list.
+_OWN_LEVELS = re.compile(r"^(inputs\[\d+\])(\.text$|\.token_ids\.input_ids\b)")
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
 
 
@@ -252,16 +253,18 @@ def _invalid_field(message: str) -> InvalidFieldsError:
     return InvalidFieldsError([FieldViolation(path or "the body", problem)])
 
 
-def renamed(error: RequestError, names: Mapping[str, str]) -> Sequence[FieldViolation]:
-    """Return the violations of an error with the field names of an API."""
-    return [
-        FieldViolation(_rename(violation.field, names), violation.description)
-        for violation in error.violations
-    ]
+def rename_fields(error: RequestError, names: Mapping[str, str]) -> None:
+    """Replace the field names in the violations and the message of an error by those of an API."""
+    if error.violations and names:
+        error.violations = tuple(
+            FieldViolation(_rename(violation.field, names), violation.description)
+            for violation in error.violations
+        )
+        error.message = "; ".join(f"{each.field} {each.description}" for each in error.violations[:3])
 
 
 def _rename(path: str, names: Mapping[str, str]) -> str:
-    path = _OWN_LEVELS.sub("", path)
+    path = _OWN_LEVELS.sub(r"\1", path)
     if path in names:
         return names[path]
     name = re.match(r"\w*", path)

@@ -22,8 +22,10 @@ from attnlens_server.http_api.operations import OperationsRoutes, OperationsServ
 from attnlens_server.http_api.origins import OriginPolicy
 from attnlens_server.http_api.pages import Pages
 from attnlens_server.http_api.prompts import PromptChoice
+from attnlens_server.http_api.rerank import RerankRoutes
 from attnlens_server.http_api.tei import TeiRoutes
 from attnlens_server.http_api.viewer import ViewerRoutes
+from attnlens_server.http_api.vllm import VllmRoutes
 from attnlens_server.http_api.weaviate import WeaviateRoutes
 from attnlens_server.listening import TcpAddress
 from attnlens_server.serving.service import ModelService
@@ -75,6 +77,8 @@ class HttpHost:
             *openai.routes(),
             *NativeRoutes(service, methods, config.max_inputs_per_request).routes(),
             *TeiRoutes(service, model, config, engine).routes(),
+            *RerankRoutes(service, model, engine).routes(),
+            *VllmRoutes(service, model).routes(),
             *CohereRoutes(service, model, prompts).routes(),
             *WeaviateRoutes(service, model, prompts).routes(),
             *OllamaRoutes(service).routes(),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from attnlens_server.errors import FieldViolation, InputTooLongError, InvalidFieldsError
 from attnlens_server.http_api.exchange import BodyParser, HttpRequest, HttpResponse, encode_json
 from attnlens_server.serving.requests import EmbedRequest, Request
-from attnlens_server.serving.results import EmbedResult
+from attnlens_server.serving.results import ClassifyResult, EmbedResult, ScoreResult
 from attnlens_server.serving.service import ModelService
 from attnlens_server.serving.validation import too_many_inputs
 from attnlens_server.text import Input, TokenIds
@@ -97,20 +98,20 @@ async def embed(
     return await json_response(service, request, result.embeddings.nbytes, lambda: build(body, result))
 
 
-def num_tokens(result: EmbedResult) -> int:
+def num_tokens(result: EmbedResult | ScoreResult | ClassifyResult) -> int:
     """Return the number of tokens of all texts."""
     return sum(usage.num_tokens for usage in result.usages)
 
 
-def text_inputs(values: Texts, max_inputs: int) -> list[Input]:
+def text_inputs(values: Texts, max_inputs: int, field: str = "inputs") -> list[Input]:
     """Return one input for each text.
 
     Raises:
-        InvalidFieldsError: There are more than `max_inputs` texts.
+        InvalidFieldsError: There are more than `max_inputs` texts, the values of `field`.
     """
     if isinstance(values, str):
         return [Input(text=values)]
-    _check_count(values, max_inputs)
+    check_count(values, max_inputs, field)
     return [Input(text=value) for value in values]
 
 
@@ -127,7 +128,7 @@ def inputs_of(values: Inputs | Sequence[int | list[int]], max_inputs: int) -> li
         raise invalid("inputs", "mixes token ids with other values: send texts, or lists of token ids")
     if numbers:
         return [Input(token_ids=TokenIds(numbers))]
-    _check_count(values, max_inputs)
+    check_count(values, max_inputs)
     return [
         Input(text=value) if isinstance(value, str) else Input(token_ids=TokenIds(value))
         for value in values
@@ -135,20 +136,25 @@ def inputs_of(values: Inputs | Sequence[int | list[int]], max_inputs: int) -> li
     ]
 
 
-def _check_count(values: Sequence[object], max_inputs: int) -> None:
-    """Reject too many values before an `Input` is built for each, which takes a second per million."""
+def check_count(values: Sequence[object], max_inputs: int, field: str = "inputs") -> None:
+    """Reject too many values before an `Input` is built for each, which takes a second per million.
+
+    Raises:
+        InvalidFieldsError: There are more than `max_inputs` values in `field`.
+    """
     if len(values) > max_inputs:
-        raise InvalidFieldsError([too_many_inputs(len(values), max_inputs)])
+        raise InvalidFieldsError([replace(too_many_inputs(len(values), max_inputs), field=field)])
 
 
 @contextmanager
-def truncation(service: ModelService, field: str, side: str | None) -> Iterator[None]:
+def truncation(service: ModelService, field: str, side: str | None, own: str | None = None) -> Iterator[None]:
     """Explain in errors that the model does not truncate on the requested side.
 
     Args:
         service: Service of the model, whose request must not truncate if `side` is not its side.
         field: Field that specifies the side.
         side: Requested side, "left" or "right". None for the side of the model.
+        own: Side of the model. Defaults to that of its tokenizer.
 
     Raises:
         InvalidFieldsError: A text is too long.
@@ -156,7 +162,7 @@ def truncation(service: ModelService, field: str, side: str | None) -> Iterator[
     try:
         yield
     except InputTooLongError as error:
-        own = service.truncation_side
+        own = own or service.truncation_side
         if side in (None, own):
             raise
         num_tokens, max_tokens = error.metadata["num_tokens"], error.metadata["max_tokens"]

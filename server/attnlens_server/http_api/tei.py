@@ -1,4 +1,4 @@
-"""API of Text Embeddings Inference (TEI) 1.9 for embedding models, which clients of Hugging Face use.
+"""API of Text Embeddings Inference (TEI) 1.9, which clients of Hugging Face use. `/rerank` is in `rerank`.
 
 See docs/http.md for the differences from TEI.
 """
@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
+from attnlens.classifiers import ScoreActivation
 from attnlens_server.bundle import Model
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine
@@ -32,21 +33,31 @@ from attnlens_server.http_api.json_bodies import (
     Dimensions,
     Inputs,
     Texts,
+    check_count,
     inputs_of,
+    invalid,
     json_response,
     read_body,
     serialize,
     text_inputs,
     truncation,
 )
-from attnlens_server.serving.requests import EmbedRequest, EncodeRequest, Prompt, Request, TokenizeRequest
-from attnlens_server.serving.results import FloatArray, TokenizedText
+from attnlens_server.serving.requests import (
+    ClassifyRequest,
+    EmbedRequest,
+    EncodeRequest,
+    Prompt,
+    Request,
+    TokenizeRequest,
+)
+from attnlens_server.serving.results import ClassifyResult, FloatArray, TokenizedText
 from attnlens_server.serving.service import ModelService
-from attnlens_server.text import Input, Tokens, TokenSource
+from attnlens_server.text import Input, TextPair, Tokens, TokenSource
 
 _DATA_TYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8", "bf16": "bfloat16"}
 _VECTORS, _TOKENS = list[list[float]], list[list[dict[str, Any]]]
 _TOKEN_BYTES = 400  # a token as a Python dictionary
+_PREDICTION_BYTES = 240  # the same for a label and its score
 _TYPES = {
     "EMPTY": "Empty",
     "OVERLOADED": "Overloaded",
@@ -55,21 +66,26 @@ _TYPES = {
 }
 _BACKEND_TYPES = ("NOT_SUPPORTED", "GRAPH_UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED")
 _REASONS_422 = ("INVALID_FIELD", "INPUT_TOO_LONG", "RESPONSE_TOO_LARGE", "REQUEST_TOO_EXPENSIVE")
+_FUNCTIONS = {
+    "none": ScoreActivation.IDENTITY,
+    "sigmoid": ScoreActivation.SIGMOID,
+    "softmax": ScoreActivation.SOFTMAX,
+}
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+Direction = Literal["Left", "Right", "left", "right"]
+"""Side of a text to remove."""
 
 
-class EmbedOptions(msgspec.Struct, kw_only=True):
-    """EmbedOptions of all routes that run the model.
+class TruncationOptions(msgspec.Struct, kw_only=True):
+    """Options of all routes that run the model.
 
     Attributes:
         truncate: Whether to truncate long texts. Unlike in the other APIs of attnlens, the default is True.
         truncation_direction: Side of a text to remove. If None, the side that the model's tokenizer uses.
-        prompt_name: Name of one of the model's prompts. If None, the default prompt of the model.
     """
 
     truncate: bool | None = None
-    truncation_direction: Literal["Left", "Right", "left", "right"] | None = None
-    prompt_name: str | None = None
+    truncation_direction: Direction | None = None
 
     @property
     def side(self) -> str | None:
@@ -78,12 +94,62 @@ class EmbedOptions(msgspec.Struct, kw_only=True):
         return None if direction is None or self.truncate is False else direction.lower()
 
 
+class EmbedOptions(TruncationOptions, kw_only=True):
+    """Options of embedding routes.
+
+    Attributes:
+        prompt_name: Name of one of the model's prompts. If None, the default prompt of the model.
+    """
+
+    prompt_name: str | None = None
+
+
 class EmbedBody(EmbedOptions, kw_only=True):
     """Body of `/embed` and of `/embed_all`, which ignores the last two fields."""
 
     inputs: Inputs
     normalize: bool | None = None
     dimensions: Dimensions | None = None
+
+
+class PredictParameters(msgspec.Struct):
+    """Parameters of Hugging Face's client, which TEI ignores.
+
+    Attributes:
+        top_k: Number of labels to return.
+        function_to_apply: Function from logits to scores.
+    """
+
+    top_k: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
+
+
+class PredictBody(TruncationOptions, kw_only=True):
+    """Body of `/predict`.
+
+    Attributes:
+        inputs: A text, or a list of one or two texts, which is one input: a text or a pair. A list of such
+            lists is a batch.
+        raw_scores: Whether to return logits instead of probabilities.
+        parameters: Parameters of Hugging Face's client, which expects a batch in the response.
+    """
+
+    inputs: str | list[str | list[str]]
+    raw_scores: bool = False
+    parameters: PredictParameters | None = None
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the response is a list of results."""
+        is_list = isinstance(self.inputs, list) and any(isinstance(each, list) for each in self.inputs)
+        return is_list or self.parameters is not None
+
+
+class Prediction(msgspec.Struct):
+    """Score of a label."""
+
+    score: float
+    label: str
 
 
 class SimilarityInputs(msgspec.Struct):
@@ -116,6 +182,7 @@ class DecodeBody(msgspec.Struct):
 
 
 _EMBED, _SIMILARITY = BodyParser(EmbedBody), BodyParser(SimilarityBody)
+_PREDICT = BodyParser(PredictBody)
 _TOKENIZE, _DECODE = BodyParser(TokenizeBody), BodyParser(DecodeBody)
 
 
@@ -145,9 +212,17 @@ class TeiRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes. `GET /` is the page of the viewer."""
+        predictions = list[Prediction | list[Prediction]]
+        predict = Route("POST", "/predict", self.predict, DIALECT, body=PredictBody, response=predictions)
+        embed = Route("POST", "/embed", self.embed, DIALECT, body=EmbedBody, response=_VECTORS)
+        classifier = self.model.classifier
+        default = [(embed if classifier is None else predict)._replace(path="/")]
+        if classifier is not None and classifier.is_reranker:
+            default = []  # `RerankRoutes` has it
         return [
-            Route("POST", "/", self.embed, DIALECT, body=EmbedBody, response=_VECTORS),
-            Route("POST", "/embed", self.embed, DIALECT, body=EmbedBody, response=_VECTORS),
+            *default,
+            embed,
+            predict,
             Route(
                 "POST",
                 "/embed_all",
@@ -162,10 +237,7 @@ class TeiRoutes:
             Route("GET", "/info", self.info, DIALECT, response=dict[str, Any]),
             Route("GET", "/health", self.health, DIALECT, is_public=True, media_type=""),
             Route("GET", "/ping", self.health, DIALECT, is_public=True, media_type=""),
-            *(
-                Route("POST", path, partial(_reject, path), DIALECT)
-                for path in ("/embed_sparse", "/predict", "/rerank")
-            ),
+            Route("POST", "/embed_sparse", self.embed_sparse, DIALECT),
         ]
 
     async def embed(self, request: HttpRequest) -> HttpResponse:
@@ -189,7 +261,7 @@ class TeiRoutes:
             result = await self.service.embed(converted, request.budget)
         rows = np.ascontiguousarray(result.embeddings)
         response = await json_response(self.service, request, rows.nbytes, lambda: build(rows))
-        return self._measured(response, request, converted, started)
+        return with_costs(response, request, converted, started, self.engine)
 
     async def embed_all(self, request: HttpRequest) -> HttpResponse:
         """Return the vectors of all tokens of each text."""
@@ -200,7 +272,23 @@ class TeiRoutes:
         vectors = [text.last_hidden_state for text in result.texts]
         size = sum(array.nbytes for array in vectors if array is not None)
         response = await json_response(self.service, request, size, lambda: vectors)
-        return self._measured(response, request, converted, started)
+        return with_costs(response, request, converted, started, self.engine)
+
+    async def predict(self, request: HttpRequest) -> HttpResponse:
+        """Return the score of each label for a text, a pair of texts, or a batch of them."""
+        started = time.monotonic()
+        body, converted = await read_body(self.service, request, _PREDICT, self._classify_request)
+        with self._truncation(body):
+            result = await self.service.classify(converted, request.budget)
+        size = _PREDICTION_BYTES * result.scores.size
+        request.budget.memory.grow(size)
+        build = partial(_predictions, result, body)
+        response = await json_response(self.service, request, size, build)
+        return with_costs(response, request, converted, started, self.engine)
+
+    async def embed_sparse(self, _: HttpRequest) -> HttpResponse:
+        """Reject a request that needs a sparse model."""
+        raise NotSupportedError("/embed_sparse needs a sparse model, which attnlens does not serve")
 
     async def tokenize(self, request: HttpRequest) -> HttpResponse:
         """Return the tokens of each text with their byte offsets."""
@@ -236,7 +324,7 @@ class TeiRoutes:
                     "model_sha": model.version,
                     "model_dtype": _DATA_TYPES[config.precision],
                     "served_model_name": model.name,
-                    "model_type": {"embedding": {"pooling": model.pooling.name.lower()}},
+                    "model_type": _model_type(model),
                     "max_concurrent_requests": config.max_concurrent_inputs,
                     "max_input_length": service.max_tokens,
                     "max_batch_tokens": self.engine.max_batch_tokens,
@@ -280,6 +368,19 @@ class TeiRoutes:
             normalize=True,
         )
 
+    def _classify_request(self, body: PredictBody) -> ClassifyRequest:
+        inputs = _not_empty(_predict_inputs(body.inputs, self.service.max_inputs))
+        classifier = self.model.classifier
+        function = body.parameters.function_to_apply if body.parameters else None
+        activation = ScoreActivation.SOFTMAX
+        if body.raw_scores:
+            activation = ScoreActivation.IDENTITY
+        elif function is not None:
+            activation = _FUNCTIONS[function]
+        elif classifier is not None and classifier.is_reranker:
+            activation = ScoreActivation.SIGMOID
+        return ClassifyRequest(inputs=inputs, truncate=self._truncates(body), activation=activation)
+
     def _tokenize_request(self, body: TokenizeBody) -> TokenizeRequest:
         return TokenizeRequest(
             inputs=_not_empty(text_inputs(body.inputs, self.service.max_inputs)),
@@ -289,37 +390,91 @@ class TeiRoutes:
     def _decode_request(self, body: DecodeBody) -> TokenizeRequest:
         return TokenizeRequest(inputs=_not_empty(inputs_of(body.ids, self.service.max_inputs)))
 
-    def _truncates(self, options: EmbedOptions) -> bool:
+    def _truncates(self, options: TruncationOptions) -> bool:
         return options.truncate is not False and options.side in (None, self.service.truncation_side)
 
-    def _truncation(self, body: EmbedBody | SimilarityBody) -> AbstractContextManager[None]:
+    def _truncation(self, body: TruncationOptions | SimilarityBody) -> AbstractContextManager[None]:
         options = body.parameters if isinstance(body, SimilarityBody) else body
         side = options.side if options else None
         return truncation(self.service, "truncation_direction", side)
 
-    def _measured(
-        self, response: HttpResponse, request: HttpRequest, converted: Request, started: float
-    ) -> HttpResponse:
-        """Add the headers with durations in milliseconds."""
-        metrics = request.budget.metrics
-        total = f"{1000 * (time.monotonic() - started):.0f}"
-        headers = {
-            "X-Compute-Type": "cpu" if self.engine.runtime.is_on_cpu else "gpu",
-            "X-Compute-Time": total,
-            "X-Compute-Characters": str(sum(len(text) for each in converted.inputs for text in each.texts)),
-            "X-Compute-Tokens": str(metrics.num_tokens),
-            "X-Total-Time": total,
-            "X-Tokenization-Time": f"{1000 * metrics.tokenize_s:.0f}",
-            "X-Queue-Time": f"{1000 * metrics.queue_s:.0f}",
-            "X-Inference-Time": f"{1000 * metrics.compute_s:.0f}",
-        }
-        return replace(response, headers=headers)
+
+def with_costs(
+    response: HttpResponse, request: HttpRequest, converted: Request, started: float, engine: Engine
+) -> HttpResponse:
+    """Return the response with TEI's headers: sizes of the input, and durations in milliseconds."""
+    metrics = request.budget.metrics
+    total = f"{1000 * (time.monotonic() - started):.0f}"
+    inputs = (*converted.inputs, *converted.other_inputs)
+    headers = {
+        "X-Compute-Type": "cpu" if engine.runtime.is_on_cpu else "gpu",
+        "X-Compute-Time": total,
+        "X-Compute-Characters": str(sum(len(text) for each in inputs for text in each.texts)),
+        "X-Compute-Tokens": str(metrics.num_tokens),
+        "X-Total-Time": total,
+        "X-Tokenization-Time": f"{1000 * metrics.tokenize_s:.0f}",
+        "X-Queue-Time": f"{1000 * metrics.queue_s:.0f}",
+        "X-Inference-Time": f"{1000 * metrics.compute_s:.0f}",
+    }
+    return replace(response, headers=headers)
+
+
+def _model_type(model: Model) -> dict[str, Any]:
+    classifier = model.classifier
+    if classifier is None:
+        return {"embedding": {"pooling": model.pooling.name.lower()}}
+    labels = list(enumerate(classifier.labels))
+    names = {
+        "id2label": {str(number): label for number, label in labels},
+        "label2id": {label: number for number, label in labels},
+    }
+    return {"reranker" if classifier.is_reranker else "classifier": names}
 
 
 def _not_empty(inputs: list[Input]) -> list[Input]:
     if not inputs:
         raise HttpError(400, "EMPTY", "the list of inputs is empty: send at least one")
     return inputs
+
+
+def _predict_inputs(values: str | list[str | list[str]], max_inputs: int) -> list[Input]:
+    """Return the inputs of `/predict`.
+
+    Raises:
+        InvalidFieldsError: There are too many inputs, or one is neither a text nor a pair.
+    """
+    if isinstance(values, str):
+        return [Input(text=values)]
+    texts = [value for value in values if isinstance(value, str)]
+    if texts:
+        if len(texts) < len(values):
+            raise invalid("inputs", "mixes texts with lists: send a text, a pair, or a list of lists")
+        return [_text_or_pair("inputs", texts)]
+    check_count(values, max_inputs)
+    return [_text_or_pair(f"inputs[{index}]", list(value)) for index, value in enumerate(values)]
+
+
+def _text_or_pair(field: str, texts: list[str]) -> Input:
+    match texts:
+        case [text]:
+            return Input(text=text)
+        case [first, second]:
+            return Input(text_pair=TextPair(first, second))
+    problem = f"is one input with {len(texts)} texts: send one or two, and several inputs as a list of lists"
+    raise invalid(field, problem)
+
+
+def _predictions(
+    result: ClassifyResult, body: PredictBody
+) -> list[dict[str, Any]] | list[list[dict[str, Any]]]:
+    """Return the labels of each input by descending score."""
+    top_k = body.parameters.top_k if body.parameters else None
+    orders = np.argsort(-result.logits, axis=1, kind="stable")[:, :top_k]  # (N, C)
+    texts = [
+        [{"score": scores[index], "label": result.labels[index]} for index in order]
+        for scores, order in zip(result.scores.tolist(), orders.tolist(), strict=True)
+    ]
+    return texts if body.is_batch else texts[0]
 
 
 def _prompt(name: str | None) -> Prompt | None:
@@ -349,8 +504,3 @@ def _tokens(tokens: Tokens, source: str, prompt_chars: int) -> Iterator[dict[str
         first, last = (prompt_chars * is_text + offset for offset in tokens.chars[index])
         start, stop = (prompt_bytes * is_text + offset for offset in tokens.bytes[index])
         yield {"id": token_id, "text": source[first:last], "special": False, "start": start, "stop": stop}
-
-
-async def _reject(path: str, _: HttpRequest) -> HttpResponse:
-    """Reject a request that needs another type of model."""
-    raise NotSupportedError(f"{path} needs another type of model, and this is an embedding model: use /embed")

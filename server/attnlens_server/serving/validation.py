@@ -264,8 +264,9 @@ class RequestValidator:
         """
         model = self._model
         if model.classifier is not None:
-            method = "Score" if model.classifier.is_reranker else "Classify"
-            raise NotSupportedError(f"the model {model.name!r} has no embeddings: use {method}")
+            others = ("Score", "/rerank") if model.classifier.is_reranker else ("Classify", "/predict")
+            remedy = "use {}, or {} over HTTP".format(*others)
+            raise NotSupportedError(f"the model {model.name!r} has no embeddings: {remedy}")
         prompt, violations = self.inputs.validate(request)
         violations += _check_dimensions(request.dimensions, model)
         is_published = not request.dimensions and request.normalize is None

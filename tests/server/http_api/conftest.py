@@ -1,11 +1,11 @@
 """Fixtures of the tests of HTTP APIs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from http_client import HttpClient
+from http_client import HeadServer, HttpClient
 from mounted import Mounted
 
 
@@ -21,3 +21,17 @@ def mounted(minilm_bundle: Path) -> Iterator[Mounted]:
     """Return MiniLM in a Starlette application, shared by the tests of this package."""
     with Mounted(minilm_bundle) as mounted:
         yield mounted
+
+
+@pytest.fixture(scope="session")
+def reranker(classifier_bundle: Callable[[str], Path]) -> Iterator[HeadServer]:
+    """Return a server of a small reranker."""
+    with HeadServer(classifier_bundle("reranker")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def topics(classifier_bundle: Callable[[str], Path]) -> Iterator[HeadServer]:
+    """Return a server of a small classifier with three labels."""
+    with HeadServer(classifier_bundle("topics")) as server:
+        yield server

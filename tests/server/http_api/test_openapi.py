@@ -1,7 +1,8 @@
 """The OpenAPI document is valid, and the routes keep to it for any body."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -17,7 +18,8 @@ from mounted import PREFIX, Mounted
 
 NATIVE_ROUTES = ("embed", "encode", "encode_stream", "tokenize", "explain", "compare", "attention")
 OTHERS = ("/v1/embeddings", "/", "/embed_all", "/similarity", "/tokenize", "/decode", "/v2/embed", "/vectors")
-POSTED = (*OTHERS, "/api/embed", *(f"/v1/attnlens/{name}" for name in NATIVE_ROUTES))
+HEADS = ("/rerank", "/v1/rerank", "/v2/rerank", "/predict", "/score", "/classify")
+POSTED = (*OTHERS, *HEADS, "/api/embed", *(f"/v1/attnlens/{name}" for name in NATIVE_ROUTES))
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 1 << 64) | st.floats(allow_nan=False) | st.text(max_size=9),
     lambda values: st.lists(values, max_size=2) | st.dictionaries(st.text(max_size=5), values, max_size=2),
@@ -163,12 +165,10 @@ def values(document: dict[str, Any]) -> Values:
     return Values(document)
 
 
-@pytest.mark.parametrize("path", POSTED)
-@settings(max_examples=12)
-@given(st.data())
-def test_responses_to_any_body_conform(
+def check_response(
     mounted: Mounted, document: dict[str, Any], values: Values, path: str, data: st.DataObject
 ) -> None:
+    """Check the response to a random body that the document allows, or a similar one."""
     operation = document["paths"][path]["post"]
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
     body = data.draw(values.of(schema), label="body")
@@ -182,6 +182,29 @@ def test_responses_to_any_body_conform(
     lines = response.body.splitlines() if media_type.endswith("ndjson") else [response.body]
     for line in lines:
         check_schema(json.loads(line), documented[media_type]["schema"], document)
+
+
+@pytest.mark.parametrize("path", POSTED)
+@settings(max_examples=12)
+@given(st.data())
+def test_responses_to_any_body_conform(
+    mounted: Mounted, document: dict[str, Any], values: Values, path: str, data: st.DataObject
+) -> None:
+    check_response(mounted, document, values, path, data)
+
+
+@pytest.fixture(scope="module")
+def reranker(classifier_bundle: Callable[[str], Path]) -> Iterator[Mounted]:
+    with Mounted(classifier_bundle("reranker")) as mounted:
+        yield mounted
+
+
+@pytest.mark.parametrize("path", ["/", *HEADS])
+@settings(max_examples=25)
+@given(st.data())
+def test_responses_of_a_reranker_conform(reranker: Mounted, path: str, data: st.DataObject) -> None:
+    document = reranker.ask("GET", "/openapi.json").json
+    check_response(reranker, document, Values(document), path, data)
 
 
 @pytest.mark.parametrize(

@@ -210,11 +210,10 @@ def test_health_checks_have_no_body(path: str, http: HttpClient) -> None:
     assert http.ask("GET", path) == (200, None)
 
 
-@pytest.mark.parametrize("path", ["/predict", "/rerank", "/embed_sparse"])
-def test_routes_of_other_models_answer_as_tei_does(path: str, http: HttpClient) -> None:
-    status, kind, message = problem(http, path, {"inputs": "a"})
+def test_sparse_embeddings_are_rejected_as_by_tei(http: HttpClient) -> None:
+    status, kind, message = problem(http, "/embed_sparse", {"inputs": "a"})
     assert (status, kind) == (424, "Backend")
-    assert message == f"{path} needs another type of model, and this is an embedding model: use /embed"
+    assert message == "/embed_sparse needs a sparse model, which attnlens does not serve"
 
 
 @pytest.mark.parametrize(
