@@ -138,12 +138,33 @@ def scored(request: pb.ScoreRequest) -> pb.ScoreResponse:
     response = pb.ScoreResponse(model=NAME, model_version=VERSION, activation=Activation.ACTIVATION_IDENTITY)
     documents = [*request.documents, *(pair.second for pair in request.pairs)]
     for index, document in enumerate(documents):
-        response.results.add(index=index, logit=len(document), score=len(document), num_parts=1)
+        result = response.results.add(index=index, logit=len(document), score=len(document), num_parts=1)
+        if request.HasField("explanation"):
+            _explain(result, request.query, document)
         response.usages.append(_usage(1))
     if request.documents:
         response.results.sort(key=lambda result: -result.logit)
         del response.results[request.top_n or len(documents) :]
     return response
+
+
+def _explain(result: pb.ScoreResult, query: str, document: str) -> None:
+    """Add equal contributions of all characters; half the logit is baseline."""
+    half = result.logit / 2
+    explained = result.explanation
+    explained.tokens.extend(tokens(pb.Input(text_pair=pb.TextPair(first=query, second=document))))
+    count = len(explained.tokens)
+    explained.usage.CopyFrom(_usage(count))
+    explained.target_value = result.logit
+    scores = explained.scores.add(
+        method=ExplainMethod.EXPLAIN_METHOD_CONTRIBUTIONS,
+        baseline=half,
+        sum=result.logit,
+        expected_sum=result.logit,
+    )
+    scores.values.CopyFrom(_tensor([half / count] * count, DataType.DATA_TYPE_FLOAT32))
+    explained.sums_by_source.text = half
+    explained.sums_by_source.baseline = half
 
 
 def classified(request: pb.ClassifyRequest) -> pb.ClassifyResponse:

@@ -173,6 +173,13 @@ def test_calls_are_split_by_the_server_limits_and_retried(server: ScriptedServer
 
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "rather_than alone": ({"rather_than": "a"}, ValueError, "rather_than is set, but to is not"),
+    "an index alone": ({"rather_than": 1}, ValueError, "rather_than is a label, but label is not set"),
+    "a label and a text": (
+        {"label": 0, "to": "a"},
+        ValueError,
+        "label is set in addition to to or direction",
+    ),
+    "a pair as a label": ({"label": ("a", "b")}, TypeError, "label is tuple: use the name or index"),
     "two targets": ({"to": "a", "direction": [1.0]}, ValueError, "to and direction are both set"),
     "a matrix": ({"direction": [[1.0]]}, ValueError, r"direction has the shape \(1, 1\): use a vector"),
     "words for a direction": ({"direction": "up"}, TypeError, "direction is str: use a vector of numbers"),

@@ -142,6 +142,46 @@ def test_invalid_scores_are_rejected(connect: Call, server: ScriptedServer, case
         call("score", "q", ["a", "bb", "ccc"], model="scripted")
 
 
+def test_explained_documents_of_several_calls_are_ranked_together(connect: Call) -> None:
+    with ScriptedServer(max_inputs_per_request=2) as server, connect(server.address) as call:
+        ranked = call("rerank", "q", DOCUMENTS, top_n=3, explain=True, level="tokens")
+    assert [each.explanation.target_value for each in ranked] == [9, 9, 3]
+    assert ranked[0].explanation.sums_by_source == {
+        "text": 4.5,
+        "second_text": 0,
+        "prompt": 0,
+        "special": 0,
+        "ids": 0,
+        "baseline": 4.5,
+    }
+    assert "explanation=Explanation(" in repr(ranked[0])
+    assert "baseline +4.5" in ranked[0]._repr_html_()
+    assert {request.explanation.level for request in sent(server)} == {1}
+
+
+EXPLAINED: dict[str, tuple[Change, str]] = {
+    "no explanation": (lambda result: result.ClearField("explanation"), "an explanation"),
+    "a token missing": (lambda result: result.explanation.tokens.pop(), "tokens, expected"),
+    "other contributions": (lambda result: put(result.explanation.scores[0].values, 0, 7), "with the sum"),
+    "other sums": (lambda result: setattr(result.explanation.sums_by_source, "text", 7), "sums by source"),
+    "infinite sums": (
+        lambda result: setattr(result.explanation.sums_by_source, "token_ids", np.inf),
+        "infinite",
+    ),
+    "another target": (lambda result: setattr(result.explanation, "target_value", 7), "the target value 7"),
+}
+
+
+@pytest.mark.parametrize("case", EXPLAINED)
+def test_invalid_explanations_of_documents_are_rejected(
+    connect: Call, server: ScriptedServer, case: str
+) -> None:
+    change, message = EXPLAINED[case]
+    server.change = wrong(lambda reply: change(reply.results[1]))
+    with connect(server.address) as call, pytest.raises(BadReplyError, match=message):
+        call("rerank", "q", ["a", "bb", "ccc"], explain=True, level="tokens")
+
+
 @pytest.mark.parametrize("case", CLASSIFY)
 def test_invalid_classifications_are_rejected(connect: Call, server: ScriptedServer, case: str) -> None:
     change, message = CLASSIFY[case]

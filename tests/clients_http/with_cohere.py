@@ -90,8 +90,11 @@ def check_rerank_errors_are_those_of_the_client(server: Server) -> None:
         client.rerank(**reranking(model="other"))
     with raises(cohere.BadRequestError, "query is empty"):
         client.rerank(**reranking(query=""))
-    with raises(cohere.BadRequestError, "relevant_spans is not supported"):
-        client.rerank(**reranking(relevant_spans=cohere.RerankRelevantSpans(mode="enabled")))
+    spanned = client.rerank(**reranking(relevant_spans=cohere.RerankRelevantSpans(mode="enabled")))
+    for each in spanned.results:
+        for span in each.relevant_spans:
+            assert 0 <= span.start < span.end <= len(DOCUMENTS[each.index])
+            assert 0.1 <= span.score <= 1 + 1e-6
     with raises(cohere.BadRequestError, "no embeddings", "/rerank"):
         client.embed(**options(server.reranker))
     with server.reranker.full(), raises(cohere.TooManyRequestsError, "try again later"):

@@ -26,8 +26,7 @@ CHANGES = {
 
 # Field numbers set aside for future methods. `reserved` in the .proto files would block them forever.
 FREE_NUMBERS = {
-    "ExplainRequest": (15, 16, 17),
-    "Explanation": (7,),
+    "ExplainRequest": (16, 17),
     "CompareRequest": (13,),
     "Activation": (9,),
     "PairMatrix": (4,),

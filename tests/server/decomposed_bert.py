@@ -6,13 +6,15 @@ token and one for all biases, which every layer maps to such a sum. Everything i
 Shapes: S sources (T tokens and the biases), T tokens, D hidden size, H heads, C labels.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
 
-def contributions(model: torch.nn.Module, **inputs: Tensor) -> np.ndarray:
+def contributions(model: Any, **inputs: Tensor) -> np.ndarray:
     """Return the contributions (S, C) of the tokens, then of the biases, of one text to the logits."""
     model = model.double().eval()
     with torch.no_grad():
@@ -22,10 +24,10 @@ def contributions(model: torch.nn.Module, **inputs: Tensor) -> np.ndarray:
             parts = _layer(layer, parts, bert.config.num_attention_heads)
         pooled = _linear(bert.pooler.dense, parts[:, 0])  # (S, D)
         total = pooled.sum(0)
-        return _linear(model.classifier, pooled * (torch.tanh(total) / total)).numpy()
+        return np.asarray(_linear(model.classifier, pooled * (torch.tanh(total) / total)))
 
 
-def _embedded(embeddings: torch.nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+def _embedded(embeddings: Any, inputs: dict[str, Tensor]) -> Tensor:
     """Return the parts (S, T, D) of the first hidden state. A token's part is its own embedding."""
     ids, types = inputs["input_ids"][0], inputs["token_type_ids"][0]
     vectors = embeddings.word_embeddings(ids) + embeddings.token_type_embeddings(types)
@@ -36,11 +38,11 @@ def _embedded(embeddings: torch.nn.Module, inputs: dict[str, Tensor]) -> Tensor:
     return parts
 
 
-def _layer(layer: torch.nn.Module, parts: Tensor, num_heads: int) -> Tensor:
+def _layer(layer: Any, parts: Tensor, num_heads: int) -> Tensor:
     own, hidden = layer.attention.self, parts.sum(0)
 
     def split(vectors: Tensor) -> Tensor:  # (..., T, D) -> (..., H, T, D / H)
-        return vectors.unflatten(-1, (num_heads, -1)).transpose(-2, -3)
+        return vectors.reshape(*vectors.shape[:-1], num_heads, -1).transpose(-2, -3)
 
     query, key = split(own.query(hidden)), split(own.key(hidden))
     attention = (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1)  # (H, T, T)

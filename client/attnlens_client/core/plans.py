@@ -602,8 +602,9 @@ def _set_target(
         TypeError, ValueError: The arguments are incompatible, or one cannot be encoded.
     """
     if rather_than is not None and (to is None or isinstance(rather_than, int)):
-        needed = "label" if isinstance(rather_than, int) else "to or label"
-        raise ValueError(f"rather_than is set, but {needed} is not: set what to compare it with")
+        if isinstance(rather_than, int):
+            raise ValueError("rather_than is a label, but label is not set: set label")
+        raise ValueError("rather_than is set, but to is not: set to, or label for a classifier")
     if direction is not None and to is not None:
         raise ValueError("to and direction are both set: choose one")
     if direction is not None:

@@ -250,7 +250,7 @@ def read_texts(path: Path | None) -> list[str]:
 
 
 def pairs_of(lines: Sequence[str]) -> list[tuple[str, str]]:
-    """Return pairs of a query and a document: in turn, the query starts the document or is unrelated."""
+    """Return pairs of a query and a document. In turn, the query starts the document or does not."""
     pairs = []
     for number, line in enumerate(lines):
         words = line.split()

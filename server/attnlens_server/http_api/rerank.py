@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from attnlens.classifiers import ScoreActivation
+from attnlens.explanations import ExplainLevel, relevant_spans
 from attnlens_server.bundle import Model
 from attnlens_server.engine import Engine
-from attnlens_server.errors import NotSupportedError, RequestError
+from attnlens_server.errors import RequestError
 from attnlens_server.http_api import tei
 from attnlens_server.http_api.exchange import (
     BodyParser,
@@ -35,13 +36,15 @@ from attnlens_server.http_api.json_bodies import (
     text_inputs,
     truncation,
 )
+from attnlens_server.serving.explanations import words_of_document
 from attnlens_server.serving.requests import LongDocuments, ScoreRequest
-from attnlens_server.serving.results import ScoreResult
+from attnlens_server.serving.results import Explanation, ScoreResult
 from attnlens_server.serving.service import ModelService
 
 _TRUNCATED_SIDE = "right"  # of documents, with all tokenizers
 _RESULT_BYTES = 100  # a result without its document
 Count = Annotated[int, msgspec.Meta(ge=0)]
+_SPAN_THRESHOLD = 0.1  # Cohere's default
 
 
 class Document(msgspec.Struct):
@@ -51,11 +54,11 @@ class Document(msgspec.Struct):
 
 
 class RelevantSpans(msgspec.Struct):
-    """Request for the relevant parts of each document. Not supported, unless the mode is `disabled`."""
+    """Request for the relevant parts of each document."""
 
     mode: Literal["enabled", "disabled"] = "enabled"
     threshold: float | None = None
-    max_spans: int | None = None
+    max_spans: Count | None = None
 
 
 class RerankOptions(msgspec.Struct, kw_only=True):
@@ -72,7 +75,7 @@ class RerankOptions(msgspec.Struct, kw_only=True):
         truncation: Voyage's name for `truncate`.
         raw_scores: Whether to return logits instead of scores from 0 to 1.
         use_activation: vLLM's opposite of `raw_scores`.
-        relevant_spans: Not supported.
+        relevant_spans: Whether and how to return the relevant parts of each document.
     """
 
     query: str | Document
@@ -91,6 +94,11 @@ class RerankOptions(msgspec.Struct, kw_only=True):
     def truncates(self) -> bool:
         """Whether to truncate long documents."""
         return self.truncate is not False and self.truncation is not False
+
+    @property
+    def has_spans(self) -> bool:
+        """Whether to return the relevant parts of each document."""
+        return self.relevant_spans is not None and self.relevant_spans.mode == "enabled"
 
     @property
     def is_voyage(self) -> bool:
@@ -222,9 +230,6 @@ class RerankRoutes:
         return self._request(body, "documents")
 
     def _request(self, body: RerankOptions, field: str) -> ScoreRequest:
-        spans = body.relevant_spans
-        if spans is not None and spans.mode == "enabled":
-            raise NotSupportedError("relevant_spans is not supported: omit it")
         return ScoreRequest(
             model=body.model,
             query=_text(body.query),
@@ -235,6 +240,7 @@ class RerankRoutes:
             long_documents=LongDocuments.TRUNCATE if body.truncates else LongDocuments.REJECT,
             max_tokens_per_document=body.max_tokens_per_doc or 0,
             activation=body.activation,
+            explanation_level=ExplainLevel.WORDS if body.has_spans else None,
         )
 
     async def _respond(
@@ -248,6 +254,10 @@ class RerankRoutes:
         results: list[dict[str, Any]] = [
             {"index": score.index, "relevance_score": score.score} for score in result.scores
         ]
+        if body.relevant_spans is not None:
+            for ranked, score in zip(results, result.scores, strict=True):
+                if score.explanation is not None:
+                    ranked["relevant_spans"] = _spans(body.relevant_spans, score.explanation)
         if body.return_documents:
             for ranked in results:
                 text = _text(documents[ranked["index"]])
@@ -290,3 +300,10 @@ def _weaviate_reply(body: RerankBody, result: ScoreResult) -> dict[str, Any]:
         "property": body.weaviate_property,
         "scores": [{"document": _text(documents[score.index]), "score": score.score} for score in scores],
     }
+
+
+def _spans(options: RelevantSpans, explanation: Explanation) -> list[dict[str, Any]]:
+    """Return the relevant parts of a document, as code points."""
+    threshold = _SPAN_THRESHOLD if options.threshold is None else options.threshold
+    found = relevant_spans(*words_of_document(explanation), threshold=threshold, max_spans=options.max_spans)
+    return [{"start": span.start, "end": span.end, "score": span.score} for span in found]

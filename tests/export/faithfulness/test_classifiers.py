@@ -9,10 +9,11 @@ import pytest
 
 import attnlens_server
 from attnlens.explanations import ExplainMethod, rank_correlation
+from attnlens_client.arguments import ExplainMethodName
 from attnlens_export.errors import SourceError
 from attnlens_export.faithfulness.measure import measure_at_export, measure_faithfulness, pairs_of
 
-METHODS = ("contributions", "rollout", "received_attention")
+METHODS: tuple[ExplainMethodName, ...] = ("contributions", "rollout", "received_attention")
 TEXTS = [f"{first} it was {second}" for first in ("the man", "a sea", "rain") for second in "abcd"]
 
 

@@ -158,9 +158,9 @@ def test_requests_of_the_page_are_answered(reranker: HeadServer) -> None:
         ({"query": "a", "documents": ["b"], "top_n": -1}, 400, "top_n is invalid: expected `int` >= 0"),
         ({"query": "a", "documents": ["b"], "model": "rerank-v3.5"}, 404, "the model 'rerank-v3.5' is not"),
         (
-            {"query": "a", "documents": ["b"], "relevant_spans": {"mode": "enabled", "threshold": 0.1}},
+            {"query": "a", "documents": ["b"], "relevant_spans": {"max_spans": -1}},
             400,
-            "relevant_spans is not supported: omit it",
+            "relevant_spans.max_spans is invalid: expected `int` >= 0",
         ),
         (b"[]", 400, "the body is invalid: expected `object`, got `array`"),
     ],
@@ -176,7 +176,29 @@ def test_invalid_bodies_are_rejected_by_field(
 
 def test_disabled_spans_are_accepted(reranker: HeadServer) -> None:
     body = {"query": "a", "documents": ["b"], "relevant_spans": {"mode": "disabled"}}
-    assert reranker.http.ask("POST", "/v2/rerank", body)[0] == 200
+    found, value = reranker.http.ask("POST", "/v2/rerank", body)
+    assert found == 200
+    assert "relevant_spans" not in value["results"][0]
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+def test_relevant_spans_are_words_of_the_document(path: str, reranker: HeadServer) -> None:
+    documents = ["naïve 😀 café in the sea and it rained", "the man and the sea"]
+    spans = {"mode": "enabled", "threshold": 0.0}
+    body = {"query": "the man", "documents": documents, "relevant_spans": spans}
+    status, value = reranker.http.ask("POST", path, body)
+    assert status == 200
+    for ranked in value["results"]:
+        found, document = ranked["relevant_spans"], documents[ranked["index"]]
+        assert sum(span["score"] for span in found) <= 1 + 1e-6
+        for span in found:
+            assert span["score"] > 0
+            assert {*document[span["start"] : span["end"]].split()} <= {*document.split()}
+    assert any(ranked["relevant_spans"] for ranked in value["results"])
+    one = reranker.http.ask("POST", path, body | {"relevant_spans": spans | {"max_spans": 1}})[1]
+    assert all(len(ranked["relevant_spans"]) <= 1 for ranked in one["results"])
+    none = reranker.http.ask("POST", path, body | {"relevant_spans": {"threshold": 1.1}})[1]
+    assert [ranked["relevant_spans"] for ranked in none["results"]] == [[], []]
 
 
 @pytest.mark.parametrize(

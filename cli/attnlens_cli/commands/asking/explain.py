@@ -87,12 +87,8 @@ def explain(
     embedding, the cosine with another text, or the difference of two cosines with --rather-than. For a
     reranker, it is the logit of TEXT with --text-pair; for a classifier, the logit of --label.
     """
-    if rather_than is not None and to is None and label is None:
-        raise click.UsageError("--rather-than needs --to or --label")
-    if target_prompt_name is not None and to is None:
-        raise click.UsageError("--target-prompt-name needs --to")
-    if label is not None and to is not None:
-        raise click.UsageError("--label and --to exclude each other")
+    targets = {"to": to, "label": label, "rather_than": rather_than}
+    _check_targets(to, label, rather_than, target_prompt_name)
     if html is not None and text_pair is not None:
         raise click.UsageError("--html shows single texts: omit --text-pair")
     if options["head_contributions"] and not as_json:
@@ -102,12 +98,7 @@ def explain(
     path = None if html is None else checked_path(html, "--html", PAGE_SUFFIXES)
     selected = _methods(methods, verify=verify)
     options |= {"methods": selected, "level": "words" if words else "tokens"}
-    options |= {
-        "to": to,
-        "rather_than": rather_than,
-        "target_prompt_name": target_prompt_name,
-        "label": label,
-    }
+    options |= {**targets, "target_prompt_name": target_prompt_name}
     explanation, page = _fetch(text, text_pair, server, options, with_page=path is not None)
     if path is not None and page is not None:
         write_page(path, page)
@@ -115,7 +106,7 @@ def explain(
         from attnlens_cli.show.as_json import explanation_as_json
 
         content = {"model": explanation.model, "model_version": explanation.model_version, "text": text}
-        targets = {"text_pair": text_pair, "to": to, "label": label, "rather_than": rather_than}
+        targets = {"text_pair": text_pair, **targets}
         content |= {name: value for name, value in targets.items() if value is not None}
         click.echo(printable_json(content | explanation_as_json(explanation, verify=verify)))
         return
@@ -130,6 +121,17 @@ def explain(
     print_caveat(
         console, selected[0], "" if verify else "Add --verify to compare with leaving out each word."
     )
+
+
+def _check_targets(
+    to: str | None, label: str | None, rather_than: str | None, target_prompt_name: str | None
+) -> None:
+    if rather_than is not None and to is None and label is None:
+        raise click.UsageError("--rather-than needs --to or --label")
+    if target_prompt_name is not None and to is None:
+        raise click.UsageError("--target-prompt-name needs --to")
+    if label is not None and to is not None:
+        raise click.UsageError("--label and --to exclude each other")
 
 
 def _methods(methods: tuple[str, ...], *, verify: bool) -> list[str]:
