@@ -51,16 +51,14 @@ from attnlens_client.model_info import (
 from attnlens_client.results import (
     Attention,
     AttentionPart,
-    Classification,
     Embeddings,
     EncodedText,
-    RankedDocument,
-    Scores,
     TextPart,
     Token,
     TokenizedText,
     Usage,
 )
+from attnlens_client.scores import Classification, RankedDocument, Scores
 
 __all__ = [
     "AsyncClient",

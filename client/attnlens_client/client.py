@@ -24,14 +24,12 @@ from attnlens_client.model_info import ModelInfo
 from attnlens_client.results import (
     Array,
     AttentionPart,
-    Classification,
     Embeddings,
     EncodedText,
-    RankedDocument,
-    Scores,
     TextPart,
     TokenizedText,
 )
+from attnlens_client.scores import Classification, RankedDocument, Scores
 
 
 class BlockingMethods:

@@ -38,7 +38,8 @@ from attnlens_client.core.replies import (
 from attnlens_client.explanations import Explanation
 from attnlens_client.model_info import ModelInfo
 from attnlens_client.progress import Progress, checked_progress
-from attnlens_client.results import Array, Classification, RankedDocument, Scores, Usage
+from attnlens_client.results import Array, Usage
+from attnlens_client.scores import Classification, RankedDocument, Scores
 
 ScorePlan: TypeAlias = Plan[pb.ScoreRequest, pb.ScoreResponse, Scores]
 RerankPlan: TypeAlias = Plan[pb.ScoreRequest, pb.ScoreResponse, list[RankedDocument]]
