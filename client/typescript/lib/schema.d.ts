@@ -507,13 +507,13 @@ export interface components {
             /** @description Result of each query, in the order of the request. Empty in a stream. */
             attention: components["schemas"]["attnlens.v1.AttentionResult"][];
         };
-        /** @description Comparison of the graphs in one engine with the PyTorch encoder. The engine runs them like a server does: embeddings in one precision, attention and contributions in fp32. */
+        /** @description Comparison of the graphs in one engine with the PyTorch encoder. The engine runs them like a server does: embeddings or the logits of a classifier in one precision, other graphs in fp32. */
         "attnlens.v1.EngineCheck": {
             /** @description Engine, by package name, such as `openvino`. */
             engine: string;
             /** @description Version of the package. */
             version: string;
-            /** @description Precision of embeddings. */
+            /** @description Precision of embeddings or logits. */
             precision: components["schemas"]["attnlens.v1.Precision"];
             /** @description Device in the engine's notation, such as `CPU`. */
             device: string;
@@ -631,7 +631,7 @@ export interface components {
             rank_correlation: number | null;
             /** @description Number of texts measured. */
             num_texts: number;
-            /** @description How much more the embedding moves, as 1 - cosine, when the 10 to 50 % of tokens with the highest scores are left out than when those with the lowest scores are. NaN if not measured. */
+            /** @description How much more the embedding moves, as 1 - cosine, when the 10 to 50 % of tokens with the highest scores are left out than when those with the lowest scores are. For a classifier, how much more its highest logit decreases. NaN if not measured. */
             deletion_difference: number | null;
             /** @description Name of a baseline ranking that explains nothing: `random numbers` or `length of the token`. Empty for a method. */
             control: string;
@@ -648,7 +648,7 @@ export interface components {
             role: components["schemas"]["attnlens.v1.OutputRole"];
             /** @description Quantity that the gate limits. */
             kind: components["schemas"]["attnlens.v1.GateKind"];
-            /** @description The limit: a lower limit for cosines, otherwise an upper limit. Equal values pass. */
+            /** @description The limit: a lower limit for cosines and rank agreement, otherwise an upper limit. Equal values pass. */
             limit: number | null;
             /** @description The measured value. */
             value: number | null;
@@ -666,9 +666,11 @@ export interface components {
          *     - `max_batch_difference`: Maximum difference between a text alone and the same text in a batch.
          *     - `max_incompleteness`: Maximum of |d . p - sum| / (|d| |p|), where the sum is that of scores and baseline. For head contributions, it is compared with the change of the sum when head gates are closed.
          *     - `max_repeat_difference`: Maximum difference between runs of a graph on the same input with the same number of threads. The limit is 0.
+         *     - `min_rank_agreement`: Kendall's rank correlation of logits with those in fp32, over the documents of each query, or over the texts of a kind for each label.
+         *     - `max_logit_error`: Maximum of |logit - logit in fp32|, relative to the standard deviation of the logits in fp32.
          * @enum {string}
          */
-        "attnlens.v1.GateKind": "unspecified" | "max_abs_error" | "min_cosine" | "mean_cosine" | "max_fp16_value" | "max_batch_difference" | "max_incompleteness" | "max_repeat_difference";
+        "attnlens.v1.GateKind": "unspecified" | "max_abs_error" | "min_cosine" | "mean_cosine" | "max_fp16_value" | "max_batch_difference" | "max_incompleteness" | "max_repeat_difference" | "min_rank_agreement" | "max_logit_error";
         /** @description Response message for EncoderService.GetModel. */
         "attnlens.v1.GetModelResponse": {
             /** @description The model. */
