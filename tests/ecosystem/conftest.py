@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ecosystem.tools import MINILM, TOOLS, Answers, run_tool, table
+from ecosystem.tools import MINILM, TOOLS, Answers, Reranker, run_tool, table
 
 if TYPE_CHECKING:
     from ecosystem.samples import Sample
+    from trained_heads import TrainedHeads
 
 DIFFERENCES = pytest.StashKey[dict[tuple[str, str], float]]()
 
@@ -27,13 +28,23 @@ def samples(
 
 
 @pytest.fixture(scope="session")
-def ask(samples: "dict[str, Sample]", tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Answers]:
+def reranker(trained_heads: "TrainedHeads", tmp_path_factory: pytest.TempPathFactory) -> Reranker:
+    """Return a reranker with trained weights."""
+    from ecosystem.samples import draw_reranker  # noqa: PLC0415 - imports torch
+
+    return draw_reranker(trained_heads.reranker, tmp_path_factory.mktemp("reranker"))
+
+
+@pytest.fixture(scope="session")
+def ask(
+    samples: "dict[str, Sample]", reranker: Reranker, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Answers]:
     """Return a function that returns the results of a tool."""
     answers: dict[str, Answers] = {}
 
     def answer(tool: str) -> Answers:
         if tool not in answers:
-            answers[tool] = run_tool(TOOLS[tool], samples, tmp_path_factory.mktemp("answers"))
+            answers[tool] = run_tool(TOOLS[tool], samples, reranker, tmp_path_factory.mktemp("answers"))
         return answers[tool]
 
     return answer

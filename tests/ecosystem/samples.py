@@ -3,6 +3,7 @@
 The reference is sentence-transformers with PyTorch on the checkpoint, not the bundle.
 """
 
+import csv
 import json
 import shutil
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from attnlens_export import ExportOptions, export_bundle
 from attnlens_export.parity.grid import small_grid
+from ecosystem.tools import RERANKER, Reranker
 from odd_models import OddModel
 from references import TEXTS
 
@@ -114,3 +116,13 @@ def draw(kind: Kind, directory: Path) -> Sample:
 
 def write(path: Path, content: object) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def draw_reranker(checkpoint: Path, directory: Path) -> Reranker:
+    """Export a trained reranker. The reference is sentence-transformers with PyTorch on the checkpoint."""
+    bundle = directory / RERANKER
+    export_bundle(checkpoint, bundle, ExportOptions(grid=small_grid(32), faithfulness=False))
+    rows = (DATA / "stsb-en-dev.csv").read_text("utf-8").splitlines()
+    pairs = [(first, second) for first, second, _ in csv.reader(rows[:40])]
+    logits = CrossEncoder(str(checkpoint), device="cpu").predict(pairs, activation_fn=torch.nn.Identity())
+    return Reranker(bundle, pairs, [float(logit) for logit in logits])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ecosystem.tools import ATTENTION_TEXTS, MINILM, SAMPLES_OF, TOOLS, Answers
+from ecosystem.tools import ATTENTION_TEXTS, MINILM, RERANKER, SAMPLES_OF, TOOLS, Answers, Reranker
 
 if TYPE_CHECKING:
     from ecosystem.samples import Sample
@@ -75,3 +75,13 @@ def test_transformers_js_differs_only_for_truncated_texts(name: str, samples: Sa
     differences = np.abs(vectors - sample.vectors).max(axis=1)
     assert (differences[~sample.is_cut] <= TOLERANCE).all()
     assert (differences[sample.is_cut] > 1e-4).all()
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_reranker_has_the_logits_of_the_checkpoint(
+    tool: str, reranker: Reranker, ask: Ask, differences: dict[tuple[str, str], float]
+) -> None:
+    logits = np.array(ask(tool)[RERANKER]["score"])
+    differences[tool, RERANKER] = float(np.abs(logits - reranker.logits).max())
+    assert np.ptp(reranker.logits) > 1
+    assert differences[tool, RERANKER] <= TOLERANCE

@@ -30,12 +30,25 @@ SAMPLES_OF = {
     "embed with attentions by default": [MINILM],
     "attend": [MINILM, "roberta"],
 }
+RERANKER = "reranker"
 
 Calls = dict[str, tuple[str, dict[str, Any]]]
 """Function and arguments, by call name."""
 
 Answers = dict[str, dict[str, Any]]
 """Results of a tool by sample, then by call."""
+
+
+@dataclass(frozen=True)
+class Reranker:
+    """The bundle of a trained reranker, and its logits with transformers."""
+
+    bundle: Path
+    pairs: list[tuple[str, str]]
+    logits: list[float]
+
+    def calls(self) -> Calls:
+        return {"score": ("score", {"bundle": str(self.bundle), "pairs": self.pairs})}
 
 
 @dataclass(frozen=True)
@@ -109,10 +122,11 @@ TOOLS = {
 }
 
 
-def run_tool(tool: Tool, samples: dict[str, "Sample"], directory: Path) -> Answers:
+def run_tool(tool: Tool, samples: dict[str, "Sample"], reranker: Reranker, directory: Path) -> Answers:
     if not (PYTHON.exists() and (NODE_PROJECT / "node_modules").exists()):
         pytest.fail("the environments of the tools are absent: make test-ecosystem")
     calls = {name: _needed(name, tool.calls(sample)) for name, sample in samples.items()}
+    calls[RERANKER] = reranker.calls()
     flat = [call for each in calls.values() for call in each.values()]
     (directory / "calls.json").write_text(json.dumps(flat), encoding="utf-8")
     # An empty cache and no hub access: all files are loaded from the bundle.

@@ -4,6 +4,7 @@ from typing import Any
 
 from fastembed import TextEmbedding
 from fastembed.common.model_description import ModelSource, PoolingType
+from fastembed.rerank.cross_encoder import TextCrossEncoder
 
 
 def embed(bundle: str, texts: list[str], name: str, pooling: str, normalize: bool, dim: int) -> list[Any]:
@@ -17,3 +18,10 @@ def embed(bundle: str, texts: list[str], name: str, pooling: str, normalize: boo
     )
     model = TextEmbedding(name, specific_model_path=bundle)
     return list(model.embed(texts, batch_size=8))
+
+
+def score(bundle: str, pairs: list[tuple[str, str]]) -> list[float]:
+    TextCrossEncoder.add_custom_model(
+        model="reranker", sources=ModelSource(hf="reranker"), model_file="onnx/model.onnx"
+    )
+    return list(TextCrossEncoder("reranker", specific_model_path=bundle).rerank_pairs(pairs, batch_size=8))

@@ -3,7 +3,11 @@
 from typing import Any
 
 import torch
-from optimum.onnxruntime import ORTModelForCustomTasks, ORTModelForFeatureExtraction
+from optimum.onnxruntime import (
+    ORTModelForCustomTasks,
+    ORTModelForFeatureExtraction,
+    ORTModelForSequenceClassification,
+)
 from transformers import AutoTokenizer
 
 
@@ -28,3 +32,11 @@ def attend(bundle: str, texts: list[str]) -> list[Any]:
     outputs = model(**tokenizer(texts, padding=True, truncation=True, return_tensors="pt"))
     # Each layer's: (texts, heads, tokens, tokens).
     return [outputs[f"attentions.{layer}"] for layer in range(model.config.num_hidden_layers)]
+
+
+def score(bundle: str, pairs: list[tuple[str, str]]) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(bundle)
+    model = ORTModelForSequenceClassification.from_pretrained(bundle, file_name="model.onnx")
+    queries, documents = zip(*pairs, strict=True)
+    batch = tokenizer(queries, documents, padding=True, truncation=True, return_tensors="pt")
+    return model(**batch).logits[:, 0]

@@ -2,7 +2,7 @@
 
 import path from "node:path";
 
-import { AutoModel, AutoTokenizer, env, pipeline } from "@huggingface/transformers";
+import { AutoModel, AutoModelForSequenceClassification, AutoTokenizer, env, pipeline } from "@huggingface/transformers";
 
 env.allowRemoteModels = false;
 
@@ -40,4 +40,14 @@ export async function attend({ bundle, texts }) {
   const outputs = await model(tokenizer(texts, { padding: true, truncation: true }));
   const layers = Object.keys(outputs).filter((output) => output.startsWith("attentions."));
   return layers.map((layer) => outputs[layer].tolist()); // each: texts x heads x tokens x tokens
+}
+
+export async function score({ bundle, pairs }) {
+  env.localModelPath = path.dirname(bundle);
+  const name = path.basename(bundle);
+  const tokenizer = await AutoTokenizer.from_pretrained(name);
+  const model = await AutoModelForSequenceClassification.from_pretrained(name, { dtype: "fp32" });
+  const [queries, documents] = [pairs.map((pair) => pair[0]), pairs.map((pair) => pair[1])];
+  const { logits } = await model(tokenizer(queries, { text_pair: documents, padding: true, truncation: true }));
+  return logits.tolist().map(([logit]) => logit);
 }
