@@ -6,6 +6,7 @@ Untrusted text is sent only as JSON, which the script inserts as text content.
 
 import html
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from attnlens_viewer.document import asset, encoded_maps
@@ -31,7 +32,7 @@ _SHELL = """<!doctype html>
 </head>
 <body>
 <main id="attnlens" data-model="{model}"></main>
-<noscript>This page draws attention maps with its own script: allow scripts to see it.</noscript>
+<noscript>This page draws its results with its own script: allow scripts to see them.</noscript>
 </body>
 </html>
 """
@@ -39,13 +40,21 @@ _SHELL = """<!doctype html>
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveModel:
-    """Model information for the start page."""
+    """Model information for the start page.
+
+    Attributes:
+        can_explain: Whether the server computes contributions.
+        labels: Labels of a classifier. A reranker has one. Empty for an embedding model.
+        takes_pairs: Whether a pair of texts can be one input.
+    """
 
     name: str
     num_layers: int
     num_heads: int
     max_tokens: int
     can_explain: bool
+    labels: Sequence[str] = ()
+    takes_pairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-// Controls shared by all views: layer, head, words or tokens, special tokens and color scale.
+// Controls shared by several views: layer, head, words or tokens, special tokens and color scale.
 import type { Scale } from "./color";
-import { Choices, element, press, toggle } from "./dom";
+import { Choices, element, newId, press, toggle } from "./dom";
 import type { Actions, Frame } from "./state";
 import type { Level } from "./units";
 
@@ -30,6 +30,23 @@ export class Stepper {
       this.select,
       makeButton("›", `Next ${label.toLowerCase()}`, 1),
     );
+  }
+
+  show(value: number): void {
+    this.select.value = String(value);
+  }
+}
+
+/** A select element below its label. */
+export class Selector {
+  readonly element: HTMLElement;
+  private readonly select: HTMLSelectElement;
+
+  constructor(label: string, options: [number, string][], onChoose: (value: number) => void) {
+    const id = newId("select");
+    this.select = element("select", { id }, ...options.map(([value, text]) => element("option", { value }, text)));
+    this.select.addEventListener("change", () => onChoose(Number(this.select.value)));
+    this.element = element("div", { class: "selector" }, element("label", { for: id, class: "label" }, label), this.select);
   }
 
   show(value: number): void {

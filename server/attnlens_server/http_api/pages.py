@@ -95,6 +95,8 @@ class Pages:
             num_heads=max(heads, default=0),
             max_tokens=service.max_tokens,
             can_explain=self._can_explain,
+            labels=() if model.classifier is None else model.classifier.labels,
+            takes_pairs=service.takes_pairs,
         )
 
     async def page(self, form: Form, budget: Budget) -> Page:

@@ -120,13 +120,18 @@ function sumOf(scores: ScoresData, frame: Frame, values: number[]): Node[] {
   const parts: [string, number][] = [[frame.state.level, shown]];
   if (Math.abs(hidden) > 5e-4) parts.push(["special tokens", hidden]);
   if (scores.baseline !== null) parts.push(["baseline", scores.baseline]);
+  return termsOf(parts, scores.sum, scores.target);
+}
+
+/** Return the terms of a sum and their total. */
+export function termsOf(parts: [string, number][], sum: number | null, target: string): Node[] {
   const nodes: Node[] = [];
   parts.forEach(([name, value], index) => {
     const text = index ? signedText(value) : plainText(value);
     nodes.push(element("span", { class: "term" }, element("b", {}, text), ` ${name} `));
   });
-  if (scores.sum !== null) {
-    nodes.push(element("span", { class: "term total" }, "= ", element("b", {}, plainText(scores.sum)), ` ${scores.target}`));
+  if (sum !== null) {
+    nodes.push(element("span", { class: "term total" }, "= ", element("b", {}, plainText(sum)), ` ${target}`));
   }
   return nodes;
 }
