@@ -1,4 +1,7 @@
-"""Takes screenshots of the viewer: `python docs/draw_viewer.py BUNDLE`, with Chromium and a bundle of MiniLM.
+"""Takes screenshots of the viewer: `python docs/draw_viewer.py BUNDLE RERANKER CLASSIFIER`, with Chromium.
+
+BUNDLE is a bundle of MiniLM. The others contain the models that examples/train_reranker.py trains; without them,
+their screenshots are left out.
 
 No test compares them, because fonts differ between machines.
 """
@@ -6,7 +9,8 @@ No test compares them, because fonts differ between machines.
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -24,6 +28,11 @@ CONTRAST = {
     "other": "Someone plays an instrument.",
     "rather_than": "A man is eating an apple.",
 }
+RANKING = {
+    "query": "A man is playing a guitar.",
+    "documents": "A man is eating an apple.\nSomeone plays an instrument.\nA man is playing the guitar on a stage.",
+}
+LABELS = {"text": "The government announced new taxes on Tuesday."}
 PARAGRAPH = (
     "A library lends more than books. In the mornings students sit at the long tables under the "
     "windows, and retired engineers read the newspapers of the week before. At noon a teacher brings "
@@ -59,6 +68,19 @@ def draw(address: str, browser: Browser) -> None:
     _save(dark, "viewer_long")
 
 
+def draw_ranking(address: str, browser: Browser) -> None:
+    """Take the screenshot of a ranking."""
+    page = _open(browser, address, RANKING, viewport={"width": 1000, "height": 1500}, color_scheme="light")
+    _save(page, "viewer_ranking")
+
+
+def draw_labels(address: str, browser: Browser) -> None:
+    """Take the screenshot of a classified text."""
+    page = _open(browser, address, LABELS, viewport={"width": 1000, "height": 1100}, color_scheme="light")
+    page.locator(".label-reasons .term.total").wait_for()
+    _save(page, "viewer_labels")
+
+
 def draw_walkthrough(bundle: str, browser: Browser, directory: str) -> None:
     """Take the screenshot of a page that shows attention step by step."""
     path = Path(directory) / "steps.html"
@@ -73,7 +95,7 @@ def _open(browser: Browser, address: str, fragment: Mapping[str, str], **setting
     page.set_default_timeout(10_000)
     page.goto(f"{address}#{urlencode(fragment)}")
     if fragment:
-        page.locator(".attnlens[data-ready]").wait_for()
+        page.locator(".attnlens[data-ready], .has-result .title").first.wait_for()
     return page
 
 
@@ -85,33 +107,32 @@ def _save(page: Page, name: str, selector: str | None = None) -> None:
         image.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE).save(path, optimize=True)
 
 
-def main(bundle: str) -> None:
-    """Serve a bundle and take all screenshots."""
-    command = [
-        sys.executable,
-        "-m",
-        "attnlens_cli.main",
-        "serve",
-        bundle,
-        "--port",
-        "0",
-        "--http-port",
-        "0",
-    ]
+@contextmanager
+def served(bundle: str) -> Iterator[str]:
+    """Serve a bundle and yield the URL of its page."""
+    command = [sys.executable, "-m", "attnlens_cli.main", "serve", bundle, "--port", "0", "--http-port", "0"]
     with (
         tempfile.TemporaryDirectory() as directory,
         subprocess.Popen(command, stdout=subprocess.PIPE, cwd=directory, text=True) as server,
     ):
         try:
             assert server.stdout is not None
-            address = next(line.split()[-1] for line in server.stdout if "viewer is at" in line)
-            with sync_playwright() as playwright:
-                browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-                draw(address, browser)
-                draw_walkthrough(bundle, browser, directory)
+            yield next(line.split()[-1] for line in server.stdout if "the viewer are at" in line)
         finally:
             server.terminate()
 
 
+def main(bundle: str, *heads: str) -> None:
+    """Serve the bundles and take all screenshots."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        with served(bundle) as address, tempfile.TemporaryDirectory() as directory:
+            draw(address, browser)
+            draw_walkthrough(bundle, browser, directory)
+        for head, take in zip(heads, (draw_ranking, draw_labels), strict=False):
+            with served(head) as address:
+                take(address, browser)
+
+
 if __name__ == "__main__":
-    main(str(Path(sys.argv[1]).resolve()))
+    main(*(str(Path(path).resolve()) for path in sys.argv[1:]))

@@ -77,11 +77,8 @@ export class RankingForm implements Form {
     const [violation] = error.violations;
     const [, name, index] = /^(query|documents)(?:\[(\d+)\])?$/.exec(violation?.field ?? "") ?? [];
     if (!name) return null;
-    const { num_tokens: numTokens, max_tokens: maxTokens } = error.metadata;
-    const isLong = error.reason === "INPUT_TOO_LONG" && name === "query";
-    const problem = isLong ? `has ${numTokens} tokens, but the limit is ${maxTokens}: shorten it` : violation.description;
     const subject = index === undefined ? `the ${name}` : `document ${Number(index) + 1}`;
-    return { name, message: `${subject} ${problem}` };
+    return { name, message: `${subject} ${violation.description}` };
   }
 }
 

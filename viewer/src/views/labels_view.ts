@@ -152,7 +152,9 @@ class ExplanationPart {
     const readOuts = result.texts.map(() => element("p", { class: "about" }));
     this.words = result.texts.map(([source, name], text) => {
       const point = (index: number | null): void => this.highlight(source, index);
-      return [source, new ScoredWords(`Words of the ${name}`, readOuts[text], "Select a word to see its contribution.", point)];
+      const words = new ScoredWords(`Words of the ${name}`, readOuts[text], "Select a word to see its contribution.", point);
+      words.element.dataset.source = source;
+      return [source, words];
     });
     this.content = element(
       "div",
@@ -163,7 +165,7 @@ class ExplanationPart {
       this.about,
     );
     this.element = section(
-      "text contrast",
+      "label-reasons",
       "Why this label",
       "Blue words raise the logit, orange words lower it.",
       element("div", { class: "bar" }, this.selectors.label.element, this.selectors.ratherThan.element, this.status),
