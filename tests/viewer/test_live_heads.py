@@ -142,7 +142,9 @@ def test_documents_are_sorted_and_explained(reranker: Head, open_url: Open) -> N
     for rank, (result, explanation) in enumerate(expected):
         item = f".ranking > li:nth-child({rank + 1})"
         assert page.text(f"{item} h3") == f"{rank + 1}. Document {result.index + 1}"
-        assert page.text(f"{item} .ranked-head .sum") == f"score {result.score:.4f}, logit {plain(result.logit)}"
+        assert (
+            page.text(f"{item} .ranked-head .sum") == f"score {result.score:.4f}, logit {plain(result.logit)}"
+        )
         assert shown_scores(page, f"{item} > .scored") == word_scores(explanation, "second_text")
         assert shown_scores(page, f"{item} .with-query") == word_scores(explanation, "text")
         sums = sums_of(explanation, **RANKED_SOURCES)
@@ -362,7 +364,10 @@ def test_pair_is_classified_as_one_input(topics: Head, open_url: Open) -> None:
 
 def test_text_that_cannot_be_classified_is_reported_at_its_field(topics: Head, open_url: Open) -> None:
     page = open_url(topics.url)
-    invalid = [((), "The text is empty: enter a text."), (("word " * 40,), "The text has 42 tokens, but the limit is 34: shorten it.")]
+    invalid = [
+        ((), "The text is empty: enter a text."),
+        (("word " * 40,), "The text has 42 tokens, but the limit is 34: shorten it."),
+    ]
     for texts, message in invalid:
         send(page, "Classify", *texts)
         assert page.texts(".live .error") == [message, ""]

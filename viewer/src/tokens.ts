@@ -55,7 +55,8 @@ export class Contributions {
   about(): string {
     const method = "Contributions: exact decomposition of the logit with the attention weights held constant.";
     if (this.faithfulness === null) return `${method} Agreement with leave-one-out scores was not measured.`;
-    const measured = `Agreement with leave-one-out scores: Spearman ${plainText(this.faithfulness, 2)}, measured on other texts when the model was exported.`;
+    const correlation = `Spearman ${plainText(this.faithfulness, 2)}`;
+    const measured = `Agreement with leave-one-out scores: ${correlation}, measured on other texts when the model was exported.`;
     const warning = this.faithfulness < WEAK_CORRELATION ? " It is low: these scores are a weak guide to which words matter." : "";
     return `${method} ${measured}${warning}`;
   }

@@ -2,7 +2,7 @@
 import { Bars } from "../bars";
 import { Selector } from "../controls";
 import { Choices, element, press, section, toggle } from "../dom";
-import { plainText } from "../numbers";
+import { counted, plainText } from "../numbers";
 import { signedScale } from "../scales";
 import { scoresOf, type Contributions } from "../tokens";
 import type { Level } from "../units";
@@ -46,18 +46,17 @@ export class LabelsView {
     const show = (selected: SelectedLabels): void => {
       for (const [label, button] of this.buttons) press(button, label === selected.label);
     };
-    this.explanation = explain
-      ? new ExplanationPart(result, explain, start, (selected) => (show(selected), changed(selected)), messageOf)
-      : null;
-    const facts = [model, `${labels.length} labels`, activation === "identity" ? "scores are logits" : `scores: ${activation} of the logits`];
+    const choose = (selected: SelectedLabels): void => {
+      show(selected);
+      changed(selected);
+    };
+    this.explanation = explain ? new ExplanationPart(result, explain, start, choose, messageOf) : null;
+    const scores = activation === "identity" ? "the scores are the logits" : `the scores are the ${activation} of the logits`;
+    const facts = [model, counted(labels.length, "label"), scores];
     root.classList.add("attnlens");
+    const heading = [element("h2", { class: "title", dir: "auto" }, title), element("p", { class: "facts" }, facts.join(" · "))];
     root.replaceChildren(
-      element(
-        "header",
-        { class: "top" },
-        element("div", {}, element("h2", { class: "title", dir: "auto" }, title), element("p", { class: "facts" }, facts.join(" · "))),
-        this.explanation?.levels.element ?? null,
-      ),
+      element("header", { class: "top" }, element("div", {}, ...heading), this.explanation?.levels.element ?? null),
       section("labels", "Labels", explain ? "Select a label to see which words contribute to it." : null, this.table()),
       ...(this.explanation ? [this.explanation.element, notes()] : []),
     );

@@ -35,7 +35,8 @@ export interface Compared {
 const QUERY = ["prompt", "text"];
 const LEVELS: [Level, string][] = [["words", "Words"], ["tokens", "Tokens"]];
 const NOTES = [
-  "The score is a function of the logit. It is not a probability unless the model was calibrated, and a document with twice the score is not twice as relevant.",
+  "The score is a function of the logit. It is not a probability unless the model was calibrated, and a document with " +
+    "twice the score is not twice as relevant.",
   "The score of a document does not depend on the other documents.",
 ];
 const NOTES_ON_CONTRIBUTIONS = [
@@ -68,7 +69,8 @@ export class RankingView {
     const notes = [...NOTES, ...(about ? [...NOTES_ON_CONTRIBUTIONS, about] : [])];
     const caveats = element("ul", {}, ...notes.map((text) => element("li", {}, text)));
     root.classList.add("attnlens");
-    root.replaceChildren(header(ranking, explains ? this.levels.element : null), ...parts, section("notes", "What this does not mean", null, caveats));
+    parts.push(section("notes", "What this does not mean", null, caveats));
+    root.replaceChildren(header(ranking, explains ? this.levels.element : null), ...parts);
     this.draw("words");
     this.darkScheme.addEventListener("change", this.drawScale);
   }
@@ -90,12 +92,9 @@ function header({ model, query, documents, numDocuments, activation }: Ranking, 
   const count = counted(numDocuments, "document");
   const shown = documents.length === numDocuments ? count : `the first ${documents.length} of ${count}`;
   const scores = activation === "identity" ? "the score is the logit" : `the score is the ${activation} of the logit`;
-  return element(
-    "header",
-    { class: "top" },
-    element("div", {}, element("h2", { class: "title", dir: "auto" }, query), element("p", { class: "facts" }, [model, shown, scores].join(" · "))),
-    levels,
-  );
+  const title = element("h2", { class: "title", dir: "auto" }, query);
+  const facts = element("p", { class: "facts" }, [model, shown, scores].join(" · "));
+  return element("header", { class: "top" }, element("div", {}, title, facts), levels);
 }
 
 /** A document of the list. */
@@ -167,7 +166,9 @@ class ComparisonPart {
     private compared: Compared,
     private readonly changed: (compared: Compared) => void,
   ) {
-    const options = documents.map(({ index, text }, rank): [number, string] => [rank, `${rank + 1}. Document ${index + 1}: ${short(text, 60)}`]);
+    const options = documents.map(({ index, text }, rank): [number, string] => {
+      return [rank, `${rank + 1}. Document ${index + 1}: ${short(text, 60)}`];
+    });
     this.selectors = {
       first: new Selector("Document", options, (rank) => this.choose({ first: rank })),
       second: new Selector("Compared with", options, (rank) => this.choose({ second: rank })),
