@@ -1,7 +1,7 @@
 """Takes screenshots of the viewer: `python docs/draw_viewer.py BUNDLE RERANKER CLASSIFIER`, with Chromium.
 
-BUNDLE is a bundle of MiniLM. The others contain the models that examples/train_reranker.py trains; without them,
-their screenshots are left out.
+BUNDLE is a bundle of MiniLM. The others contain the models that examples/train_reranker.py trains. They are
+optional.
 
 No test compares them, because fonts differ between machines.
 """
@@ -30,7 +30,7 @@ CONTRAST = {
 }
 RANKING = {
     "query": "A man is playing a guitar.",
-    "documents": "A man is eating an apple.\nSomeone plays an instrument.\nA man is playing the guitar on a stage.",
+    "documents": "A man is eating an apple.\nSomeone plays an instrument.\nA man plays a guitar outside.",
 }
 LABELS = {"text": "The government announced new taxes on Tuesday."}
 PARAGRAPH = (

@@ -20,6 +20,7 @@ QUERY = "Who wrote Emma?"
 DOCUMENTS = ["It rained.", "Jane Austen wrote Emma.", "The house by the lake was painted in 1815."]
 FIRST, SECOND = "A man is playing a guitar.", "Someone plays an instrument."
 HOSTILE = "</script><img src=x onerror=alert(1)> &lt;b&gt;"
+MINUS = "\N{MINUS SIGN}"
 READY = "document.querySelector('textarea')"
 RANKED = "document.querySelector('.ranking')"
 EXPLAINED = "document.querySelector('.label-reasons .chip')"
@@ -87,12 +88,12 @@ def wait_for_explanation(page: OpenedPage) -> None:
 
 def plain(value: float, digits: int = 3) -> str:
     text = f"{abs(value):.{digits}f}"
-    return f"−{text}" if value < 0 and float(text) else text
+    return f"{MINUS}{text}" if value < 0 and float(text) else text
 
 
 def signed(value: float) -> str:
     text = f"{abs(value):.3f}"
-    return text if float(text) == 0 else f"{'−' if value < 0 else '+'}{text}"
+    return text if float(text) == 0 else f"{MINUS if value < 0 else '+'}{text}"
 
 
 def word_scores(explanation: Explanation, source: str) -> list[str]:
@@ -188,9 +189,8 @@ def test_two_documents_are_compared_by_source_and_by_word_of_the_query(
         (a, of_a), (b, of_b) = expected[first], expected[second]
         total = of_a.target_value - of_b.target_value
         relation = "lower" if total < 0 else "higher"
-        assert page.text(".contrast .lead") == (
-            f"The logit of document {a.index + 1} is {abs(total):.3f} {relation} than that of document {b.index + 1}."
-        )
+        difference = f"is {abs(total):.3f} {relation} than that of document {b.index + 1}."
+        assert page.text(".contrast .lead") == f"The logit of document {a.index + 1} {difference}"
         sums = [sums_of(explanation, **RANKED_SOURCES) for explanation in (of_a, of_b)]
         by_source = bars(page, 0)
         assert by_source.pop("sum") == plain(total)
