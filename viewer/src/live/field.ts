@@ -28,7 +28,7 @@ export class Field {
     this.input.addEventListener("input", () => this.showError(null));
     this.element = element(
       "div",
-      { class: "field" },
+      { class: kind === "lines" ? "field lines" : "field" },
       element("label", { for: id }, label),
       this.input,
       this.error,

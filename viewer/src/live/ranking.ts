@@ -44,7 +44,7 @@ export class RankingForm implements Form {
       : "See how this model ranks documents for a query. This server does not compute contributions.";
     const hint = `One per line. With the query, up to ${model.max_tokens} tokens: longer documents are truncated.`;
     this.fields = [
-      ["query", { label: "Query", hint: "It is never truncated." }],
+      ["query", { label: "Query", hint: "The query is never truncated." }],
       ["documents", { label: "Documents", hint, kind: "lines" }],
     ];
   }

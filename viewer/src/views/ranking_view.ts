@@ -59,7 +59,7 @@ export class RankingView {
     this.levels = new Choices("Words or tokens", LEVELS, (level) => this.draw(level));
     this.items = documents.map((document, rank) => new Item(document, rank));
     const list = element("ol", { class: "ranking" }, ...this.items.map((item) => item.element));
-    const lead = explains ? "Blue words raise the logit, orange words lower it. The color scale is the same for all documents." : null;
+    const lead = explains ? "Blue words raise the logit, orange words lower it. Select a word to see its contribution." : null;
     const parts = [section("ranked-documents", "Documents", lead, explains ? this.scale.element : null, list)];
     if (explains && documents.length > 1) {
       this.comparison = new ComparisonPart(documents, start, changed);
@@ -111,8 +111,8 @@ class Item {
     const { index, text, score, logit, contributions, tokensTotal } = document;
     const name = `Document ${index + 1}`;
     const tokens = contributions ? `${counted(contributions.numTokens, "token")} with the query. ` : "";
-    const truncated = tokensTotal === null ? "" : `The document was truncated: the input had ${tokensTotal} tokens. `;
-    const usual = `${truncated}${tokens}${contributions ? "Select a word to see its contribution." : ""}`;
+    const truncated = tokensTotal === null ? "" : `The document was truncated: with the query, it has ${tokensTotal} tokens.`;
+    const usual = `${tokens}${truncated}`;
     this.words = new ScoredWords(`Words of document ${index + 1}`, this.readOut, usual);
     this.queryWords = new ScoredWords(`Words of the query, with document ${index + 1}`, this.readOut, usual);
     const details = contributions

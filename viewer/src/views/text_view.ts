@@ -114,7 +114,7 @@ export class TextView implements View {
 }
 
 /** Return the sum of the scores with its terms, including the baseline and hidden special tokens. */
-function sumOf(scores: ScoresData, frame: Frame, values: number[]): Node[] {
+function sumOf(scores: ScoresData, frame: Frame, values: number[]): (Node | string)[] {
   const shown = values.reduce((sum, value) => sum + value, 0);
   const hidden = scores.values.reduce((sum, value) => sum + value, 0) - shown;
   const parts: [string, number][] = [[frame.state.level, shown]];
@@ -124,14 +124,14 @@ function sumOf(scores: ScoresData, frame: Frame, values: number[]): Node[] {
 }
 
 /** Return the terms of a sum and their total. */
-export function termsOf(parts: [string, number][], sum: number | null, target: string): Node[] {
-  const nodes: Node[] = [];
+export function termsOf(parts: [string, number][], sum: number | null, target: string): (Node | string)[] {
+  const nodes: (Node | string)[] = [];
   parts.forEach(([name, value], index) => {
     const text = index ? signedText(value) : plainText(value);
-    nodes.push(element("span", { class: "term" }, element("b", {}, text), ` ${name} `));
+    nodes.push(element("span", { class: "term" }, element("b", {}, text), ` ${name}`), " "); // lines break between terms
   });
   if (sum !== null) {
-    nodes.push(element("span", { class: "term total" }, "= ", element("b", {}, plainText(sum)), ` ${target}`));
+    nodes.push(element("span", { class: "term total" }, "=\u00a0", element("b", {}, plainText(sum)), ` ${target}`));
   }
   return nodes;
 }
