@@ -18,6 +18,7 @@ export class LabelsForm implements Form {
   readonly examples = EXAMPLES;
   readonly lead: string;
   readonly fields: [string, FieldOptions][];
+  private isPair = false; // of the last request
 
   constructor(private readonly model: Model) {
     this.lead = model.can_explain
@@ -31,6 +32,7 @@ export class LabelsForm implements Form {
   async compute(texts: Texts, connection: Connection, signal: AbortSignal): Promise<Draw> {
     const { text, second_text: second } = texts;
     if (!text) throw new FieldError("text", "the text is empty: enter a text");
+    this.isPair = second !== undefined;
     const client = new AttnlensClient({ baseUrl: ".", ...connection });
     const input: Input = second === undefined ? text : { text_pair: { first: text, second } };
     const { labels, logits, scores, activation } = await client.classify(input, { signal });
@@ -59,13 +61,12 @@ export class LabelsForm implements Form {
 
   locate(error: AttnlensError): { name: string; message: string } | null {
     const [violation] = error.violations;
-    const [, part] = /^inputs\[0\](?:\.(text|text_pair|text_pair\.first|text_pair\.second))?$/.exec(violation?.field ?? "") ?? [];
-    if (part === undefined) return null;
-    const isSecond = part === "text_pair.second";
+    if (!violation?.field.startsWith("inputs[0]")) return null;
+    const isSecond = violation.field.endsWith(".second");
     const { num_tokens: numTokens, max_tokens: maxTokens } = error.metadata;
     const isLong = error.reason === "INPUT_TOO_LONG";
     const problem = isLong ? `has ${numTokens} tokens, but the limit is ${maxTokens}: shorten it` : violation.description;
-    const subject = isSecond ? "the second text" : part === "text_pair" ? "the input of both texts" : "the text";
+    const subject = isSecond ? "the second text" : isLong && this.isPair ? "the pair of texts" : "the text";
     return { name: isSecond ? "second_text" : "text", message: `${subject} ${problem}` };
   }
 }
