@@ -166,7 +166,7 @@ class ExplanationPart {
     this.element = section(
       "label-reasons",
       "Why this label",
-      "Blue words raise the logit, orange words lower it.",
+      "Blue words raise the logit, or the difference of two logits, and orange words lower it.",
       element("div", { class: "bar" }, this.selectors.label.element, this.selectors.ratherThan.element, this.status),
       this.content,
     );
