@@ -69,14 +69,15 @@ def draw(address: str, browser: Browser) -> None:
 
 
 def draw_ranking(address: str, browser: Browser) -> None:
-    """Take the screenshot of a ranking."""
-    page = _open(browser, address, RANKING, viewport={"width": 1000, "height": 1500}, color_scheme="light")
+    """Take the screenshots of a ranking."""
+    page = _open(browser, address, RANKING, viewport={"width": 1000, "height": 1220}, color_scheme="light")
     _save(page, "viewer_ranking")
+    _save(page, "viewer_ranking_contrast", ".part.contrast")
 
 
 def draw_labels(address: str, browser: Browser) -> None:
     """Take the screenshot of a classified text."""
-    page = _open(browser, address, LABELS, viewport={"width": 1000, "height": 1100}, color_scheme="light")
+    page = _open(browser, address, LABELS, viewport={"width": 1000, "height": 1380}, color_scheme="light")
     page.locator(".label-reasons .term.total").wait_for()
     _save(page, "viewer_labels")
 
