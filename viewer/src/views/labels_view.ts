@@ -141,6 +141,7 @@ class ExplanationPart {
     private readonly messageOf: (error: unknown) => string,
   ) {
     const options = result.labels.map((label, index): [number, string] => [index, label]);
+    const hasOthers = options.length > 1;
     this.selectors = {
       label: new Selector("Label", options, (label) => this.choose({ label })),
       ratherThan: new Selector("Rather than", [[NONE, "no other label"], ...options], (other) =>
@@ -167,7 +168,7 @@ class ExplanationPart {
       "label-reasons",
       "Why this label",
       "Blue words raise the logit, or the difference of two logits, and orange words lower it.",
-      element("div", { class: "bar" }, this.selectors.label.element, this.selectors.ratherThan.element, this.status),
+      element("div", { class: "bar" }, this.selectors.label.element, hasOthers ? this.selectors.ratherThan.element : null, this.status),
       this.content,
     );
     this.darkScheme.addEventListener("change", this.drawScale);
