@@ -11,7 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -82,10 +82,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(TOKENIZERS / "wordpiece", folder / "checkpoint", dirs_exist_ok=True)
     write_pooling_files(folder / "checkpoint", 96)
     (folder / "my.json").write_text(json.dumps(FRESH))
-    for name in ("sentences.txt", "texts.txt"):
+    for name in ("sentences.txt", "texts.txt", "passages.txt"):
         (folder / name).write_text("".join(f"{text}\n" for text in SENTENCES))
     lines = [json.dumps({"id": number, "text": text}) for number, text in enumerate(SENTENCES)]
-    (folder / "texts.jsonl").write_text("\n".join(lines))
+    for name in ("texts.jsonl", "passages.jsonl", "reviews.jsonl"):
+        (folder / name).write_text("\n".join(lines))
     with gzip.open(folder / "corpus.jsonl.gz", "wt") as corpus:
         corpus.writelines(json.dumps({"text": text}) + "\n" for text in SENTENCES)
     (folder / "my_layer.py").write_text(
@@ -119,7 +120,11 @@ class Examples:
             "localhost:50051": address,
             "-port 50051": "-port 0",
             "-port 8080": "-port 0",
+            " positive ": " art ",
+            " neutral": " law",
         }
+        # Environments of commands for other types of models, by a part of the line.
+        self.environments: dict[str, dict[str, str]] = {}
         self.done: set[str] = set()
 
     def run(self, line: str) -> None:
@@ -131,6 +136,13 @@ class Examples:
             line = line.replace(written, given)
         assert line.startswith("attnlens ") or " | attnlens " in line, shown
         words = shlex.split(line)
+        with pytest.MonkeyPatch.context() as patched:
+            for part, environment in self.environments.items():
+                for name, value in environment.items() if part in line else ():
+                    patched.setenv(name, value)
+            self._run(line, words, shown)
+
+    def _run(self, line: str, words: list[str], shown: str) -> None:
         if {"|", ">", "&&"} & set(words):
             command = ["bash", "-c", f"set -euo pipefail; {line}"]
             subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=200)
@@ -144,10 +156,21 @@ class Examples:
 
 
 @pytest.fixture(scope="module")
-def examples(folder: Path, minilm_server: ServerProcess) -> Iterator[Examples]:
+def examples(
+    folder: Path, minilm_server: ServerProcess, classifier_bundle: Callable[[str], Path]
+) -> Iterator[Examples]:
     """Return the runner, after the examples of `export` have created the bundle."""
     examples = Examples(folder, minilm_server.address)
-    with pytest.MonkeyPatch.context() as patched:
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        ServerProcess(classifier_bundle("reranker")) as reranker,
+        ServerProcess(classifier_bundle("topics")) as classifier,
+    ):
+        examples.environments = {
+            "attnlens rerank": {"ATTNLENS_ADDRESS": reranker.address},
+            "attnlens classify": {"ATTNLENS_ADDRESS": classifier.address},
+            "--label": {"ATTNLENS_ADDRESS": classifier.address},
+        }
         patched.chdir(folder)
         patched.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
         patched.setenv("ATTNLENS_ADDRESS", minilm_server.address)

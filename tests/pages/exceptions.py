@@ -107,4 +107,4 @@ NO_CODE = {
 }
 
 # Pages whose Python blocks share one namespace.
-CONTINUED = {"docs/oip.md", "docs/protocol.md", "docs/python.md", "docs/tutorial.md"}
+CONTINUED = {"docs/oip.md", "docs/protocol.md", "docs/python.md", "docs/rerank.md", "docs/tutorial.md"}

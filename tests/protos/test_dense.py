@@ -20,6 +20,7 @@ MODULES = {
     Activation.ACTIVATION_GELU: torch.nn.GELU(),
     Activation.ACTIVATION_SIGMOID: torch.nn.Sigmoid(),
     Activation.ACTIVATION_SILU: torch.nn.SiLU(),
+    Activation.ACTIVATION_GELU_TANH: torch.nn.GELU(approximate="tanh"),
 }
 
 
@@ -44,7 +45,12 @@ def random(*shape: int) -> np.ndarray:
     return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("activation", Activation.values()[1:])
+def test_all_activations_of_layers_are_compared() -> None:
+    not_of_layers = {Activation.ACTIVATION_UNSPECIFIED, Activation.ACTIVATION_SOFTMAX}
+    assert MODULES.keys() == set(Activation.values()) - not_of_layers
+
+
+@pytest.mark.parametrize("activation", MODULES)
 def test_activations_equal_pytorch(activation: Activation.ValueType, tmp_path: Path) -> None:
     write_weights(tmp_path, weight=3 * random(4, 3), bias=random(4))
     [layer] = open_dense(tmp_path, make_manifest(activation=activation))

@@ -370,20 +370,20 @@ def measure_engine(
         )
         on_texts = _measure_texts(subject, engine, precision, texts, _limits(precision, manifest))
         parts = (on_grid.get(precision, _Part()), on_texts, others)
-        errors = [
-            ParityFigure.FromString(figure.SerializeToString()) for part in parts for figure in part.errors
-        ]
-        rename_graphs(errors, ids)
-        results.append(
-            EngineResult(
-                check,
-                tuple(figure for part in parts for figure in part.figures),
-                tuple(errors),
-                {path: reason for part in parts for path, reason in part.stops.items()},
-                ids,
-            )
-        )
+        results.append(_result(check, parts, ids))
     return EngineSummary(tuple(results), tuple(missing))
+
+
+def _result(check: EngineCheck, parts: Sequence[_Part], ids: Mapping[str, str]) -> EngineResult:
+    errors = [ParityFigure.FromString(figure.SerializeToString()) for part in parts for figure in part.errors]
+    rename_graphs(errors, ids)
+    return EngineResult(
+        check,
+        tuple(figure for part in parts for figure in part.figures),
+        tuple(errors),
+        {path: reason for part in parts for path, reason in part.stops.items()},
+        ids,
+    )
 
 
 def _measure_grid(
