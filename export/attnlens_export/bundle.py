@@ -389,8 +389,8 @@ def _load(source: str | Path | EncoderConfig, options: ExportOptions, progress: 
 def _from_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
     directory = checkpoint.directory
     head, classifier = find_head(directory, checkpoint.unused_tensors), None
-    layout = None if options.without_head else find_classifier(directory)
-    if head and layout:
+    layout = find_classifier(directory) if head and not options.without_head else None
+    if layout is not None:
         _check_classifier_options(options)
         if layout is LAYOUTS["Longformer"] and options.global_tokens is None:
             raise SourceError(
@@ -426,7 +426,7 @@ def _from_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
         tuple(
             name
             for name in checkpoint.unused_tensors
-            if classifier is None or layout is None or not is_part(layout, name)
+            if layout is None or not is_part(layout, name)
         ),
         checkpoint.commit,
         head,

@@ -279,7 +279,9 @@ def measure_contributions(subject: Subject, progress: StageProgress) -> Contribu
     structure = read_structure(directory / CONTRIBUTIONS_PATH)
     limit_to_sweep(structure)
     graph = Graph(directory, CONTRIBUTIONS_PATH, model=structure)
-    slope_error = measure_slope(graph.run_feed, config, _size(config, dense))
+    slope_error = measure_slope(
+        graph.run_feed, config, _size(config, dense), is_classifier=has_head(directory)
+    )
     heads = HeadGates(str(_heads_case(config)), slope_error, *ablation)
     progress("", len(cases), len(cases))
     return ContributionsResult(tuple(cases), heads)
@@ -312,13 +314,14 @@ def _run_graph(
     return grid.contributions, graph.run_feed(feed)
 
 
-def measure_slope(run: Run, config: EncoderConfig, size: int) -> float:
+def measure_slope(run: Run, config: EncoderConfig, size: int, *, is_classifier: bool = False) -> float:
     """Return `HeadGates.slope_error`.
 
     Args:
         run: Runs the contribution graph with gates limited to the sweep, see `heads.limit_to_sweep`.
         config: Configuration of the encoder.
         size: E.
+        is_classifier: Whether embeddings are logits.
     """
     num_layers = config.num_layers
     feed = {
@@ -333,7 +336,9 @@ def measure_slope(run: Run, config: EncoderConfig, size: int) -> float:
     totals = _totals(outputs)
     contributions = outputs[HEAD_CONTRIBUTIONS][0].astype(np.float64)  # (L, H)
     changes = ((1.0 - closed.diagonal(axis1=0, axis2=1, offset=-1).T) * contributions).sum(axis=-1)  # (L,)
-    scale = max(float(np.linalg.norm(feed[DIRECTION][0])), float(_sums_of_parts(outputs).max()))
+    scale = float(np.linalg.norm(feed[DIRECTION][0]))
+    if is_classifier:
+        scale = max(scale, float(_sums_of_parts(outputs).max()))
     return float(np.abs(totals[0] - totals[1:] - changes).max() / scale)
 
 

@@ -6,7 +6,6 @@ B batch, T tokens, D hidden size, E embedding size.
 from pathlib import Path
 
 from attnlens.v1 import manifest_pb2
-from attnlens.v1.manifest_pb2 import GraphPurpose
 from attnlens_export.errors import GraphError
 from attnlens_model import ATTENTION_WEIGHTS, AttentionOutput, EncoderConfig, OutputRole
 
@@ -18,11 +17,6 @@ ENCODER_PATH = "onnx/model_encoder.onnx"
 ATTENTIONS_PATH = "onnx/model_attentions.onnx"
 CONTRIBUTIONS_PATH = "onnx/model_contributions.onnx"
 DATA_PATH = "onnx/model.onnx_data"
-# The fp32 graphs that every bundle contains.
-GRAPH_PURPOSES = {
-    EMBEDDINGS_PATH: GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS,
-    ATTENTIONS_PATH: GraphPurpose.GRAPH_PURPOSE_ATTENTION,
-}
 
 ATTENTION_MASK = "attention_mask"
 BATCH_AXIS = "batch_size"
