@@ -423,11 +423,7 @@ def _from_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
         directory,
         checkpoint.source,
         options.name or checkpoint.source.rpartition("/")[2],
-        tuple(
-            name
-            for name in checkpoint.unused_tensors
-            if layout is None or not is_part(layout, name)
-        ),
+        tuple(name for name in checkpoint.unused_tensors if layout is None or not is_part(layout, name)),
         checkpoint.commit,
         head,
         tuple(warnings),
