@@ -59,7 +59,9 @@ class DenseWeights:
 def add_pooling(writer: GraphWriter) -> str:
     """Pool the last hidden states and return the name of the result (B, D)."""
     weights, hidden = POOLING_WEIGHTS, HIDDEN_OUTPUT
-    width = writer.shape(hidden)[-1]
+    _, num_tokens, width = writer.shape(hidden)
+    if num_tokens == 1:  # of the pooled token alone
+        return writer.reshape(hidden, [0, int(width)], (BATCH_AXIS, width))
     tokens, rows = (BATCH_AXIS, LENGTH_AXIS, 1), (BATCH_AXIS, LENGTH_AXIS, width)
     one, last = writer.constant(1.0), writer.constant([2])
     weights = writer.add("Unsqueeze", weights, last, shape=tokens)
