@@ -123,9 +123,9 @@ def test_contributions_equal_those_of_a_graph_with_all_tokens_in_the_last_layer(
         onnxruntime.InferenceSession(graph.proto_with_weights().SerializeToString())
         for graph in (whole, single)
     ]
-    for padding in (Padding.RIGHT, Padding.MIDDLE):
+    for padding in (Padding.MIDDLE, Padding.EMPTY_ROW):
         feed = make_feed(make_inputs(Case(3, 12, padding), config), config, 3, made.pooling)
         gates = np.random.default_rng(0).integers(0, 2, (2, *feed["head_gates"].shape[1:]))
         feed["head_gates"][1:] = gates
         for expected, found in zip(*(session.run(None, feed) for session in sessions), strict=True):
-            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * max(1, np.abs(expected).max()))
+            np.testing.assert_allclose(found, expected, rtol=0, atol=3e-5 * max(1, np.abs(expected).max()))
