@@ -131,6 +131,8 @@ def test_openvino_explains_logits_like_onnx_runtime(topics: tuple[Local, Path]) 
         [found] = other.explain([(QUERY, "a café")], label=1, head_contributions=True)
     [expected] = model.explain([(QUERY, "a café")], label=1, head_contributions=True)
     np.testing.assert_allclose(found.values, expected.values, atol=ATOL)
+    assert found.head_contributions is not None
+    assert expected.head_contributions is not None
     np.testing.assert_allclose(found.head_contributions, expected.head_contributions, atol=ATOL)
 
 

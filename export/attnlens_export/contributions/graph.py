@@ -7,6 +7,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from attnlens_export.contributions import heads, tail
+from attnlens_export.contributions.one_token import limit_to_one_token
 from attnlens_export.contributions.state import SweepState
 from attnlens_export.contributions.sweep import sweep
 from attnlens_export.contributions.writer import GraphWriter
@@ -22,7 +23,6 @@ from attnlens_export.graph.names import (
     layer_outputs,
 )
 from attnlens_export.graph.trace import TracedGraph, drop_unread
-from attnlens_export.one_token import limit_to_one_token
 from attnlens_model import EncoderConfig
 
 

@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -266,9 +267,7 @@ def measure_contributions(subject: Subject, progress: StageProgress) -> Contribu
     """
     directory, config = subject.directory, subject.config
     subject = replace(subject, cases=[case for case in subject.cases if case.with_attentions])
-    pooling = read_pooling(directory, config.vector_size)
-    dense = open_layers(directory, pooling.dense, config.vector_size)
-    head = Pooling(pooling.pooling) if has_head(directory) else None
+    dense, head = open_head(directory, config)
     inputs = draw_inputs(subject)
     # One graph after the other, because two sessions would hold the weights twice.
     graph = Graph(directory, embeddings_path(directory))
@@ -285,6 +284,13 @@ def measure_contributions(subject: Subject, progress: StageProgress) -> Contribu
     heads = HeadGates(str(_heads_case(config)), slope_error, *ablation)
     progress("", len(cases), len(cases))
     return ContributionsResult(tuple(cases), heads)
+
+
+def open_head(directory: Path, config: EncoderConfig) -> tuple[Sequence[DenseLayer], Pooling | None]:
+    """Return the dense layers after the pooling of a bundle, and the pooling if it is a classifier."""
+    pooling = read_pooling(directory, config.vector_size)
+    dense = open_layers(directory, pooling.dense, config.vector_size)
+    return dense, Pooling(pooling.pooling) if has_head(directory) else None
 
 
 def _run_graph(

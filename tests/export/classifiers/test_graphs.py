@@ -10,9 +10,10 @@ import pytest
 import torch
 import transformers
 
-from attnlens.pooling import Pooling
-from attnlens_export import one_token
+from attnlens import pooling
+from attnlens.v1.manifest_pb2 import Pooling
 from attnlens_export.classification import HeadReference, logits_graph
+from attnlens_export.contributions import one_token
 from attnlens_export.contributions.graph import contributions_graph
 from attnlens_export.contributions.measure import make_feed
 from attnlens_export.contributions.tail import DenseWeights
@@ -62,7 +63,7 @@ class Traced(NamedTuple):
     model: Any
     checkpoint: Checkpoint
     embeddings: TracedGraph
-    pooling: Pooling
+    pooling: Pooling.ValueType
     layers: list[DenseWeights]
 
 
@@ -76,13 +77,13 @@ def traced(odd: OddModel, directory: Path) -> Traced:
     write_head(directory, head)
     layers = [read_layer(directory, layer) for layer in head.pooling.dense]
     embeddings = embeddings_graph(trace(checkpoint.encoder, checkpoint.config))
-    return Traced(model, checkpoint, embeddings, Pooling(head.pooling.pooling), layers)
+    return Traced(model, checkpoint, embeddings, head.pooling.pooling, layers)
 
 
 @pytest.mark.parametrize("family", MODELS)
 def test_logits_equal_those_of_transformers(family: str, tmp_path: Path, selections: list[bool]) -> None:
-    model, checkpoint, embeddings, pooling, layers = traced(MODELS[family], tmp_path)
-    graph = logits_graph(embeddings, pooling.value, layers)
+    model, checkpoint, embeddings, head_pooling, layers = traced(MODELS[family], tmp_path)
+    graph = logits_graph(embeddings, head_pooling, layers)
     write_embedded(tmp_path / "model.onnx", graph.proto, graph.weights)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     whole, right, left, _ = padded_masks(3, min(MODELS[family].num_tokens, 20))
@@ -124,7 +125,7 @@ def test_contributions_equal_those_of_a_graph_with_all_tokens_in_the_last_layer(
         for graph in (whole, single)
     ]
     for padding in (Padding.MIDDLE, Padding.EMPTY_ROW):
-        feed = make_feed(make_inputs(Case(3, 12, padding), config), config, 3, made.pooling)
+        feed = make_feed(make_inputs(Case(3, 12, padding), config), config, 3, pooling.Pooling(made.pooling))
         gates = np.random.default_rng(0).integers(0, 2, (2, *feed["head_gates"].shape[1:]))
         feed["head_gates"][1:] = gates
         for expected, found in zip(*(session.run(None, feed) for session in sessions), strict=True):
