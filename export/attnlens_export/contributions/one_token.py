@@ -72,11 +72,8 @@ def limit_to_one_token(embeddings: TracedGraph, weights: str) -> TracedGraph | N
     vector = last_hidden_state_of_one_token(writer, weights)
     if vector is None:
         return None
-    # 0 for a text without tokens, whose padding must have no contributions.
-    axes = writer.shapes[HIDDEN_OUTPUT] = writer.shape(vector)
-    column = writer.add("Unsqueeze", weights, writer.constant([2]), shape=(BATCH_AXIS, LENGTH_AXIS, 1))
-    vector = writer.add("Mul", vector, writer.sum(column, [1], keepdims=True), shape=axes)
     # The node that computed the last hidden state of all tokens is dropped, and the new one gets its name.
+    axes = writer.shapes[HIDDEN_OUTPUT] = writer.shape(vector)
     graph.output[0].CopyFrom(helper.make_tensor_value_info(vector, TensorProto.FLOAT, axes))
     drop_unread(graph)
     graph.node[-1].output[0] = graph.output[0].name = HIDDEN_OUTPUT

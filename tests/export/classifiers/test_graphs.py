@@ -119,7 +119,9 @@ def test_contributions_equal_those_of_a_graph_with_all_tokens_in_the_last_layer(
         return
     assert list(single.proto.graph.input) == list(whole.proto.graph.input)
     assert list(single.proto.graph.output) == list(whole.proto.graph.output)
-    assert len(single.proto.graph.node) < len(whole.proto.graph.node)
+    # All tokens are needed for their maximum, one is not.
+    assert "ReduceMax" in {node.op_type for node in whole.proto.graph.node}
+    assert "ReduceMax" not in {node.op_type for node in single.proto.graph.node}
     sessions = [
         onnxruntime.InferenceSession(graph.proto_with_weights().SerializeToString())
         for graph in (whole, single)
