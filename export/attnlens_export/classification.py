@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 from torch.nn import functional
 
 from attnlens.v1.manifest_pb2 import Activation, GateKind, OutputRole, ParityFigure, Pooling
+from attnlens_export.contributions.one_token import last_hidden_state_of_one_token
 from attnlens_export.contributions.tail import DenseWeights, add_dense
 from attnlens_export.contributions.write import read_layer
 from attnlens_export.contributions.writer import GraphWriter
@@ -31,7 +32,6 @@ from attnlens_export.graph.names import (
 )
 from attnlens_export.graph.trace import TracedGraph, drop_unread
 from attnlens_export.json_files import finite
-from attnlens_export.one_token import last_hidden_state_of_one_token
 from attnlens_export.parity.grid import Inputs
 from attnlens_export.parity.measure import Errors, Subject, draw_inputs, shortest_text, worst_errors
 from attnlens_export.parity.reference import (

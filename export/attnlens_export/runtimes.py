@@ -13,10 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attnlens.dense import open_layers
 from attnlens.v1.manifest_pb2 import GateKind
 from attnlens_export.classification import LogitsResult, measure_logits
-from attnlens_export.contributions.measure import Completeness, ContributionsResult, measure_case
+from attnlens_export.contributions.measure import Completeness, ContributionsResult, measure_case, open_head
 from attnlens_export.graph.names import (
     ATTENTIONS_PATH,
     CONTRIBUTIONS_PATH,
@@ -40,7 +39,6 @@ from attnlens_export.parity.reference import run_fp32
 from attnlens_export.parity.sessions import ProcessGraph
 from attnlens_export.progress import StageProgress
 from attnlens_export.published.classifier import has_head, num_logits
-from attnlens_export.published.pooling import read_pooling
 from attnlens_export.results import CheckResult, Figure, max_or_nan
 from attnlens_model import ATTENTION_WEIGHTS
 from attnlens_runtimes import (
@@ -310,14 +308,11 @@ def measure_processes(
     contributions = None
     if CONTRIBUTIONS_PATH in graphs:
         graph = graphs[CONTRIBUTIONS_PATH]
-        pooling = read_pooling(subject.directory, config.vector_size)
-        dense = open_layers(subject.directory, pooling.dense, config.vector_size)
+        head = open_head(subject.directory, config)
 
         def measure_contributions(case: Case, inputs: Inputs) -> Completeness:
             hidden = run_fp32(subject.encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
-            return measure_case(
-                graph.run_feed, case, inputs, config, hidden, dense, is_classifier=has_head(subject.directory)
-            )
+            return measure_case(graph.run_feed, case, inputs, config, hidden, *head)
 
         contributions = (CONTRIBUTIONS_PATH, measure_contributions)
     compared = {

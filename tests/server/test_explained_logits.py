@@ -124,6 +124,18 @@ def test_words_and_heads_of_a_logit(topics: tuple[Local, Path]) -> None:
         assert by_token.head_contributions.shape == (1, 3)
 
 
+def test_openvino_explains_logits_like_onnx_runtime(topics: tuple[Local, Path]) -> None:
+    model, source = topics
+    bundle = source.parent / "bundle"
+    with attnlens_server.local(bundle, threads=1, engine="openvino") as other:
+        [found] = other.explain([(QUERY, "a café")], label=1, head_contributions=True)
+    [expected] = model.explain([(QUERY, "a café")], label=1, head_contributions=True)
+    np.testing.assert_allclose(found.values, expected.values, atol=ATOL)
+    assert found.head_contributions is not None
+    assert expected.head_contributions is not None
+    np.testing.assert_allclose(found.head_contributions, expected.head_contributions, atol=ATOL)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -7,6 +7,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from attnlens_export.contributions import heads, tail
+from attnlens_export.contributions.one_token import limit_to_one_token
 from attnlens_export.contributions.state import SweepState
 from attnlens_export.contributions.sweep import sweep
 from attnlens_export.contributions.writer import GraphWriter
@@ -14,6 +15,7 @@ from attnlens_export.errors import GraphError
 from attnlens_export.graph.names import (
     BASELINE,
     NUM_DIMENSIONS,
+    POOLING_WEIGHTS,
     TOKEN_CONTRIBUTIONS,
     contribution_inputs,
     contribution_outputs,
@@ -25,7 +27,11 @@ from attnlens_model import EncoderConfig
 
 
 def contributions_graph(
-    embeddings: TracedGraph, config: EncoderConfig, dense: Sequence[tail.DenseWeights]
+    embeddings: TracedGraph,
+    config: EncoderConfig,
+    dense: Sequence[tail.DenseWeights],
+    *,
+    pools_one_token: bool = False,
 ) -> TracedGraph:
     """Derive the contributions graph from the embeddings graph. Both use the same weights.
 
@@ -33,6 +39,8 @@ def contributions_graph(
         embeddings: Graph returned by `embeddings_graph`.
         config: Configuration of its encoder.
         dense: Dense layers after pooling, whose weights are added to the graph.
+        pools_one_token: Whether all pooling weights but one are 0. If there is a rule for the last layer, it
+            is then computed only for this token.
 
     Returns:
         Contributions graph. docs/bundle.md lists its inputs and outputs.
@@ -40,6 +48,8 @@ def contributions_graph(
     Raises:
         GraphError: The encoder contains an operator without a rule.
     """
+    if pools_one_token:
+        embeddings = limit_to_one_token(embeddings, POOLING_WEIGHTS) or embeddings
     proto = copy.deepcopy(embeddings.proto)
     graph = proto.graph
     graph.name = "contributions"

@@ -1,7 +1,7 @@
 """Check of the contribution graph: contributions must add up. Measured on the parity grid.
 
 Each text of a batch tests another combination: mean or maximum pooling, a random direction or the text's own
-embedding, all embedding components or half of them.
+embedding, all embedding components or half of them. For a classifier, the pooling is that of its head.
 
 The embedding of a classifier consists of its logits, which can be near 0 while contributions cancel, or the
 products that the last layer adds up. Its errors are therefore relative to the larger sum of absolute values,
@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlens.dense import DenseLayer, open_layers
-from attnlens.explanations import pool_weighted
+from attnlens.explanations import pool_weighted, pooling_weights
 from attnlens.pooling import Pooling, finish
 from attnlens.v1.manifest_pb2 import GateKind, OutputRole
 from attnlens_export.contributions.heads import limit_to_sweep
@@ -266,25 +267,30 @@ def measure_contributions(subject: Subject, progress: StageProgress) -> Contribu
     """
     directory, config = subject.directory, subject.config
     subject = replace(subject, cases=[case for case in subject.cases if case.with_attentions])
-    dense = open_layers(directory, read_pooling(directory, config.vector_size).dense, config.vector_size)
+    dense, head = open_head(directory, config)
     inputs = draw_inputs(subject)
     # One graph after the other, because two sessions would hold the weights twice.
     graph = Graph(directory, embeddings_path(directory))
     hidden = {case: graph.run(inputs[case])[HIDDEN_OUTPUT] for case in subject.cases}
     del graph
-    feed = _ablating_feed(config, _size(config, dense))
-    cases, ablated = _run_graph(subject, inputs, hidden, dense, feed, progress)
+    feed = _ablating_feed(config, _size(config, dense), head)
+    cases, ablated = _run_graph(subject, inputs, hidden, dense, head, feed, progress)
     progress("head gates", len(cases), len(cases))
     ablation = _compare_ablated(ablated, feed, subject, dense)
     structure = read_structure(directory / CONTRIBUTIONS_PATH)
     limit_to_sweep(structure)
     graph = Graph(directory, CONTRIBUTIONS_PATH, model=structure)
-    slope_error = measure_slope(
-        graph.run_feed, config, _size(config, dense), is_classifier=has_head(directory)
-    )
+    slope_error = measure_slope(graph.run_feed, config, _size(config, dense), head)
     heads = HeadGates(str(_heads_case(config)), slope_error, *ablation)
     progress("", len(cases), len(cases))
     return ContributionsResult(tuple(cases), heads)
+
+
+def open_head(directory: Path, config: EncoderConfig) -> tuple[Sequence[DenseLayer], Pooling | None]:
+    """Return the dense layers after the pooling of a bundle, and the pooling if it is a classifier."""
+    pooling = read_pooling(directory, config.vector_size)
+    dense = open_layers(directory, pooling.dense, config.vector_size)
+    return dense, Pooling(pooling.pooling) if has_head(directory) else None
 
 
 def _run_graph(
@@ -292,6 +298,7 @@ def _run_graph(
     inputs: Mapping[Case, Inputs],
     hidden: Mapping[Case, npt.NDArray[np.floating]],
     dense: Sequence[DenseLayer],
+    head: Pooling | None,
     feed: Feed,
     progress: StageProgress,
 ) -> tuple[list[Completeness], Tensors]:
@@ -299,33 +306,26 @@ def _run_graph(
     graph = Graph(subject.directory, CONTRIBUTIONS_PATH)
 
     def measure(case: Case, inputs: Inputs) -> Completeness:
-        return measure_case(
-            graph.run_feed,
-            case,
-            inputs,
-            subject.config,
-            hidden[case],
-            dense,
-            is_classifier=has_head(subject.directory),
-        )
+        return measure_case(graph.run_feed, case, inputs, subject.config, hidden[case], dense, head)
 
     grid: GridMeasurements[Completeness] = GridMeasurements()
     measure_grid(subject, inputs, {}, grid, progress, contributions=(CONTRIBUTIONS_PATH, measure))
     return grid.contributions, graph.run_feed(feed)
 
 
-def measure_slope(run: Run, config: EncoderConfig, size: int, *, is_classifier: bool = False) -> float:
+def measure_slope(run: Run, config: EncoderConfig, size: int, head: Pooling | None = None) -> float:
     """Return `HeadGates.slope_error`.
 
     Args:
         run: Runs the contribution graph with gates limited to the sweep, see `heads.limit_to_sweep`.
         config: Configuration of the encoder.
         size: E.
-        is_classifier: Whether embeddings are logits.
+        head: Pooling of a classifier.
     """
     num_layers = config.num_layers
     feed = {
-        name: np.repeat(array, num_layers + 1, axis=0) for name, array in _heads_feed(config, size).items()
+        name: np.repeat(array, num_layers + 1, axis=0)
+        for name, array in _heads_feed(config, size, head).items()
     }
     generator = np.random.default_rng((SEED, num_layers))
     closed = np.ones(feed[HEAD_GATES].shape, dtype=np.float32)  # (L + 1, L, H)
@@ -337,14 +337,14 @@ def measure_slope(run: Run, config: EncoderConfig, size: int, *, is_classifier: 
     contributions = outputs[HEAD_CONTRIBUTIONS][0].astype(np.float64)  # (L, H)
     changes = ((1.0 - closed.diagonal(axis1=0, axis2=1, offset=-1).T) * contributions).sum(axis=-1)  # (L,)
     scale = float(np.linalg.norm(feed[DIRECTION][0]))
-    if is_classifier:
+    if head is not None:
         scale = max(scale, float(_sums_of_parts(outputs).max()))
     return float(np.abs(totals[0] - totals[1:] - changes).max() / scale)
 
 
-def _ablating_feed(config: EncoderConfig, size: int) -> Feed:
+def _ablating_feed(config: EncoderConfig, size: int, head: Pooling | None) -> Feed:
     """Return the inputs for one text with gates that remove random heads of all layers."""
-    feed = _heads_feed(config, size)
+    feed = _heads_feed(config, size, head)
     gates = np.random.default_rng(SEED).integers(0, 2, feed[HEAD_GATES].shape)
     return feed | {HEAD_GATES: gates.astype(np.float32)}
 
@@ -406,8 +406,8 @@ def _heads_case(config: EncoderConfig) -> Case:
     return Case(1, min(HEADS_TOKENS, config.max_tokens), Padding.NONE)
 
 
-def _heads_feed(config: EncoderConfig, size: int) -> Feed:
-    feed = make_feed(make_inputs(_heads_case(config), config), config, size)
+def _heads_feed(config: EncoderConfig, size: int, head: Pooling | None) -> Feed:
+    feed = make_feed(make_inputs(_heads_case(config), config), config, size, head)
     return feed | {TOWARDS_ITSELF: np.zeros(1, np.float32)}
 
 
@@ -438,8 +438,7 @@ def measure_case(
     config: EncoderConfig,
     hidden: npt.NDArray[np.floating],
     dense: Sequence[DenseLayer] = (),
-    *,
-    is_classifier: bool = False,
+    head: Pooling | None = None,
 ) -> Completeness:
     """Measure one case.
 
@@ -450,10 +449,10 @@ def measure_case(
         config: Configuration of the encoder.
         hidden: Token vectors (B, T, D) of the embeddings graph.
         dense: Dense layers after the pooling.
-        is_classifier: Whether embeddings are logits.
+        head: Pooling of a classifier, whose embeddings are logits.
     """
     size = _size(config, dense)
-    feed = make_feed(inputs, config, size)
+    feed = make_feed(inputs, config, size, head)
     outputs = run(feed)
     live = inputs.attention_mask == 1
     rows = np.flatnonzero(live.any(axis=1))
@@ -464,7 +463,7 @@ def measure_case(
     directions = (feed[DIRECTION] + feed[TOWARDS_ITSELF].astype(np.float64)[:, None] * units) * kept
     lengths = np.linalg.norm(directions, axis=1)
     norms = np.maximum(lengths, 1e-12)
-    if is_classifier:
+    if head is not None:
         norms = np.maximum(norms, _sums_of_parts(outputs))
         for row in rows:
             scale = lengths[row] / max(float(np.linalg.norm(vectors[row])), 1e-12)
@@ -473,7 +472,7 @@ def measure_case(
     errors = np.abs(totals - (directions * units).sum(axis=1)) / norms
     expected = [_embed(feed, int(row), hidden[row], dense, kept[row]) for row in rows]
     embedding_errors = [
-        np.linalg.norm(vectors[row] - embedding) / np.linalg.norm([*embedding, float(is_classifier)])
+        np.linalg.norm(vectors[row] - embedding) / np.linalg.norm([*embedding, float(head is not None)])
         for row, embedding in zip(rows, expected, strict=True)
     ]
     return Completeness(
@@ -486,22 +485,26 @@ def measure_case(
     )
 
 
-def make_feed(inputs: Inputs, config: EncoderConfig, size: int) -> Feed:
+def make_feed(inputs: Inputs, config: EncoderConfig, size: int, head: Pooling | None = None) -> Feed:
     """Return the inputs of the contribution graph. The same input shape always gets the same directions.
 
     Args:
         inputs: Tokens.
         config: Configuration of the encoder.
         size: E.
+        head: Pooling of a classifier. For embeddings, texts are pooled by their mean or maximum.
     """
     generator = np.random.default_rng((SEED, *inputs.input_ids.shape))
-    live = inputs.attention_mask.astype(np.float32)
+    live = inputs.attention_mask.astype(np.bool_)
     count = len(live)
+    weights = np.zeros(live.shape, np.float32)
+    for row in np.flatnonzero(live.any(axis=1)):
+        weights[row, live[row]] = pooling_weights(head or Pooling.MEAN, int(live[row].sum()))
     rows = np.arange(count)
     gates = contribution_inputs(config, size)[HEAD_GATES][1:]
     return {
         **inputs.feed(),
-        POOLING_WEIGHTS: live / np.maximum(live.sum(axis=1, keepdims=True), 1),
+        POOLING_WEIGHTS: weights,
         TAKES_MAXIMUM: (rows % 2).astype(np.float32),
         DIRECTION: generator.standard_normal((count, size)).astype(np.float32),
         # Longer than the random direction if there are few components, or the two could cancel.

@@ -59,7 +59,9 @@ class DenseWeights:
 def add_pooling(writer: GraphWriter) -> str:
     """Pool the last hidden states and return the name of the result (B, D)."""
     weights, hidden = POOLING_WEIGHTS, HIDDEN_OUTPUT
-    width = writer.shape(hidden)[-1]
+    _, num_tokens, width = writer.shape(hidden)
+    if num_tokens == 1:
+        return _weigh(writer, writer.reshape(hidden, [0, int(width)], (BATCH_AXIS, width)))
     tokens, rows = (BATCH_AXIS, LENGTH_AXIS, 1), (BATCH_AXIS, LENGTH_AXIS, width)
     one, last = writer.constant(1.0), writer.constant([2])
     weights = writer.add("Unsqueeze", weights, last, shape=tokens)
@@ -84,6 +86,19 @@ def add_pooling(writer: GraphWriter) -> str:
     weights = writer.add("Mul", weights, means, shape=tokens)
     weights = writer.add("Add", writer.add("Mul", share, takes, shape=rows), weights, shape=rows)
     return writer.sum(writer.add("Mul", weights, hidden, shape=rows), [1])
+
+
+def _weigh(writer: GraphWriter, vector: str) -> str:
+    """Multiply the only token vector (B, D) by its weight, which counts as 1 for the maximum.
+
+    The weight is 0 for a text without tokens, so its padding has no contributions.
+    """
+    column = (BATCH_AXIS, 1)
+    weight = writer.add("ReduceSum", POOLING_WEIGHTS, writer.constant([1]), keepdims=1, shape=column)
+    takes = writer.add("Unsqueeze", TAKES_MAXIMUM, writer.constant([1]), shape=column)
+    change = writer.add("Sub", writer.add("Sign", weight, shape=column), weight, shape=column)
+    weight = writer.add("Add", weight, writer.add("Mul", change, takes, shape=column), shape=column)
+    return writer.add("Mul", vector, weight, shape=writer.shape(vector))
 
 
 def add_dense(writer: GraphWriter, pooled: str, layers: Sequence[DenseWeights]) -> str:

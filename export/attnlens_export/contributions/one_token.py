@@ -5,17 +5,19 @@ values of all tokens, and everything else, from the query to the feed-forward ne
 The products are the same, so the result is exact up to rounding.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
 
 from attnlens_export.contributions.writer import GraphWriter
 from attnlens_export.errors import GraphError
 from attnlens_export.graph.names import BATCH_AXIS, HIDDEN_OUTPUT, LENGTH_AXIS
+from attnlens_export.graph.trace import TracedGraph, drop_unread
 
 # Operators that compute each row from the same row of their first input; other inputs are constants.
 _ROW_OPERATORS = frozenset(
@@ -52,6 +54,31 @@ def last_hidden_state_of_one_token(writer: GraphWriter, weights: str) -> str | N
         return _Selection(writer, weights).select(HIDDEN_OUTPUT, 1)
     except (_NotSelectableError, GraphError):
         return None
+
+
+def limit_to_one_token(embeddings: TracedGraph, weights: str) -> TracedGraph | None:
+    """Return an embeddings graph with the last hidden state (B, 1, D) of one token per text.
+
+    Args:
+        embeddings: Graph with the last hidden state (B, T, D), which does not change.
+        weights: Name of an additional input (B, T): 1 for the token, 0 for all others.
+
+    Returns:
+        The graph, or None if the last layer has an unsupported form.
+    """
+    proto = copy.deepcopy(embeddings.proto)
+    graph = proto.graph
+    writer = GraphWriter(graph, embeddings.weights, embeddings.shapes, "token")
+    vector = last_hidden_state_of_one_token(writer, weights)
+    if vector is None:
+        return None
+    # The node that computed the last hidden state of all tokens is dropped, and the new one gets its name.
+    axes = writer.shapes[HIDDEN_OUTPUT] = writer.shape(vector)
+    graph.output[0].CopyFrom(helper.make_tensor_value_info(vector, TensorProto.FLOAT, axes))
+    drop_unread(graph)
+    graph.node[-1].output[0] = graph.output[0].name = HIDDEN_OUTPUT
+    graph.input.append(helper.make_tensor_value_info(weights, TensorProto.FLOAT, (BATCH_AXIS, LENGTH_AXIS)))
+    return TracedGraph(proto, writer.weights, writer.shapes)
 
 
 class _Selection:
