@@ -87,7 +87,7 @@ def test_pooling_that_a_bundle_cannot_express_is_rejected_with_a_way_to_go_on(
 
 
 def test_unknown_pooling_is_rejected() -> None:
-    with pytest.raises(SourceError, match="there is no pooling 'median': choose one with --pooling mean"):
+    with pytest.raises(SourceError, match="unknown pooling 'median': choose one with --pooling mean"):
         read_pooling(None, 48, "median")
 
 
