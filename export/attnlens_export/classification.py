@@ -1,6 +1,6 @@
-"""The logits graph of a classifier: its construction, and its comparison with PyTorch.
+"""Builds the logits graph of a classifier and compares it with PyTorch.
 
-The graph is the encoder, followed by the pooling and the linear layers of the head.
+The graph consists of the encoder, followed by the pooling and linear layers of the head.
 
 Shapes: B texts in a batch, T tokens, D hidden size, C labels.
 """
@@ -55,7 +55,7 @@ def logits_graph(
     """Derive the logits graph from the embeddings graph. Both use the same weights.
 
     Args:
-        embeddings: Graph returned by `embeddings_graph`.
+        embeddings: Embeddings graph, as returned by `embeddings_graph`.
         pooling: Pooling of the head: cls, mean or last token.
         layers: Linear layers of the head.
 
@@ -77,27 +77,28 @@ def logits_graph(
 
 
 def _add_pooling(writer: GraphWriter, pooling: Pooling.ValueType) -> str:
-    """Pool the token vectors, without padding on any side, and return the name of the result (B, D)."""
+    """Add nodes that pool the token vectors and ignore padding, and return the name of the result (B, D)."""
     tokens = (BATCH_AXIS, LENGTH_AXIS)
     weights = writer.add("Cast", ATTENTION_MASK, to=TensorProto.FLOAT, shape=tokens)
     if pooling == Pooling.POOLING_MEAN:
         count = writer.sum(weights, [1], keepdims=True)
         one = writer.constant(1.0)
-        # 1 for a text without tokens: max(x, 1) = relu(x - 1) + 1.
+        # Avoid division by zero for a text without tokens: max(x, 1) = relu(x - 1) + 1.
         count = writer.add("Sub", count, one, shape=(BATCH_AXIS, 1))
         count = writer.add("Relu", count, shape=(BATCH_AXIS, 1))
         count = writer.add("Add", count, one, shape=(BATCH_AXIS, 1))
         weights = writer.add("Div", weights, count, shape=tokens)
     else:
-        # The number of the token, from the start or the end: 1 for the token, 0 for padding before it.
+        # Count tokens from the start or the end. At the pooled token, the count and relu(2 - count) are 1.
+        # At later tokens, relu(2 - count) is 0. The mask removes padding.
         is_last = pooling == Pooling.POOLING_LAST_TOKEN
-        number = writer.add(
+        count = writer.add(
             "CumSum", weights, writer.constant(np.array(1, np.int64)), reverse=int(is_last), shape=tokens
         )
-        others = writer.add(
-            "Relu", writer.add("Sub", writer.constant(2.0), number, shape=tokens), shape=tokens
+        selected = writer.add(
+            "Relu", writer.add("Sub", writer.constant(2.0), count, shape=tokens), shape=tokens
         )
-        weights = writer.add("Mul", others, weights, shape=tokens)
+        weights = writer.add("Mul", selected, weights, shape=tokens)
         width = int(writer.shape(HIDDEN_OUTPUT)[-1])
         vector = last_hidden_state_of_one_token(writer, weights)
         if vector is not None:
@@ -109,13 +110,13 @@ def _add_pooling(writer: GraphWriter, pooling: Pooling.ValueType) -> str:
 
 @dataclass(frozen=True)
 class LogitsCase(Errors, FigureSet):
-    """Errors of the logits on one input shape.
+    """Logit errors for one input shape.
 
     Attributes:
         case: Input shape.
-        length: Its number of tokens.
+        length: Number of tokens.
         allowed_error: Limit for `max_abs_error` and `max_batch_difference`.
-        max_batch_difference: Maximum difference between the shortest text in the batch and the text alone.
+        max_batch_difference: Maximum difference of the shortest text's logits alone and in the batch.
     """
 
     case: str
@@ -124,7 +125,7 @@ class LogitsCase(Errors, FigureSet):
     max_batch_difference: float
 
     def figures(self) -> list[Figure]:
-        """Return the error against PyTorch and the difference that a batch makes."""
+        """Return the error relative to PyTorch and the batch difference."""
         limit = f"(limit {self.allowed_error:.2e})"
         where, role = f"{MODEL_PATH} at {self.case}", OutputRole.OUTPUT_ROLE_LOGITS
         return [
@@ -159,7 +160,7 @@ class LogitsResult(GraphResult):
         return [figure for case in self.cases for figure in case.figures()]
 
     def manifest_figures(self) -> list[ParityFigure]:
-        """Return the worst errors."""
+        """Return the worst errors over all cases."""
         return [worst_errors(self.cases, max(case.length for case in self.cases))]
 
     def to_json(self) -> dict[str, Any]:
@@ -172,8 +173,8 @@ class LogitsResult(GraphResult):
         limit = max(case.allowed_error for case in self.cases)
         difference = max_or_nan(case.max_batch_difference for case in self.cases)
         remark = (
-            f"logits: within {error:.1e} of PyTorch; alone and in a batch they differ by {difference:.1e} "
-            f"(limit of both {limit:.1e})"
+            f"logits: within {error:.1e} of PyTorch, and within {difference:.1e} for a text alone and in "
+            f"a batch (limit for both: {limit:.1e})"
         )
         return Table(f"{len(self.cases)} input shapes", remarks=(remark,))
 
@@ -181,15 +182,15 @@ class LogitsResult(GraphResult):
 def measure_logits(
     subject: Subject, progress: StageProgress, graph: RunnableGraph | None = None
 ) -> LogitsResult:
-    """Compare the logits graph of a bundle with the PyTorch encoder and the head, on every case.
+    """Compare a bundle's logits graph with the PyTorch encoder and head for every case.
 
     Args:
         subject: Bundle and reference.
         progress: Called before each case.
-        graph: The graph in another runtime. If None, it is opened in ONNX Runtime.
+        graph: Graph opened in another runtime. If None, ONNX Runtime opens the bundle's graph.
 
     Returns:
-        The measurements. A graph that differs does not raise an exception: see `LogitsResult.failures`.
+        The measurements. Differences do not raise an exception; see `LogitsResult.failures`.
     """
     directory = subject.directory
     head = HeadReference(directory, subject.config.vector_size)
@@ -247,7 +248,7 @@ def _max_batch_difference(
 
 
 class HeadReference:
-    """The head in PyTorch, independent of the graph."""
+    """PyTorch implementation of the head, independent of the graph."""
 
     def __init__(self, directory: Path, hidden_size: int) -> None:
         defaults = read_stored_pooling(directory, hidden_size)
@@ -255,7 +256,7 @@ class HeadReference:
         self._layers = [read_layer(directory, layer) for layer in defaults.dense]
 
     def logits(self, hidden: Array, mask: npt.NDArray[np.int64], dtype: torch.dtype) -> Array:
-        """Return the logits (B, C) of token vectors (B, T, D)."""
+        """Return the logits (B, C) for token vectors (B, T, D)."""
         rows = [
             self._pool(torch.from_numpy(text[live == 1]).to(dtype))
             if live.any()

@@ -140,5 +140,5 @@ def test_random_blocks_option_is_rejected_for_other_mechanisms(tmp_path: Path) -
     for given in ([tmp_path / "bert"], ["--config", tmp_path / "my.json"]):
         result = run_export(*given, *choice)
         assert result.exit_code == 1
-        assert "requires attention of the kind big_bird, but this encoder has softmax" in result.stderr
+        assert "requires big_bird attention, but this encoder uses softmax" in result.stderr
     assert not (tmp_path / "bundle").exists()

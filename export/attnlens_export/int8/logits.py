@@ -1,8 +1,8 @@
-"""Texts and pairs for the logits of a classifier, and the agreement of the logits of two graphs.
+"""Calibration inputs for classifiers, and the agreement between the logits of two graphs.
 
-Pairs are made from texts: a query with documents that have less and less in common with it. They are the
-query itself, its first half, its second half, its first half with half of another text, and two other texts.
-The logits of a trained reranker therefore differ as much within a query as those of search results.
+Pairs are built from texts. Each query has six documents, from identical to unrelated: the query itself, its
+first half, its second half, its first half with half of another text, and two other texts. The logits of a
+trained reranker therefore vary within a query as much as they do for search results.
 
 Shapes: N texts and pairs, C labels, G texts or pairs of one query.
 """
@@ -31,9 +31,9 @@ from attnlens_export.published.side_files import read_max_tokens
 from attnlens_export.tokenizer.pairs import takes_pairs
 from attnlens_model import EncoderConfig
 
-# A query has 6 documents, and pairs are longer than texts.
+# Limits the run time: each query has 6 documents, and a pair is longer than a text.
 MAX_QUERIES = 24
-# Query of texts that are not paired.
+# Query index of unpaired texts.
 _NO_QUERY = -1
 
 Item = str | tuple[str, str]
@@ -45,7 +45,7 @@ class Logits:
 
     Attributes:
         per_text: Logits (N, C).
-        queries: Number of the query of each pair, (N,). The same number for all texts.
+        queries: Query index of each pair, (N,). All unpaired texts have the same index.
     """
 
     per_text: FloatArray
@@ -56,13 +56,13 @@ class Scorer(TextRunner[Logits]):
     """Computes the logits of texts and pairs of one kind."""
 
     def __init__(self, batches: Sequence[Batch], queries: Sequence[int]) -> None:
-        """`queries` has the query number of each text and pair. If it is empty, there are no queries."""
+        """`queries` contains the query index of each text and pair. If empty, all inputs form one group."""
         super().__init__(batches)
         size = len(queries) or max(index for batch in batches for index in batch.text_indices) + 1
         self._queries = np.array(queries or [_NO_QUERY] * size, np.int64)
 
     def select_lines(self, lines: Sequence[str]) -> list[str]:
-        """Return all texts: pairs are made from several."""
+        """Return all texts, because each pair combines several of them."""
         return list(lines)
 
     def run(self, session: Session) -> Logits:
@@ -75,8 +75,8 @@ class Scorer(TextRunner[Logits]):
         return Logits(np.stack([logits[index] for index in indices]), self._queries[indices])
 
     def unit(self, results: Iterable[Logits]) -> float:
-        """Return the spread of the logits: the standard deviation of those of a label."""
-        logits = np.concatenate([each.per_text for each in results], dtype=np.float64)
+        """Return the spread of the logits: their standard deviation per label, as a root mean square."""
+        logits = np.concatenate([result.per_text for result in results], dtype=np.float64)
         return float(np.sqrt(logits.var(axis=0).mean()))
 
     def compare(self, measured: Mapping[str, Logits], expected: Mapping[str, Logits]) -> "LogitsAgreement":
@@ -98,12 +98,12 @@ class Scorer(TextRunner[Logits]):
 def make_runners(
     directory: Path, config: EncoderConfig, kinds: Mapping[str, Sequence[str]]
 ) -> Mapping[str, TextRunner[Any]]:
-    """Return a runner of the bundle's main graph for each kind of text: an embedder, or a scorer.
+    """Return an embedder or a scorer for each kind of text. It runs the bundle's main graph.
 
-    A classifier with one label that accepts pairs is a reranker, and only measured on pairs.
+    A classifier with one label that accepts pairs is a reranker, which is measured only on pairs.
 
     Raises:
-        SourceError: There is no tokenizer.
+        SourceError: The bundle lacks a tokenizer.
     """
     classifier = read_stored_classifier(directory)
     if classifier is None:
@@ -122,7 +122,7 @@ def make_runners(
 
 
 def make_pairs(texts: Sequence[str]) -> Iterator[tuple[int, tuple[str, str]]]:
-    """Yield the number of the query and a pair, for up to `MAX_QUERIES` queries."""
+    """Yield each pair with its query index, for up to `MAX_QUERIES` queries."""
     step = -(-len(texts) // MAX_QUERIES)
     for index in range(0, len(texts), step):
         query, *others = (texts[(index + offset) % len(texts)] for offset in range(3))
@@ -133,7 +133,7 @@ def make_pairs(texts: Sequence[str]) -> Iterator[tuple[int, tuple[str, str]]]:
 
 
 def _halve(text: str) -> tuple[str, str]:
-    """Divide a text between two words, or between two characters if it has only one word."""
+    """Split a text in the middle, between words if it has several, otherwise between characters."""
     words = text.split()
     middle = len(words) // 2
     if middle:
@@ -142,10 +142,10 @@ def _halve(text: str) -> tuple[str, str]:
 
 
 def rank_agreement(measured: FloatArray, expected: FloatArray, queries: npt.NDArray[np.int64]) -> float:
-    """Return Kendall's rank correlation of logits (N, C), over all labels and the pairs of each query.
+    """Return Kendall's rank correlation between two arrays of logits (N, C).
 
-    It is the share of comparisons with the same sign, minus the share with the opposite sign. Equal logits in
-    `expected` are not compared.
+    Logits are compared within each label and query. The result is the fraction of comparisons with the same
+    sign, minus the fraction with the opposite sign. Ties in `expected` are skipped.
     """
     agreed, compared = 0.0, 0
     for query in np.unique(queries):
@@ -161,13 +161,13 @@ def rank_agreement(measured: FloatArray, expected: FloatArray, queries: npt.NDAr
 
 @dataclass(frozen=True)
 class KindLogits:
-    """Agreement of two graphs on texts and pairs of one kind.
+    """Agreement between two graphs on texts and pairs of one kind.
 
     Attributes:
         num_texts: Number of texts and pairs.
         rank_agreement: Kendall's rank correlation, see `rank_agreement`.
         max_error: Maximum error of a logit, relative to the spread of the logits.
-        rms_error: Root mean square of these errors.
+        rms_error: Root mean square error, relative to the spread.
     """
 
     num_texts: int
@@ -178,11 +178,11 @@ class KindLogits:
 
 @dataclass(frozen=True)
 class LogitsAgreement(Comparison):
-    """Agreement of the logits of two graphs on all texts and pairs.
+    """Agreement between the logits of two graphs on all texts and pairs.
 
     Attributes:
         kinds: Agreement by kind of text.
-        spread: Standard deviation of the logits of a label in fp32.
+        spread: Spread of the fp32 logits, as returned by `Scorer.unit`.
     """
 
     kinds: Mapping[str, KindLogits]
@@ -190,14 +190,14 @@ class LogitsAgreement(Comparison):
 
     @property
     def loss(self) -> float:
-        """Mean square of the relative errors."""
+        """Largest mean squared relative error of any kind of text."""
         return float(np.max([kind.rms_error**2 for kind in self.kinds.values()]))
 
     def describe_kinds(self) -> str:
-        """Return rank agreement and error of each kind."""
+        """Return the rank agreement and error of each kind."""
         return "the rank agreement and relative error " + ", ".join(
             f"{name} {kind.rank_agreement:.4f} and {kind.max_error:.3f}" for name, kind in self.kinds.items()
         )
 
     def record(self, quantization: Quantization) -> None:
-        """Add nothing: the gates have all figures."""
+        """Do nothing, because the gates already contain all figures."""

@@ -21,12 +21,12 @@ _CHOSEN = {"longformer": ("num_global_tokens",), "big_bird": ("random_blocks",)}
 
 
 class AttentionChoices(NamedTuple):
-    """Attention settings chosen at export. If a field is None, the configuration applies.
+    """Attention settings chosen at export. Fields set to None keep the checkpoint's configuration.
 
     Attributes:
         global_tokens: Number of global tokens of "longformer" attention.
-        random_blocks: Random blocks of "big_bird" attention: the ones used in training ("original"), or the
-            ones that transformers uses ("transformers").
+        random_blocks: Random blocks of "big_bird" attention: "original" for the blocks used in training, or
+            "transformers" for the blocks that transformers uses.
     """
 
     global_tokens: int | None = None
@@ -66,7 +66,7 @@ def _changed(config: EncoderConfig, kind: str, option: str, **changes: Any) -> E
     if all(attention.kind != kind for attention in layers):
         kinds = ", ".join(dict.fromkeys(attention.kind for attention in layers))
         raise SourceError(
-            f"{option} requires attention of the kind {kind}, but this encoder has {kinds}: omit the option"
+            f"{option} requires {kind} attention, but this encoder uses {kinds}: omit the option"
         )
     changed = tuple(
         dataclasses.replace(attention, **changes) if attention.kind == kind else attention

@@ -1,8 +1,8 @@
-"""Reads the classification head of a checkpoint, and stores it in a bundle.
+"""Reads classification heads from checkpoints and stores them in bundles.
 
-A head pools the token vectors and applies linear layers, the last of which returns the logits: one number per
-label. It is stored like the dense layers of an embedding model, in `classifier/0`, `classifier/1`, ..., with
-the pooling, labels and activation in `classifier/config.json`.
+A head pools the token vectors and applies one or more linear layers. The last layer returns the logits, one
+per label. A bundle stores each layer like a dense layer of an embedding model, in `classifier/0`,
+`classifier/1`, ..., and the pooling, labels and activation in `classifier/config.json`.
 """
 
 import shutil
@@ -24,10 +24,10 @@ from attnlens_model.checkpoint.tensor_files import read_tensors
 
 DIRECTORY = "classifier"
 FEATURE = "classifier"
-"""Entry of `Manifest.required_features`: without the head, a reader would serve meaningless embeddings."""
+"""Entry in `Manifest.required_features`. Readers that ignore the head would serve meaningless embeddings."""
 _SUFFIX = "ForSequenceClassification"
-_CROSS_ENCODER = "CrossEncoder"  # `model_type` of sentence-transformers
-_OLDEST_KEY = "sbert_ce_default_activation_function"  # of sentence-transformers before 4.0
+_CROSS_ENCODER = "CrossEncoder"  # `model_type` written by sentence-transformers
+_OLDEST_KEY = "sbert_ce_default_activation_function"  # written by sentence-transformers before 4.0
 _WITHOUT = "add --without-head and a --pooling to export only the encoder"
 
 
@@ -37,8 +37,8 @@ class Layer:
 
     Attributes:
         module: Name of the linear module in the checkpoint.
-        activation: Activation, or `KEY=DEFAULT` if a key of `config.json` names it.
-        norm: Name of the layer normalization after the activation. Empty if there is none.
+        activation: Activation, or `KEY=DEFAULT` to read it from `config.json`.
+        norm: Name of the layer normalization after the activation. Empty without normalization.
     """
 
     module: str
@@ -48,11 +48,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Layout:
-    """The head of one model class.
+    """Structure of the classification head of one model class.
 
     Attributes:
-        layers: Linear layers, in order.
-        pooling: Pooling, or `KEY=DEFAULT`.
+        layers: Linear layers, in order of application.
+        pooling: Pooling, or `KEY=DEFAULT` to read it from `config.json`.
     """
 
     layers: tuple[Layer, ...]
@@ -69,7 +69,7 @@ def _dense_head(activation: str = "tanh") -> Layout:
 
 _LAST_TOKEN = Layout((Layer("score"),), "last_token")
 
-# By class name without its suffix. The names are those of the modules in transformers 5.23.
+# Keys are class names without their suffix. Module names follow transformers 5.23.
 LAYOUTS: Mapping[str, Layout] = {
     "Albert": _pooler("albert.pooler"),
     "Bert": _pooler("bert.pooler.dense"),
@@ -123,7 +123,7 @@ _ACTIVATIONS = {
     "silu": Activation.ACTIVATION_SILU,
     "swish": Activation.ACTIVATION_SILU,
 }
-# Functions from logits to scores, by class name in torch.nn.
+# Functions that convert logits to scores, by class name in torch.nn.
 SCORE_ACTIVATIONS = {
     "Identity": Activation.ACTIVATION_IDENTITY,
     "Sigmoid": Activation.ACTIVATION_SIGMOID,
@@ -133,11 +133,11 @@ SCORE_ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Head:
-    """A classification head.
+    """A classification head with its weights.
 
     Attributes:
-        classifier: Labels and activation.
-        pooling: Pooling and layers. Their paths are relative to a bundle.
+        classifier: Labels, and the activation that converts logits to scores.
+        pooling: Pooling and linear layers. Layer paths are relative to the bundle directory.
         weights: Weights of each layer.
     """
 
@@ -147,22 +147,22 @@ class Head:
 
 
 def find_classifier(directory: Path) -> Layout | None:
-    """Return the layout of a checkpoint's classification head, or None if it has no supported head."""
+    """Return the layout of a checkpoint's classification head, or None if it is missing or unsupported."""
     name = _architecture(read_object(directory / "config.json"))
     return LAYOUTS.get(name.removesuffix(_SUFFIX)) if name.endswith(_SUFFIX) else None
 
 
 def is_part(layout: Layout, tensor: str) -> bool:
-    """Return whether a tensor of a checkpoint belongs to the head."""
+    """Return whether a checkpoint tensor belongs to the head."""
     modules = (name for layer in layout.layers for name in (layer.module, layer.norm) if name)
     return tensor.rpartition(".")[0] in modules
 
 
 def read_head(directory: Path, layout: Layout, hidden_size: int) -> Head:
-    """Read the head of a checkpoint.
+    """Read the classification head of a checkpoint.
 
     Raises:
-        SourceError: A tensor is missing or has the wrong shape, or a setting is not supported.
+        SourceError: A tensor is missing or has the wrong shape, or a setting is unsupported.
         CheckpointError: The weights can't be read.
     """
     config = read_object(directory / "config.json")
@@ -211,19 +211,19 @@ def read_labels(config: Mapping[str, Any]) -> list[str]:
         return [by_index[index] for index in range(len(by_index))]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise SourceError(
-            f"config.json: id2label is {named!r} instead of labels by the numbers 0, 1, ...: correct it"
+            f"config.json: id2label must map the indices 0, 1, ... to labels, but is {named!r}: correct it"
         ) from error
 
 
 def read_activation(directory: Path, num_labels: int) -> Activation.ValueType:
-    """Return the function from logits to scores.
+    """Return the function that converts logits to scores.
 
-    sentence-transformers has stored it in three places, of which the newest wins. If it is in none of them,
-    the default is that of sentence-transformers for its own cross-encoders, otherwise that of the pipelines
-    of transformers.
+    Three locations exist, because sentence-transformers moved this setting twice; the newest one takes
+    precedence. If the setting is missing, cross-encoders use the default of sentence-transformers, and other
+    classifiers use the default of the transformers pipelines.
 
     Raises:
-        SourceError: The checkpoint names another function.
+        SourceError: The checkpoint specifies an unsupported function.
     """
     config, published = read_object(directory / "config.json"), read_object(directory / PROMPTS_FILE)
     is_cross_encoder = published.get("model_type") == _CROSS_ENCODER
@@ -232,7 +232,7 @@ def read_activation(directory: Path, num_labels: int) -> Activation.ValueType:
         older = config.get("sentence_transformers")
         oldest = config.get(_OLDEST_KEY)
         is_cross_encoder = is_cross_encoder or isinstance(older, dict) or oldest is not None
-        # A null in the newer place hides the older one.
+        # A null value in the newer location overrides the older setting.
         stated = older["activation_fn"] if isinstance(older, dict) and "activation_fn" in older else oldest
     if stated:
         stated = str(stated)
@@ -240,7 +240,7 @@ def read_activation(directory: Path, num_labels: int) -> Activation.ValueType:
         if not stated.startswith("torch.nn.") or name not in SCORE_ACTIVATIONS:
             raise SourceError(
                 f"the checkpoint computes scores with {stated!r}, but bundles support only "
-                f"{', '.join(SCORE_ACTIVATIONS)} of torch.nn: change activation_fn in its configuration"
+                f"{', '.join(SCORE_ACTIVATIONS)} from torch.nn: change activation_fn in its configuration"
             )
         return SCORE_ACTIVATIONS[name]
     problem = config.get("problem_type")
@@ -253,7 +253,7 @@ def read_activation(directory: Path, num_labels: int) -> Activation.ValueType:
 
 
 def write_head(directory: Path, head: Head) -> None:
-    """Store a head in a bundle."""
+    """Write a head to a bundle."""
     for dense, weights in zip(head.pooling.dense, head.weights, strict=True):
         (directory / dense.path).mkdir(parents=True)
         write_dense(directory, dense.path, dense, weights)
@@ -267,7 +267,7 @@ def write_head(directory: Path, head: Head) -> None:
 
 
 def write_classifier_files(directory: Path, source: Path, head: Head) -> None:
-    """Write the settings with which sentence-transformers computes the same scores from the bundle."""
+    """Write the settings that sentence-transformers needs to compute the same scores from the bundle."""
     if (source / MODULES_FILE).is_file():
         shutil.copyfile(source / MODULES_FILE, directory / MODULES_FILE)
     if len(head.classifier.labels) > 1:
@@ -282,12 +282,12 @@ def write_classifier_files(directory: Path, source: Path, head: Head) -> None:
 
 
 def has_head(directory: Path | None) -> bool:
-    """Return whether a directory is a bundle with a head."""
+    """Return whether a directory is a bundle with a classification head."""
     return directory is not None and (directory / DIRECTORY / "config.json").is_file()
 
 
 def read_stored_classifier(directory: Path) -> Classifier | None:
-    """Return the labels and the activation of a bundle's head, or None if it has none."""
+    """Return the labels and activation of a bundle's head, or None for an embedding model."""
     if not has_head(directory):
         return None
     settings = read_object(directory / DIRECTORY / "config.json")
@@ -296,14 +296,14 @@ def read_stored_classifier(directory: Path) -> Classifier | None:
 
 
 def num_logits(directory: Path, path: str) -> int:
-    """Return the number of logits that a graph of a bundle returns, or 0 if it returns something else."""
+    """Return the number of logits that a bundle's graph returns, or 0 if the graph does not return logits."""
     classifier = read_stored_classifier(directory)
     returns_logits = path not in (ENCODER_PATH, ATTENTIONS_PATH, CONTRIBUTIONS_PATH)
     return len(classifier.labels) if classifier and returns_logits else 0
 
 
 def read_stored_pooling(directory: Path, hidden_size: int) -> PoolingDefaults:
-    """Return the pooling and the layers of a bundle's head.
+    """Return the pooling and linear layers of a bundle's head.
 
     Raises:
         SourceError: A file is invalid.
@@ -323,19 +323,19 @@ def _architecture(config: Mapping[str, Any]) -> str:
     return str(classes[0]) if isinstance(classes, list) and classes else ""
 
 
-def _choice(config: Mapping[str, Any], name: str, known: Mapping[str, Any], what: str) -> Any:  # noqa: ANN401
+def _choice(config: Mapping[str, Any], name: str, known: Mapping[str, Any], setting: str) -> Any:  # noqa: ANN401
     key, is_key, default = name.partition("=")
     value = config.get(key, default) if is_key else name
     if value not in known:
         raise SourceError(
-            f"config.json: the head has the {what} {key} = {value!r}, but bundles support only "
+            f"config.json: the {setting} of the head is {key} = {value!r}, but bundles support only "
             f"{', '.join(known)}: {_WITHOUT}"
         )
     return known[value]
 
 
 def _read_layer(tensors: Mapping[str, Any], layer: Layer, in_features: int) -> Weights:
-    """Return the weights of a layer by their names in a bundle."""
+    """Return the weights of a layer, keyed by their names in a bundle."""
     names = {"linear.weight": f"{layer.module}.weight", "linear.bias": f"{layer.module}.bias"}
     if layer.norm:
         names |= dict(zip(NORM_WEIGHTS, (f"{layer.norm}.weight", f"{layer.norm}.bias"), strict=True))
@@ -343,8 +343,8 @@ def _read_layer(tensors: Mapping[str, Any], layer: Layer, in_features: int) -> W
     missing: Sequence[str] = [name for name in required if name not in tensors]
     if missing:
         raise SourceError(
-            f"the checkpoint lacks {', '.join(missing)} of its classification head: fine-tune it for the "
-            f"task, or {_WITHOUT}"
+            f"the classification head of the checkpoint lacks {', '.join(missing)}: fine-tune the checkpoint "
+            f"for the task, or {_WITHOUT}"
         )
     weights: Weights = {
         ours: tensors[theirs].float().contiguous().numpy()
@@ -354,7 +354,7 @@ def _read_layer(tensors: Mapping[str, Any], layer: Layer, in_features: int) -> W
     size = weights["linear.weight"].shape
     if len(size) != 2 or size[1] != in_features:  # noqa: PLR2004 - a matrix
         raise SourceError(
-            f"{layer.module}.weight has the shape {tuple(size)} instead of (labels or features, "
+            f"{layer.module}.weight has shape {tuple(size)} instead of (labels or features, "
             f"{in_features}): the checkpoint is damaged"
         )
     if layer.norm:

@@ -14,7 +14,7 @@ from attnlens_model.checkpoint.tensor_files import read_tensors
 
 Weights = dict[str, npt.NDArray[np.float32]]
 
-# Class names as sentence-transformers writes them.
+# Class names in the format of sentence-transformers.
 _ACTIVATIONS = {
     "torch.nn.modules.linear.Identity": Activation.ACTIVATION_IDENTITY,
     "torch.nn.modules.activation.Tanh": Activation.ACTIVATION_TANH,
@@ -22,24 +22,32 @@ _ACTIVATIONS = {
     "torch.nn.modules.activation.GELU": Activation.ACTIVATION_GELU,
     "torch.nn.modules.activation.Sigmoid": Activation.ACTIVATION_SIGMOID,
     "torch.nn.modules.activation.SiLU": Activation.ACTIVATION_SILU,
-    # Only in the head of a classifier.
+    # Used only in classification heads.
     "transformers.activations.NewGELUActivation": Activation.ACTIVATION_GELU_TANH,
 }
 _SHORT_NAMES = {name.rpartition(".")[2]: value for name, value in _ACTIVATIONS.items()}
-# Only in the head of a classifier.
+# Used only in classification heads.
 NORM_WEIGHTS = ("norm.weight", "norm.bias")
-_SKIP = "or omit it with --skip-module Dense"
+_SKIP = "or omit the module with --skip-module Dense"
 
 
 def read_dense(directory: Path, path: str, in_features: int, *, normalize_input: bool) -> Dense:
-    """Read the Dense module in `directory / path`, whose input has `in_features` components.
+    """Read the Dense module in `directory / path` and check its weights.
+
+    Args:
+        directory: Checkpoint or bundle directory.
+        path: Module directory, relative to `directory`.
+        in_features: Size of the vectors that the module receives.
+        normalize_input: Whether a Normalize module precedes this one.
 
     Raises:
-        SourceError: Its files are missing, invalid or use an unsupported setting.
+        SourceError: A file is missing or invalid, or a setting is unsupported.
     """
     file = directory / path / "config.json"
     if not file.is_file():
-        raise SourceError(f"{file} is missing, but modules.json refers to it: download it, {_SKIP}")
+        raise SourceError(
+            f"{file} is missing, although modules.json lists the module: download the file, {_SKIP}"
+        )
     settings = read_object(file)
     if settings.get("use_residual"):
         raise SourceError(f"{file}: use_residual is set, which bundles do not support: {_SKIP[3:]}")
@@ -62,7 +70,7 @@ def read_dense(directory: Path, path: str, in_features: int, *, normalize_input:
 
 
 def read_weights(directory: Path, dense: Dense) -> Weights:
-    """Return the weights of a layer, see `attnlens.v1.Dense`.
+    """Return the weights of a layer, as described in `attnlens.v1.Dense`.
 
     Raises:
         CheckpointError: The weights file is missing or corrupt.
@@ -113,7 +121,7 @@ def _activation(file: Path, name: object) -> Activation.ValueType:
     if text not in _ACTIVATIONS and (not text.startswith("torch.nn.") or short not in _SHORT_NAMES):
         known = ", ".join(_SHORT_NAMES)
         raise SourceError(
-            f"{file}: activation_function is {text!r}, but bundles only support {known} of torch.nn: "
+            f"{file}: activation_function is {text!r}, but bundles support only {known} from torch.nn: "
             f"{_SKIP[3:]}"
         )
     return _SHORT_NAMES[short]

@@ -58,32 +58,33 @@ class Head:
     """The task head that an export omits.
 
     Attributes:
-        what: Description of the checkpoint for error messages.
+        checkpoint_kind: Description of the checkpoint for error messages.
         tensors: Names of the head's tensors. May be empty.
     """
 
-    what: str
+    checkpoint_kind: str
     tensors: tuple[str, ...] = ()
 
     @property
     def remedy(self) -> str:
-        """What to export instead."""
-        return _REMEDIES.get(self.what, "export an embedding model, a classifier or a reranker")
+        """Advice on a different checkpoint to export."""
+        return _REMEDIES.get(self.checkpoint_kind, "export an embedding model, a classifier or a reranker")
 
     def describe(self) -> str:
         """Return a description of the checkpoint and its head."""
         if not self.tensors:
-            return f"this checkpoint is {self.what}"
+            return f"this checkpoint is {self.checkpoint_kind}"
         more = f" and {len(self.tensors) - _MAX_NAMED} more" if len(self.tensors) > _MAX_NAMED else ""
-        return f"this checkpoint is {self.what}, by its head ({', '.join(self.tensors[:_MAX_NAMED])}{more})"
+        names = ", ".join(self.tensors[:_MAX_NAMED])
+        return f"this checkpoint is {self.checkpoint_kind}, judging by its head ({names}{more})"
 
 
 def find_head(directory: Path, unused_tensors: Iterable[str]) -> Head | None:
-    """Return the task head of a checkpoint, or None if the checkpoint is for embeddings.
+    """Return the task head of a checkpoint, or None for an embedding checkpoint.
 
     Args:
         directory: Checkpoint directory.
-        unused_tensors: Names of its tensors that the encoder does not use.
+        unused_tensors: Names of checkpoint tensors that the encoder does not use.
 
     Raises:
         SourceError: A checkpoint file is invalid.

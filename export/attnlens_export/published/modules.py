@@ -32,28 +32,30 @@ def read_modules(directory: Path | None, skipped: Collection[str] = ()) -> list[
     """Return the modules after the encoder: Pooling, then any sequence of Dense and Normalize.
 
     Args:
-        directory: Checkpoint directory. The result is empty if it is None or lacks `modules.json`.
+        directory: Checkpoint directory. If None, or if `modules.json` is missing, the result is empty.
         skipped: Module kinds to omit.
 
     Raises:
-        SourceError: The file is invalid, lists an unsupported module or lacks a skipped module.
+        SourceError: The file is invalid, lists an unsupported module, or does not list a module in `skipped`.
     """
     listed = _read_list(directory)
     for kind in skipped:
-        if kind not in {each.kind for each in listed[1:]} - {"Pooling"}:
-            names = ", ".join(each.kind for each in listed[1:]) or "none"
+        if kind not in {module.kind for module in listed[1:]} - {"Pooling"}:
+            names = ", ".join(module.kind for module in listed[1:]) or "none"
             raise SourceError(
                 f"--skip-module {kind}: the checkpoint lists {names}. Skip one of these, but not the pooling"
             )
-    modules = [each for each in listed if each.kind not in skipped]
+    modules = [module for module in listed if module.kind not in skipped]
     if modules and modules[0].kind.rpartition(".")[2] == "Transformer":
         del modules[0]
     for index, module in enumerate(modules):
         if module.kind not in (_AFTER_POOLING if index else ("Pooling",)):
-            raise SourceError(_refusal(module.kind, has_pooling="Pooling" in {m.kind for m in modules}))
+            raise SourceError(
+                _describe_unsupported(module.kind, has_pooling="Pooling" in {m.kind for m in modules})
+            )
     for module in modules:
         _check_names(directory, module)
-    return [each for each in modules if each.kind != "Dropout"]
+    return [module for module in modules if module.kind != "Dropout"]
 
 
 def listed_kinds(directory: Path) -> list[str]:
@@ -87,16 +89,16 @@ def _read_list(directory: Path | None) -> list[Module]:
     ]
 
 
-def _refusal(kind: str, *, has_pooling: bool) -> str:
+def _describe_unsupported(kind: str, *, has_pooling: bool) -> str:
     if kind in _AFTER_POOLING or kind == "Pooling":
-        what = f"this checkpoint has the module {kind} " + (
+        problem = f"this checkpoint has the module {kind} " + (
             "where bundles do not support it (they support one Pooling, then Dense and Normalize)"
             if has_pooling
             else "for token vectors, without pooling, but bundles apply it only to pooled vectors"
         )
     else:
-        what = f"this checkpoint has the module {kind}, which bundles do not support"
-    return f"{what}. --skip-module {kind} omits it, which changes the embeddings"
+        problem = f"this checkpoint has the module {kind}, which bundles do not support"
+    return f"{problem}. --skip-module {kind} omits it, which changes the embeddings"
 
 
 def _check_names(directory: Path | None, module: Module) -> None:

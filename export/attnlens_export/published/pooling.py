@@ -38,22 +38,22 @@ _FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _FLAG_PREFIX = "pooling_mode_"
-_HOW_TO_GO_ON = f"choose one with --pooling {'|'.join(POOLINGS)}"
+_REMEDY = f"choose one with --pooling {'|'.join(POOLINGS)}"
 
 
 def check_pooling_known(directory: Path, pooling: str | None) -> None:
     """Reject a checkpoint that does not specify its pooling, unless a pooling was chosen.
 
     Raises:
-        SourceError: `pooling` is None and `modules.json` is missing or does not list Pooling.
+        SourceError: Neither `pooling` nor a Pooling module in `modules.json` specifies the pooling.
     """
     if pooling is None and "Pooling" not in listed_kinds(directory):
         raise SourceError(
             "the checkpoint does not specify its pooling (modules.json with a Pooling module is missing): "
             "choose the pooling that its publisher recommends with `attnlens export --pooling "
-            f"{'|'.join(POOLINGS)}`, and --normalize for embeddings of unit length. If there is no "
-            "recommendation, the model may not be trained for embeddings. Token vectors and "
-            "attention do not depend on the choice"
+            f"{'|'.join(POOLINGS)}`, and add --normalize for embeddings of unit length. Without a "
+            "recommendation, the model may not have been trained for embeddings. Token vectors and "
+            "attention do not depend on the pooling"
         )
 
 
@@ -67,8 +67,8 @@ def read_pooling(
     """Return the pooling settings of a checkpoint, or of a bundle.
 
     Args:
-        directory: Directory. If it is None or lacks `modules.json`, the default is mean pooling
-            without normalization.
+        directory: Checkpoint or bundle directory. If None, or if `modules.json` is missing, the default is
+            mean pooling without normalization.
         hidden_size: Size of the token vectors.
         pooling: One of POOLINGS. If None, the checkpoint's pooling is used.
         normalize: Whether to scale embeddings to length 1. If None, the checkpoint's setting is used.
@@ -85,7 +85,7 @@ def read_pooling(
     if directory is not None and has_head(directory):
         return read_stored_pooling(directory, hidden_size)
     if pooling is not None and pooling not in POOLINGS:
-        raise SourceError(f"there is no pooling {pooling!r}: {_HOW_TO_GO_ON}")
+        raise SourceError(f"unknown pooling {pooling!r}: {_REMEDY}")
     modules = read_modules(directory, skipped)
     settings = _pooling_settings(directory, modules, required=pooling is None)
     defaults = PoolingDefaults(
@@ -114,7 +114,7 @@ def read_embedding_size(directory: Path, hidden_size: int) -> int:
 def write_pooling(
     directory: Path, source: Path | None, hidden_size: int, defaults: PoolingDefaults, max_tokens: int
 ) -> None:
-    """Write the files with which sentence-transformers computes the same embeddings from the bundle.
+    """Write the files that sentence-transformers needs to compute the same embeddings from the bundle.
 
     The weights of dense layers are read from `source` and written in fp32.
     """
@@ -134,7 +134,7 @@ def write_pooling(
     write_modules(directory, modules)
     mode = next(mode for mode, value in _MODES.items() if value == defaults.pooling)
     settings: dict[str, Any] = {"word_embedding_dimension": hidden_size}
-    settings |= {flag: each == mode for flag, each in _FLAGS.items()}
+    settings |= {flag: name == mode for flag, name in _FLAGS.items()}
     if defaults.exclude_prompt:
         settings["include_prompt"] = False
     write_json(directory / "1_Pooling" / "config.json", settings)
@@ -143,14 +143,14 @@ def write_pooling(
 
 
 def _pooling_settings(directory: Path | None, modules: Sequence[Module], *, required: bool) -> dict[str, Any]:
-    """Return the configuration of the Pooling module, or an empty dict if there is none."""
+    """Return the configuration of the Pooling module, or an empty dict without a Pooling module."""
     paths = [module.path for module in modules if module.kind == "Pooling"]
     if directory is None or not paths:
         return {}
     path = directory / paths[0] / "config.json"
     if required and not path.is_file():
         raise SourceError(
-            f"{path} is missing, but modules.json refers to it: download it, or {_HOW_TO_GO_ON}"
+            f"{path} is missing, although modules.json lists the module: download the file, or {_REMEDY}"
         )
     return read_object(path)
 
@@ -180,6 +180,6 @@ def _published(settings: dict[str, Any]) -> Pooling.ValueType:
     names = [str(mode) for mode in (modes if isinstance(modes, list) else [modes])]
     if len(names) != 1 or names[0] not in _MODES:
         raise SourceError(
-            f"the checkpoint pools by {' + '.join(names)}, which bundles do not support: {_HOW_TO_GO_ON}"
+            f"the checkpoint pools by {' + '.join(names)}, which bundles do not support: {_REMEDY}"
         )
     return _MODES[names[0]]

@@ -1,4 +1,4 @@
-"""Reads and writes the prompts of sentence-transformers, the texts prepended to an input."""
+"""Reads and writes sentence-transformers prompts, the strings prepended to a text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class Prompts:
 
     Attributes:
         texts: Prompt texts by name. A text may be empty.
-        default_name: Name of the default prompt. Empty if there is no default.
+        default_name: Name of the default prompt, or an empty string for no default.
     """
 
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -40,7 +40,7 @@ def read_prompts(
     content = read_object(directory / PROMPTS_FILE) if directory else {}
     published = content.get("prompts") or {}
     if not isinstance(published, dict):
-        raise SourceError(f"{PROMPTS_FILE}: prompts is a {type(published).__name__} instead of an object")
+        raise SourceError(f"{PROMPTS_FILE}: prompts must be an object, not {type(published).__name__}")
     # sentence-transformers treats null as an empty prompt.
     texts = {name: "" if text is None else text for name, text in published.items()} | dict(added or {})
     for name, text in texts.items():
@@ -68,10 +68,10 @@ def write_prompts(directory: Path, prompts: Prompts) -> None:
         write_json(directory / PROMPTS_FILE, content | settings)
 
 
-def _check_text(what: str, text: object) -> None:
+def _check_text(subject: str, text: object) -> None:
     if not isinstance(text, str):
-        raise SourceError(f"{what} is a {type(text).__name__} instead of a text")
+        raise SourceError(f"{subject} must be a string, not {type(text).__name__}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise SourceError(f"{what} can't be written as UTF-8: {error}") from error
+        raise SourceError(f"{subject} can't be encoded as UTF-8: {error}") from error

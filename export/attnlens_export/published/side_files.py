@@ -24,7 +24,7 @@ _EMBEDDERS_FILES = ("config_sentence_transformers.json",)
 
 SENTENCE_CONFIG = "sentence_bert_config.json"
 """File name of the settings of sentence-transformers' Transformer module."""
-# The names that sentence-transformers tries, in its order. Early releases named the file after the encoder.
+# In the order in which sentence-transformers tries them. Early releases named the file after the encoder.
 _SENTENCE_CONFIGS = (
     SENTENCE_CONFIG,
     *(f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "camembert", "albert")),
@@ -54,10 +54,10 @@ def write_config(
         source: Checkpoint directory, or None for a newly initialized encoder.
         config: Encoder configuration.
         external_data: Whether the weights are stored outside the ONNX files. transformers.js reads this flag.
-        adapter_task: Task whose adapters were merged into the weights. Empty if there are no adapters.
+        adapter_task: Task whose adapters were merged into the weights. Empty without adapters.
 
     Raises:
-        SourceError: Reading the file back would give a different configuration.
+        SourceError: A Hugging Face `config.json` can't represent the configuration.
     """
     published = read_object(source / "config.json") if source else {}
     text = published.get("text_config")
@@ -91,7 +91,7 @@ def write_config(
 
 
 def read_task(directory: Path) -> str:
-    """Return the adapter task in a bundle's `config.json`, or an empty string if there is none."""
+    """Return the adapter task in a bundle's `config.json`, or an empty string if it is not set."""
     task = read_object(directory / "config.json").get(TASK_KEY)
     return task if isinstance(task, str) else ""
 
@@ -162,7 +162,7 @@ def _truncation_side(settings: Mapping[str, Any], content: Mapping[str, Any]) ->
         content: The content of `tokenizer.json`.
 
     Raises:
-        SourceError: The side is neither.
+        SourceError: The side is neither right nor left.
     """
     stated = (content.get("truncation") or {}).get("direction", "right")
     side = str(settings.get("truncation_side", stated)).lower()
@@ -178,8 +178,8 @@ def _with_class_settings(
 ) -> dict[str, Any] | None:
     """Return the normalizer of `tokenizer.json` with the settings of `tokenizer_config.json` applied.
 
-    The BERT classes of transformers 4 and 5 replace these fields of the normalizer by their own arguments,
-    and use the defaults of those arguments if `tokenizer_config.json` does not state them.
+    The BERT tokenizers of transformers 4 and 5 override these normalizer fields with their own arguments,
+    whose defaults apply if `tokenizer_config.json` does not set them.
     """
     is_bert = tokenizer_class(source, settings) in _BERT_CLASSES
     if not is_bert or normalizer is None or normalizer["type"] != "BertNormalizer":
@@ -190,7 +190,7 @@ def _with_class_settings(
 def _lowercased(normalizer: dict[str, Any] | None) -> dict[str, Any]:
     """Return a normalizer of `tokenizer.json` that lowercases first, as sentence-transformers does.
 
-    Its `do_lower_case` prepends `Lowercase` unless the normalizer, or a member of its sequence, is one.
+    With `do_lower_case`, it prepends a `Lowercase` step unless the normalizer already contains that step.
     """
     steps = [] if normalizer is None else [normalizer]
     if normalizer and normalizer["type"] == "Sequence":
@@ -277,7 +277,7 @@ def read_sentence_config(directory: Path) -> dict[str, Any]:
     """Return the settings of sentence-transformers' Transformer module, from the file that it would read.
 
     Raises:
-        SourceError: The file is broken.
+        SourceError: The file is invalid.
     """
     return next((found for name in _SENTENCE_CONFIGS if (found := read_object(directory / name))), {})
 

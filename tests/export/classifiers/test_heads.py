@@ -120,8 +120,8 @@ def change(directory: Path, values: Mapping[str, object], name: str = "config.js
     ("values", "message"),
     [
         ({"id2label": {"0": "a"}}, "names 1 labels, but classifier returns 2 logits: correct id2label"),
-        ({"id2label": {"0": "a", "2": "b"}}, "instead of labels by the numbers 0, 1"),
-        ({"id2label": ["a", "b"]}, "instead of labels by the numbers 0, 1"),
+        ({"id2label": {"0": "a", "2": "b"}}, "id2label must map the indices 0, 1"),
+        ({"id2label": ["a", "b"]}, "id2label must map the indices 0, 1"),
         (
             {"sbert_ce_default_activation_function": "my.Own"},
             "computes scores with 'my.Own', but bundles support only Identity, Sigmoid, Softmax",
@@ -145,10 +145,12 @@ def test_settings_that_a_bundle_can_not_express_are_refused(
 def test_missing_tensors_and_poolings_are_refused(tmp_path: Path) -> None:
     BERT.make("Model").save_pretrained(tmp_path)
     change(tmp_path, {"architectures": ["BertForSequenceClassification"]})
-    with pytest.raises(SourceError, match=r"lacks bert.pooler.dense.weight of its classification head"):
+    with pytest.raises(
+        SourceError, match=r"classification head of the checkpoint lacks bert.pooler.dense.weight"
+    ):
         read_head(tmp_path, LAYOUTS["Bert"], 96)
     with pytest.raises(
-        SourceError, match="pooling classifier_pooling = 'late', but bundles support only cls"
+        SourceError, match="pooling of the head is classifier_pooling = 'late', but bundles support only cls"
     ):
         read_head(tmp_path, LAYOUTS["EuroBert"], 96)
 

@@ -155,7 +155,7 @@ def test_number_of_global_tokens_is_chosen_at_export_and_stated(
 
 
 def test_global_tokens_of_an_encoder_that_has_none_are_rejected(tmp_path: Path) -> None:
-    message = r"--global-tokens 2 requires attention of the kind longformer, but this encoder has softmax"
+    message = r"--global-tokens 2 requires longformer attention, but this encoder uses softmax"
     with pytest.raises(SourceError, match=message):
         export_bundle(small_config(), tmp_path / "bundle", ExportOptions(global_tokens=2))
     assert not (tmp_path / "bundle").exists()

@@ -39,7 +39,11 @@ def run_export(*arguments: object) -> Result:
 @pytest.mark.parametrize(
     ("name", "kind", "what"),
     [
-        ("Bert", "ForSequenceClassification", "a classifier or a reranker, by its head (classifier.bias, "),
+        (
+            "Bert",
+            "ForSequenceClassification",
+            "a classifier or a reranker, judging by its head (classifier.bias, ",
+        ),
         ("Bert", "ForTokenClassification", "a token classifier"),
         ("Bert", "ForMultipleChoice", "a multiple-choice classifier"),
         ("Roberta", "ForQuestionAnswering", "a model for question answering"),
@@ -98,7 +102,7 @@ def test_older_files_of_sparse_and_late_interaction_models_are_known(
     write(tmp_path / "modules.json", [{"path": str(i), "type": name} for i, name in enumerate(types)])
     head = find_head(tmp_path, ())
     assert head is not None
-    assert head.what.startswith(what)
+    assert head.checkpoint_kind.startswith(what)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +148,7 @@ def test_original_colbert_is_detected_by_its_class_and_tensor(tmp_path: Path) ->
     write(tmp_path / "config.json", {"architectures": ["HF_ColBERT"]})
     head = find_head(tmp_path, ["linear.weight", "bert.pooler.dense.weight"])
     assert head is not None
-    assert head.what.startswith("a late-interaction encoder")
+    assert head.checkpoint_kind.startswith("a late-interaction encoder")
     assert head.tensors == ("linear.weight",)
 
 

@@ -87,7 +87,7 @@ def test_pooling_that_a_bundle_cannot_express_is_rejected_with_a_way_to_go_on(
 
 
 def test_unknown_pooling_is_rejected() -> None:
-    with pytest.raises(SourceError, match="there is no pooling 'median': choose one with --pooling mean"):
+    with pytest.raises(SourceError, match="unknown pooling 'median': choose one with --pooling mean"):
         read_pooling(None, 48, "median")
 
 
@@ -157,7 +157,7 @@ def test_missing_pooling_file_does_not_mean_mean_pooling(source: Path) -> None:
     write_modules(source, {})
     (source / "1_Pooling" / "config.json").unlink()
     with pytest.raises(
-        SourceError, match=r"1_Pooling/config\.json is missing, but modules\.json refers to it"
+        SourceError, match=r"1_Pooling/config\.json is missing, although modules\.json lists the module"
     ):
         read_pooling(source, 48)
     assert read_pooling(source, 48, "max", None).pooling == MAX
@@ -250,7 +250,7 @@ def test_options_replace_the_pooling_and_the_last_scaling_and_leave_the_layers(s
         ({"out_features": 25}, r"contains the weights .* instead of {'linear.weight': \(25, 48\)"),
         ({"bias": False}, r"instead of {'linear.weight': \(24, 48\)}"),
         ({"use_residual": True}, "use_residual is set, which bundles do not support"),
-        ({"activation_function": "torch.nn.modules.activation.Mish"}, "only support .*Tanh, ReLU, GELU"),
+        ({"activation_function": "torch.nn.modules.activation.Mish"}, "support only .*Tanh, ReLU, GELU"),
         ({"activation_function": "mine.Tanh"}, "activation_function is 'mine.Tanh'"),
         ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings'"),
     ],
@@ -267,7 +267,7 @@ def test_dense_layer_that_a_bundle_cannot_apply_is_rejected(
 
 def test_dense_layer_without_its_files_is_rejected(source: Path) -> None:
     write_modules(source, {}, "Dense")
-    with pytest.raises(SourceError, match=r"2_Dense/config\.json is missing, but modules\.json refers to it"):
+    with pytest.raises(SourceError, match=r"2_Dense/config\.json is missing, although modules\.json lists"):
         read_pooling(source, 48)
     weights = write_dense(source / "2_Dense", 48, 24)
     weights["linear.bias"][3] = float("nan")

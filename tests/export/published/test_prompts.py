@@ -36,9 +36,9 @@ def test_prompts_can_be_added_replaced_and_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"prompts": [1]}, "prompts is a list instead of an object"),
-        ({"prompts": {"query": 5}}, "the prompt 'query' is a int instead of a text"),
-        ({"prompts": {"query": "\ud800"}}, "the prompt 'query' can't be written as UTF-8"),
+        ({"prompts": [1]}, "prompts must be an object, not list"),
+        ({"prompts": {"query": 5}}, "the prompt 'query' must be a string, not int"),
+        ({"prompts": {"query": "\ud800"}}, "the prompt 'query' can't be encoded as UTF-8"),
         (
             {"prompts": E5, "default_prompt_name": "other"},
             "the default prompt is 'other', but the prompts are 'query'",
