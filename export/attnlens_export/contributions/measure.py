@@ -88,8 +88,6 @@ class Completeness(FigureSet):
         max_batch_difference: Maximum difference between a score of the shortest text in the batch and of the
             same text alone, divided by the same.
         embedding_error: |p - q| / |q|, where q is computed from the token vectors of the embeddings graph.
-            For a classifier, divided by 1, |q| or the sum of |products| of its last layer, whichever is
-            largest, because a logit can be much smaller than its terms.
         padding_score: Maximum score of padding, which must be 0.
         is_finite: Whether all outputs are finite.
     """
@@ -465,20 +463,17 @@ def measure_case(
     directions = (feed[DIRECTION] + feed[TOWARDS_ITSELF].astype(np.float64)[:, None] * units) * kept
     lengths = np.linalg.norm(directions, axis=1)
     norms = np.maximum(lengths, 1e-12)
-    expected = {row: _embed(feed, int(row), hidden[row], dense, kept[row]) for row in rows}
-    scales = {row: float(np.linalg.norm(embedding)) for row, embedding in expected.items()}
     if head is not None:
         norms = np.maximum(norms, _sums_of_parts(outputs))
         for row in rows:
-            products = _sum_of_products(feed, int(row), hidden[row], dense)
-            scales[row] = max(1.0, scales[row], products)
-            norms[row] = max(
-                norms[row], products * lengths[row] / max(float(np.linalg.norm(vectors[row])), 1e-12)
-            )
+            scale = lengths[row] / max(float(np.linalg.norm(vectors[row])), 1e-12)
+            norms[row] = max(norms[row], scale * _sum_of_products(feed, int(row), hidden[row], dense))
     totals = scores.sum(axis=1) + outputs[BASELINE]
     errors = np.abs(totals - (directions * units).sum(axis=1)) / norms
+    expected = [_embed(feed, int(row), hidden[row], dense, kept[row]) for row in rows]
     embedding_errors = [
-        np.linalg.norm(vectors[row] - embedding) / scales[row] for row, embedding in expected.items()
+        np.linalg.norm(vectors[row] - embedding) / np.linalg.norm([*embedding, float(head is not None)])
+        for row, embedding in zip(rows, expected, strict=True)
     ]
     return Completeness(
         case=str(case),
