@@ -33,12 +33,18 @@ from attnlens_export.graph.names import (
 from attnlens_export.graph.trace import TracedGraph, drop_unread
 from attnlens_export.json_files import finite
 from attnlens_export.parity.grid import Inputs
-from attnlens_export.parity.measure import Errors, Subject, draw_inputs, shortest_text, worst_errors
+from attnlens_export.parity.measure import (
+    Errors,
+    Subject,
+    draw_inputs,
+    exact_hidden_states,
+    shortest_text,
+    worst_errors,
+)
 from attnlens_export.parity.reference import (
     TOLERANCE,
     allowed_error,
     max_abs_difference,
-    run_float64,
     run_fp32,
 )
 from attnlens_export.parity.sessions import Graph, RunnableGraph
@@ -203,8 +209,8 @@ def measure_logits(
         found = graph.run(inputs[case])[LOGITS_OUTPUT][live]
         hidden = run_fp32(subject.encoder, inputs[case], with_attentions=False)[HIDDEN_OUTPUT]
         expected = head.logits(hidden, mask, torch.float32)[live]
-        exact_hidden = run_float64(subject.encoder, inputs[case], lambda _name, _output: None)
-        exact = head.logits(exact_hidden, mask, torch.float64)[live]
+        exact_states = exact_hidden_states(subject, case, inputs[case])
+        exact = head.logits(exact_states, mask, torch.float64)[live]
         scale = max(1.0, float(np.abs(expected).max()))
         cases.append(
             LogitsCase(

@@ -196,11 +196,11 @@ def measure_graphs(
     purposes = graph_purposes(directory)
     for path in purposes:
         compare_tables(directory / path, subject.encoder)
+    compared = [path for path, purpose in purposes.items() if purpose != GraphPurpose.GRAPH_PURPOSE_LOGITS]
+    parity = measure_parity(subject, compared, partial(progress, "Parity"))
     logits = None
-    if purposes.get(MODEL_PATH) == GraphPurpose.GRAPH_PURPOSE_LOGITS:
-        del purposes[MODEL_PATH]
+    if len(compared) < len(purposes):
         logits = measure_logits(subject, partial(progress, "Logits"))
-    parity = measure_parity(subject, list(purposes), partial(progress, "Parity"))
     long_context = (
         measure_long_context(subject, parity, partial(progress, "Long inputs")) if beyond_grid else None
     )

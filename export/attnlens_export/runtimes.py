@@ -31,6 +31,7 @@ from attnlens_export.parity.measure import (
     ParityResult,
     Subject,
     draw_inputs,
+    exact_hidden_states,
     measure_grid,
     summarize,
     to_grid_graph,
@@ -308,11 +309,12 @@ def measure_processes(
     contributions = None
     if CONTRIBUTIONS_PATH in graphs:
         graph = graphs[CONTRIBUTIONS_PATH]
-        head = open_head(subject.directory, config)
+        dense, head = open_head(subject.directory, config)
 
         def measure_contributions(case: Case, inputs: Inputs) -> Completeness:
             hidden = run_fp32(subject.encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
-            return measure_case(graph.run_feed, case, inputs, config, hidden, *head)
+            exact = exact_hidden_states(subject, case, inputs) if head is not None else None
+            return measure_case(graph.run_feed, case, inputs, config, hidden, dense, head, exact)
 
         contributions = (CONTRIBUTIONS_PATH, measure_contributions)
     compared = {

@@ -50,6 +50,7 @@ from attnlens_export.parity.measure import (
     GridMeasurements,
     Subject,
     draw_inputs,
+    exact_hidden_states,
     measure_grid,
     shortest_text,
 )
@@ -88,6 +89,8 @@ class Completeness(FigureSet):
         max_batch_difference: Maximum difference between a score of the shortest text in the batch and of the
             same text alone, divided by the same.
         embedding_error: |p - q| / |q|, where q is computed from the token vectors of the embeddings graph.
+        embedding_limit: Limit for `embedding_error`. Logits are less exact than token vectors if their terms
+            cancel, in PyTorch too.
         padding_score: Maximum score of padding, which must be 0.
         is_finite: Whether all outputs are finite.
     """
@@ -96,6 +99,7 @@ class Completeness(FigureSet):
     incompleteness: float
     max_batch_difference: float
     embedding_error: float
+    embedding_limit: float
     padding_score: float
     is_finite: bool
 
@@ -132,9 +136,9 @@ class Completeness(FigureSet):
             Figure(
                 CONTRIBUTIONS_PATH,
                 self.embedding_error,
-                LIMIT,
+                self.embedding_limit,
                 f"{where}: the embedding differs from that of the embeddings graph by "
-                f"{self.embedding_error:.2e} |p| {limit}",
+                f"{self.embedding_error:.2e} |p| (limit {self.embedding_limit:.2g})",
             ),
             Figure(
                 CONTRIBUTIONS_PATH,
@@ -276,7 +280,7 @@ def measure_contributions(subject: Subject, progress: StageProgress) -> Contribu
     feed = _ablating_feed(config, _size(config, dense), head)
     cases, ablated = _run_graph(subject, inputs, hidden, dense, head, feed, progress)
     progress("head gates", len(cases), len(cases))
-    ablation = _compare_ablated(ablated, feed, subject, dense)
+    ablation = _compare_ablated(ablated, feed, subject, dense, head)
     structure = read_structure(directory / CONTRIBUTIONS_PATH)
     limit_to_sweep(structure)
     graph = Graph(directory, CONTRIBUTIONS_PATH, model=structure)
@@ -306,7 +310,8 @@ def _run_graph(
     graph = Graph(subject.directory, CONTRIBUTIONS_PATH)
 
     def measure(case: Case, inputs: Inputs) -> Completeness:
-        return measure_case(graph.run_feed, case, inputs, subject.config, hidden[case], dense, head)
+        exact = exact_hidden_states(subject, case, inputs) if head is not None else None
+        return measure_case(graph.run_feed, case, inputs, subject.config, hidden[case], dense, head, exact)
 
     grid: GridMeasurements[Completeness] = GridMeasurements()
     measure_grid(subject, inputs, {}, grid, progress, contributions=(CONTRIBUTIONS_PATH, measure))
@@ -350,7 +355,7 @@ def _ablating_feed(config: EncoderConfig, size: int, head: Pooling | None) -> Fe
 
 
 def _compare_ablated(
-    outputs: Tensors, feed: Feed, subject: Subject, dense: Sequence[DenseLayer]
+    outputs: Tensors, feed: Feed, subject: Subject, dense: Sequence[DenseLayer], head: Pooling | None
 ) -> tuple[float, float | None, float | None]:
     """Return the last three fields of `HeadGates`.
 
@@ -359,11 +364,12 @@ def _compare_ablated(
         feed: Inputs from `_ablating_feed`.
         subject: Bundle and reference.
         dense: Dense layers after the pooling.
+        head: Pooling of a classifier.
     """
     unit = _unit(outputs[EMBEDDING_OUTPUT][0].astype(np.float64))
     direction = feed[DIRECTION][0].astype(np.float64)
     scale = float(np.linalg.norm(direction))
-    if has_head(subject.directory):
+    if head is not None:
         scale = max(scale, float(_sums_of_parts(outputs)[0]))
     incompleteness = abs(float(_totals(outputs)[0] - direction @ unit)) / scale
     if not isinstance(subject.encoder, Encoder):
@@ -376,7 +382,7 @@ def _compare_ablated(
     all_components = np.ones(feed[DIRECTION].shape[1], dtype=np.bool_)
     fp32, float64 = (_embed(feed, 0, states[0], dense, all_components) for states in (hidden, exact))
     found = outputs[EMBEDDING_OUTPUT][0].astype(np.float64)
-    if not has_head(subject.directory):
+    if head is None:
         found, fp32, float64 = unit, _unit(fp32), _unit(float64)
     limit = allowed_error(max_abs_difference(fp32, float64)) * max(1.0, float(np.abs(fp32).max()))
     return incompleteness, max_abs_difference(found, fp32), limit
@@ -439,6 +445,7 @@ def measure_case(
     hidden: npt.NDArray[np.floating],
     dense: Sequence[DenseLayer] = (),
     head: Pooling | None = None,
+    exact: npt.NDArray[np.floating] | None = None,
 ) -> Completeness:
     """Measure one case.
 
@@ -450,6 +457,7 @@ def measure_case(
         hidden: Token vectors (B, T, D) of the embeddings graph.
         dense: Dense layers after the pooling.
         head: Pooling of a classifier, whose embeddings are logits.
+        exact: Token vectors (B, T, D) of PyTorch in float64, from which the limit of a classifier follows.
     """
     size = _size(config, dense)
     feed = make_feed(inputs, config, size, head)
@@ -470,16 +478,20 @@ def measure_case(
             norms[row] = max(norms[row], scale * _sum_of_products(feed, int(row), hidden[row], dense))
     totals = scores.sum(axis=1) + outputs[BASELINE]
     errors = np.abs(totals - (directions * units).sum(axis=1)) / norms
-    expected = [_embed(feed, int(row), hidden[row], dense, kept[row]) for row in rows]
-    embedding_errors = [
-        np.linalg.norm(vectors[row] - embedding) / np.linalg.norm([*embedding, float(head is not None)])
-        for row, embedding in zip(rows, expected, strict=True)
-    ]
+    embedding_errors, own_errors = [], [0.0]
+    for row in rows:
+        expected = _embed(feed, int(row), hidden[row], dense, kept[row])
+        norm = np.linalg.norm([*expected, float(head is not None)])
+        embedding_errors.append(np.linalg.norm(vectors[row] - expected) / norm)
+        if exact is not None:
+            error = expected - _embed(feed, int(row), exact[row], dense, kept[row])
+            own_errors.append(float(np.linalg.norm(error) / norm))
     return Completeness(
         case=str(case),
         incompleteness=float(errors[rows].max()),
         max_batch_difference=_max_batch_difference(run, inputs, feed, scores, norms),
         embedding_error=float(np.max(embedding_errors)),
+        embedding_limit=allowed_error(max(own_errors)),
         padding_score=float(np.abs(scores[~live]).max(initial=0.0)),
         is_finite=all(bool(np.isfinite(tensor).all()) for tensor in outputs.values()),
     )
@@ -517,7 +529,7 @@ def make_feed(inputs: Inputs, config: EncoderConfig, size: int, head: Pooling | 
 def _embed(
     feed: Feed,
     row: int,
-    hidden: npt.NDArray[np.float32],
+    hidden: npt.NDArray[np.floating],
     dense: Sequence[DenseLayer],
     kept: npt.NDArray[np.bool_],
 ) -> Float64Array:

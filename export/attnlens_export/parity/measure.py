@@ -40,6 +40,7 @@ from attnlens_export.parity.reference import (
 )
 from attnlens_export.parity.sessions import Graph, RunnableGraph
 from attnlens_export.progress import StageProgress, report_each
+from attnlens_export.published.classifier import has_head
 from attnlens_export.results import CheckResult, Figure, FigureSet, max_or_nan
 from attnlens_model import AttentionOutput, Encoder, EncoderConfig, ModuleEncoder
 from attnlens_runtimes import RuntimeFailureError
@@ -60,6 +61,8 @@ class Subject:
         config: Configuration of the encoder.
         reference_name: Origin of the encoder's weights, for the report.
         cases: Parity grid.
+        exact_states: Hidden states (B, T, D) of PyTorch in float64, by case, if the bundle is a classifier. See
+            `exact_hidden_states`.
     """
 
     directory: Path
@@ -67,6 +70,7 @@ class Subject:
     config: EncoderConfig
     reference_name: str
     cases: Sequence[Case]
+    exact_states: dict[Case, FloatArray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -392,6 +396,13 @@ def draw_inputs(subject: Subject) -> dict[Case, Inputs]:
     return {case: make_clear_inputs(case, subject.config, subject.encoder) for case in subject.cases}
 
 
+def exact_hidden_states(subject: Subject, case: Case, inputs: Inputs) -> FloatArray:
+    """Return the hidden states (B, T, D) of PyTorch in float64, computed once for all graphs."""
+    if case not in subject.exact_states:
+        subject.exact_states[case] = run_float64(subject.encoder, inputs, lambda _name, _output: None)
+    return subject.exact_states[case]
+
+
 def to_grid_graph(graph: RunnableGraph, config: EncoderConfig, *, has_attention: bool) -> GridGraph:
     """Return an open graph as `measure_grid` runs it."""
     return GridGraph(lambda case, inputs: run_case(graph, case, inputs, config), has_attention)
@@ -484,7 +495,10 @@ def compare_case(
                     difference(measured, fp32, live), _live_error(measured, exact, live), reference_error
                 )
 
-    compare(HIDDEN_OUTPUT, run_float64(subject.encoder, inputs, compare))
+    exact = run_float64(subject.encoder, inputs, compare)
+    if has_head(subject.directory):
+        subject.exact_states[case] = exact
+    compare(HIDDEN_OUTPUT, exact)
     for label, comparisons in compared.items():
         by_role: dict[str, dict[str, _Comparison]] = {HIDDEN_OUTPUT: {}}
         for name, comparison in comparisons.items():

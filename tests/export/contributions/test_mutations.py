@@ -12,6 +12,9 @@ import pytest
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
+from attnlens.dense import DenseLayer
+from attnlens.pooling import Pooling
+from attnlens.v1.manifest_pb2 import Activation
 from attnlens_export import ExportOptions, export_bundle
 from attnlens_export.contributions import transposes
 from attnlens_export.contributions.flow import Flow, find_flows
@@ -28,6 +31,7 @@ from attnlens_export.contributions.measure import (
 )
 from attnlens_export.contributions.state import SweepState
 from attnlens_export.contributions.sweep import sweep
+from attnlens_export.contributions.tail import DenseWeights
 from attnlens_export.contributions.writer import GraphWriter
 from attnlens_export.errors import GraphError
 from attnlens_export.graph.names import CONTRIBUTIONS_PATH, HEAD_CONTRIBUTIONS
@@ -226,10 +230,38 @@ def test_gate_that_closes_another_head_fails(tmp_path: Path, quick: ExportOption
 @pytest.mark.parametrize("measure", ["incompleteness", "max_batch_difference", "embedding_error"])
 def test_gate_is_1e_5(measure: str) -> None:
     exact: dict[str, Any] = dict.fromkeys(("incompleteness", "max_batch_difference", "embedding_error"), 0.0)
-    exact |= {"case": "case", "padding_score": 0.0, "is_finite": True}
+    exact |= {"case": "case", "embedding_limit": 1e-5, "padding_score": 0.0, "is_finite": True}
     assert not Completeness(**exact | {measure: 1e-5}).failures()
     for error in (1.1e-5, np.nan):
         assert len(Completeness(**exact | {measure: error}).failures()) == 1
+
+
+def test_limit_of_logits_follows_the_error_of_pytorch(biased: TracedGraph, tiny_encoder: Encoder) -> None:
+    """A logit whose terms cancel is less exact than the token vectors, in PyTorch as well."""
+    config, case = tiny_encoder.config, Case(1, 9, Padding.NONE)
+    inputs = make_inputs(case, config)
+    hidden = opened(biased)(dict(inputs.feed()))["last_hidden_state"]
+    pooled = hidden[0].mean(axis=0, dtype=np.float64)
+    weight = np.random.default_rng(3).standard_normal(pooled.shape)
+    weight = np.float32(1e3 * (weight - weight @ pooled / (pooled @ pooled) * pooled))[None]
+    to_logits = DenseWeights(weight, None, Activation.ACTIVATION_IDENTITY, normalize_input=False)
+    run = opened(contributions_graph(biased, config, [to_logits]))
+
+    def measure(change: float, exact: np.ndarray | None) -> Completeness:
+        def changed(feed: dict[str, Any]) -> dict[str, np.ndarray]:
+            outputs = run(feed)
+            return outputs | {"embedding": outputs["embedding"] + np.float32(change)}
+
+        dense = [DenseLayer(weight, None, lambda x: x, normalize_input=False)]
+        return measure_case(changed, case, inputs, config, hidden, dense, Pooling.MEAN, exact)
+
+    exact = hidden * (1 + 1e-7 * np.random.default_rng(4).standard_normal(hidden.shape))
+    found = measure(0.0, exact)
+    assert 1e-5 < found.embedding_limit < 0.01
+    assert found.failures() == []
+    assert measure(0.0, None).embedding_limit == pytest.approx(1e-5)
+    [failure] = measure(0.1, exact).failures()
+    assert "the embedding differs" in failure
 
 
 def small_graph(*nodes: onnx.NodeProto) -> tuple[GraphWriter, str]:
