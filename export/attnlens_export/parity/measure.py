@@ -61,8 +61,8 @@ class Subject:
         config: Configuration of the encoder.
         reference_name: Origin of the encoder's weights, for the report.
         cases: Parity grid.
-        exact_states: Hidden states (B, T, D) of PyTorch in float64, by case, if the bundle is a classifier. See
-            `exact_hidden_states`.
+        exact_states: Hidden states (B, T, D) of PyTorch in float64, by case, if the bundle is a classifier,
+            see `exact_hidden_states`.
     """
 
     directory: Path

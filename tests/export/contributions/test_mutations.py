@@ -243,7 +243,8 @@ def test_limit_of_logits_follows_the_error_of_pytorch(biased: TracedGraph, tiny_
     hidden = opened(biased)(dict(inputs.feed()))["last_hidden_state"]
     pooled = hidden[0].mean(axis=0, dtype=np.float64)
     weight = np.random.default_rng(3).standard_normal(pooled.shape)
-    weight = np.float32(1e3 * (weight - weight @ pooled / (pooled @ pooled) * pooled))[None]
+    weight = weight - weight @ pooled / (pooled @ pooled) * pooled
+    weight = (1e3 * weight[None]).astype(np.float32)
     to_logits = DenseWeights(weight, None, Activation.ACTIVATION_IDENTITY, normalize_input=False)
     run = opened(contributions_graph(biased, config, [to_logits]))
 
