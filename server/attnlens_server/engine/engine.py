@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from loky import cpu_count
 
 from attnlens_server.bundle import Bundle, Kind
+from attnlens_server.clients import ANONYMOUS, Client
 from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine.batch import Batch, Item, ItemResult, pad, reductions
 from attnlens_server.engine.runtimes.runtime import Runtime, Session
@@ -137,13 +138,13 @@ class Lanes:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, items: Sequence[Item]) -> None:
-        """Queue items.
+    def submit(self, items: Sequence[Item], client: Client = ANONYMOUS) -> None:
+        """Queue items of a client.
 
         Raises:
             ShuttingDownError: The lanes are closed.
         """
-        self._queue.put(items)
+        self._queue.put(items, client)
 
     def close(self) -> None:
         """Run all waiting items, then stop."""
@@ -271,13 +272,15 @@ class Engine:
         self._openers: dict[Kind, GraphOpener] = {kind: self._opener(kind) for kind in limits}
         self.lanes: dict[Kind, Lanes] = {kind: self._make_lanes(kind, limits[kind]) for kind in limits}
 
-    def submit(self, items: Sequence[Item], *, kind: Kind) -> "list[Future[ItemResult]]":
-        """Queue items for a graph and return their futures.
+    def submit(
+        self, items: Sequence[Item], *, kind: Kind, client: Client = ANONYMOUS
+    ) -> "list[Future[ItemResult]]":
+        """Queue items of a client for a graph and return their futures.
 
         Raises:
             ShuttingDownError: The engine is closed.
         """
-        self.lanes[kind].submit(items)
+        self.lanes[kind].submit(items, client)
         return [item.future for item in items]
 
     def retry_after_s(self, kind: Kind) -> float:

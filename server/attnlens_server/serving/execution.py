@@ -8,6 +8,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from attnlens_server.bundle import Kind
+from attnlens_server.clients import Client
 from attnlens_server.engine import Engine, Item, ItemResult
 
 P = ParamSpec("P")
@@ -68,9 +69,9 @@ class ItemRunner:
         self._done: deque[tuple[_PendingCall, Future[ItemResult]]] = deque()
         self._is_wake_up_scheduled = False
 
-    async def run(self, items: Sequence[Item], kind: Kind) -> list[ItemResult]:
+    async def run(self, items: Sequence[Item], kind: Kind, client: Client) -> list[ItemResult]:
         """Run all items. If one fails or the call is cancelled, the waiting ones are cancelled."""
-        futures = self._engine.submit(items, kind=kind)
+        futures = self._engine.submit(items, kind=kind, client=client)
         try:
             await self._all_done(futures)
             return [future.result() for future in futures]
