@@ -10,23 +10,53 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 from loky import cpu_count
 
 from attnlens_server.bundle import Bundle, Kind
 from attnlens_server.config import ConfigError, ServerConfig
-from attnlens_server.engine.batch import Batch, Item, ItemResult, pad, reductions
-from attnlens_server.engine.runtimes.runtime import Runtime, Session
+from attnlens_server.engine.batch import Batch, BatchOutputs, Item, ItemResult, Reduced, pad, reductions
+from attnlens_server.engine.runtimes.runtime import Cancellation, Runtime, Session
 from attnlens_server.engine.scheduler import BatchLimits, ItemQueue, LengthBuckets, Scheduler
 from attnlens_server.engine.sessions import GraphOpener, Sessions
-from attnlens_server.errors import InternalError, StartupError
+from attnlens_server.errors import DeadlineError, InternalError, StartupError
 
 logger = logging.getLogger(__name__)
 
+_Parts = tuple[tuple[npt.NDArray[np.float32], ...], tuple[Reduced, ...]]
+
 MIN_RETRY_S = 0.05
 MAX_RETRY_S = 10.0
+LONG_BATCH_S = 1.0  # batches that run for longer are stopped if nobody needs their results
+STOP_INTERVAL_S = 0.25  # between two searches for such batches
+HANGING_S = 2.0  # maximum time for a stopped batch to end before `Lanes.close` no longer waits for it
+
+
+class _StoppedError(Exception):
+    """A batch was stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBatch:
+    """A batch that a lane runs.
+
+    Attributes:
+        items: Items of the batch.
+        started: `time.monotonic` time at which it started.
+        cancellation: Stops the batch.
+    """
+
+    items: Sequence[Item]
+    started: float
+    cancellation: Cancellation = field(default_factory=Cancellation)
+
+    def is_abandoned(self, now: float) -> bool:
+        """Return whether nobody needs the results."""
+        return all(item.is_dead(now) for item in self.items)
 
 
 def _ignore_death() -> None:
@@ -56,8 +86,11 @@ class Lanes:
         self.num_computed_tokens = 0  # padding included
         self.num_batches = 0
         self.num_items = 0
+        self.num_stopped = 0  # batches that were stopped, which the other counters do not include
         self.compute_s = 0.0  # sum over all batches, including those that ran at the same time
         self._tokens_per_s = 0.0  # moving average over all lanes
+        # Each lane adds and removes its own batch. Other threads only read.
+        self._running: dict[int, RunningBatch] = {}
         self._threads = [
             threading.Thread(target=self._run_lane, name=f"{name}-{lane}", daemon=True)
             for lane in range(num_lanes)
@@ -90,6 +123,9 @@ class Lanes:
             for item, result in zip(batch.items, self._compute(batch, session), strict=True):
                 item.future.set_result(result)
             del item, result
+        except _StoppedError:
+            stopped = DeadlineError("the call was cancelled, or its deadline passed, while its texts ran")
+            fail_items(batch.items, stopped)
         except Exception as error:  # noqa: BLE001 - a failed batch must not end the lane
             can_isolate = session is not None and len(batch.items) > 1
             if can_isolate:
@@ -112,14 +148,17 @@ class Lanes:
         inputs = pad(items, length, self._pad_token_id)
         names = tuple(dict.fromkeys(name for item in items for name in item.output_names))
         started = time.monotonic()
-        outputs = session.run(inputs, names)
-        parts = [
-            (
-                tuple(outputs.part(row, item.num_tokens, requested) for requested in item.requested),
-                reductions(outputs, row, item),
-            )
-            for row, item in enumerate(items)
-        ]
+        running = self._running[threading.get_ident()] = RunningBatch(items, started)
+        try:
+            outputs = session.run(inputs, names, running.cancellation)
+            parts = [_parts(outputs, row, running) for row in range(len(items))]
+        except Exception as error:
+            if running.cancellation.is_over:
+                self._count_stopped(running)
+                raise _StoppedError from error
+            raise
+        finally:
+            del self._running[threading.get_ident()]
         compute_s = time.monotonic() - started
         num_parallel = 1 if batch.has_whole_machine else len(self._threads)
         self._count(items, inputs.input_ids.size, compute_s, num_parallel)
@@ -145,12 +184,31 @@ class Lanes:
         """
         self._queue.put(items)
 
-    def close(self) -> None:
-        """Run all waiting items, then stop."""
+    def stop_abandoned(self) -> None:
+        """Stop long batches whose items are all abandoned or past their deadlines."""
+        now = time.monotonic()
+        for running in list(self._running.values()):
+            if now - running.started >= LONG_BATCH_S and running.is_abandoned(now):
+                running.cancellation.end()
+
+    def close(self) -> bool:
+        """Run all waiting items, then stop. Return whether all lanes have ended."""
         self._queue.close()
         for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
+            while thread.is_alive() and not self._is_hanging(thread):
+                thread.join(STOP_INTERVAL_S)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _is_hanging(self, thread: threading.Thread) -> bool:
+        running = self._running.get(thread.ident or 0)
+        stopped_at = None if running is None else running.cancellation.ended_at
+        return stopped_at is not None and time.monotonic() - stopped_at >= HANGING_S
+
+    @property
+    def longest_batch_s(self) -> float:
+        """Elapsed time of the batch that has been running for longest. 0 if there is none."""
+        started = min((running.started for running in list(self._running.values())), default=None)
+        return 0.0 if started is None else time.monotonic() - started
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -179,6 +237,28 @@ class Lanes:
             self.num_live_tokens += live_tokens
             self.num_computed_tokens += computed_tokens
             self._tokens_per_s = rate if self._tokens_per_s == 0 else 0.9 * self._tokens_per_s + 0.1 * rate
+
+    def _count_stopped(self, running: RunningBatch) -> None:
+        compute_s = time.monotonic() - running.started
+        with self._counting:
+            self.num_stopped += 1
+            self.compute_s += compute_s
+        logger.debug(
+            "batch stopped", extra={"texts": len(running.items), "compute_ms": round(1000 * compute_s, 2)}
+        )
+
+
+def _parts(outputs: BatchOutputs, row: int, running: RunningBatch) -> _Parts:
+    """Return the requested outputs and reductions of an item.
+
+    Raises:
+        _StoppedError: The batch was stopped.
+    """
+    if running.cancellation.is_over:
+        raise _StoppedError
+    item = running.items[row]
+    arrays = tuple(outputs.part(row, item.num_tokens, requested) for requested in item.requested)
+    return arrays, reductions(outputs, row, item)
 
 
 def _log_batch(batch: Batch, computed_tokens: int, compute_s: float) -> None:
@@ -232,6 +312,8 @@ class Engine:
         self._bundle = bundle
         self.main_kind = bundle.model.main_kind
         self._config = config
+        self._closed = threading.Event()
+        self._stopper = threading.Thread(target=self._stop_abandoned, name="stopper", daemon=True)
         self._prepare(choose_runtime(config, bundle))
 
     def _prepare(self, runtime: Runtime) -> None:
@@ -348,6 +430,7 @@ class Engine:
             self._open(max_tokens)
         for lanes in self.lanes.values():
             lanes.start()
+        self._stopper.start()
         return time.monotonic() - started
 
     def _open(self, max_tokens: int) -> None:
@@ -370,11 +453,23 @@ class Engine:
         for opener in self._openers.values():
             opener.stop()
 
-    def close(self) -> None:
-        """Run all waiting items, then stop. Items that wait for a session to open fail."""
+    def close(self) -> bool:
+        """Run all waiting items, then stop. Items that wait for a session to open fail.
+
+        Returns:
+            Whether all lanes have ended. Otherwise, a graph hangs and cannot be interrupted.
+        """
         self.stop_opening()
-        for lanes in self.lanes.values():
-            lanes.close()
+        have_ended = all([lanes.close() for lanes in self.lanes.values()])
+        self._closed.set()
+        if self._stopper.ident is not None:
+            self._stopper.join()
+        return have_ended
+
+    def _stop_abandoned(self) -> None:
+        while not self._closed.wait(STOP_INTERVAL_S):
+            for lanes in self.lanes.values():
+                lanes.stop_abandoned()
 
     def _opener(self, kind: Kind) -> GraphOpener:
         return GraphOpener(self._bundle, kind, self.runtime, timeout_s=self._config.start_timeout_s)

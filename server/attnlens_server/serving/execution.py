@@ -69,15 +69,18 @@ class ItemRunner:
         self._is_wake_up_scheduled = False
 
     async def run(self, items: Sequence[Item], kind: Kind) -> list[ItemResult]:
-        """Run all items. If one fails or the call is cancelled, the waiting ones are cancelled."""
+        """Run all items. If one fails or the call is cancelled, the others are abandoned."""
         futures = self._engine.submit(items, kind=kind)
         try:
             await self._all_done(futures)
             return [future.result() for future in futures]
+        except BaseException:
+            for item in items:
+                item.abandon()
+            del item
+            raise
         finally:
-            for future in futures:
-                future.cancel()  # no effect on running or finished items
-            del items, futures, future  # an exception keeps this frame alive
+            del items, futures  # an exception keeps this frame alive
 
     def _all_done(self, futures: "Sequence[Future[ItemResult]]") -> "asyncio.Future[None]":
         """Return a future that is done when all items are done, or when the first one has failed."""
