@@ -49,6 +49,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "stall_timeout_s": (0.001, 86_400),
     "start_timeout_s": (0.001, 86_400),
     "drain_timeout_s": (0, 86_400),
+    "stuck_timeout_s": (0.001, 86_400),
     "max_tokens": (1, 1 << 24),
     "http_port": (0, 65535),
     "metrics_port": (0, 65535),
@@ -118,6 +119,8 @@ class ServerConfig:
         stall_timeout_s: Time in seconds that a client may take to read a message before its call is ended.
         start_timeout_s: Maximum time in seconds to load and test one graph.
         drain_timeout_s: Maximum time in seconds for running requests after SIGTERM.
+        stuck_timeout_s: Maximum time in seconds that a batch may run before health checks fail. They also
+            fail if requests are refused as overloaded while no batch ends, for this time and at most 30 s.
         tls_cert: Certificate chain in PEM format. With `tls_key`, it enables TLS.
         tls_key: Private key in PEM format.
         tls_client_ca: Root certificates in PEM format. If set, clients must present a certificate (mutual
@@ -168,6 +171,7 @@ class ServerConfig:
     stall_timeout_s: float = 30.0
     start_timeout_s: float = 600.0
     drain_timeout_s: float = 30.0
+    stuck_timeout_s: float = 300.0
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None

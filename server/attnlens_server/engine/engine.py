@@ -19,7 +19,16 @@ from loky import cpu_count
 
 from attnlens_server.bundle import Bundle, Kind
 from attnlens_server.config import ConfigError, ServerConfig
-from attnlens_server.engine.batch import Batch, BatchOutputs, Item, ItemResult, Reduced, pad, reductions
+from attnlens_server.engine.batch import (
+    Batch,
+    BatchOutputs,
+    Item,
+    ItemResult,
+    Reduced,
+    RequestedOutput,
+    pad,
+    reductions,
+)
 from attnlens_server.engine.runtimes.runtime import Cancellation, Runtime, Session
 from attnlens_server.engine.scheduler import BatchLimits, ItemQueue, LengthBuckets, Scheduler
 from attnlens_server.engine.sessions import GraphOpener, Sessions
@@ -47,11 +56,13 @@ class RunningBatch:
     Attributes:
         items: Items of the batch.
         started: `time.monotonic` time at which it started.
+        min_s: Minimum time after which it may be stopped.
         cancellation: Stops the batch.
     """
 
     items: Sequence[Item]
     started: float
+    min_s: float
     cancellation: Cancellation = field(default_factory=Cancellation)
 
     def is_abandoned(self, now: float) -> bool:
@@ -72,13 +83,21 @@ class Lanes:
     """
 
     def __init__(
-        self, name: str, sessions: Sessions, scheduler: Scheduler, *, num_lanes: int, pad_token_id: int
+        self,
+        name: str,
+        sessions: Sessions,
+        scheduler: Scheduler,
+        *,
+        num_lanes: int,
+        pad_token_id: int,
+        checks_results: bool = False,
     ) -> None:
         self.sessions = sessions
         self.on_death: Callable[[], object] = _ignore_death
         self._queue = ItemQueue(num_lanes)
         self._scheduler = scheduler
         self._pad_token_id = pad_token_id
+        self._checks_results = checks_results  # whether to count batches with NaN or infinity
         # Protects the counters against concurrent writes. Readers do not acquire the lock, so one counter may
         # include a batch that another does not include yet.
         self._counting = threading.Lock()
@@ -86,6 +105,7 @@ class Lanes:
         self.num_computed_tokens = 0  # padding included
         self.num_batches = 0
         self.num_items = 0
+        self.num_bad_batches = 0  # consecutive ones whose first text has NaN or infinity in its results
         self.num_stopped = 0  # batches that were stopped, which the other counters do not include
         self.compute_s = 0.0  # sum over all batches, including those that ran at the same time
         self._tokens_per_s = 0.0  # moving average over all lanes
@@ -148,18 +168,25 @@ class Lanes:
         inputs = pad(items, length, self._pad_token_id)
         names = tuple(dict.fromkeys(name for item in items for name in item.output_names))
         started = time.monotonic()
-        running = self._running[threading.get_ident()] = RunningBatch(items, started)
+        # A stopped batch must have taken longer than what its stop costs.
+        min_s = LONG_BATCH_S if session.survives_cancellation else self.sessions.opening_s + LONG_BATCH_S
+        running = self._running[threading.get_ident()] = RunningBatch(items, started, min_s)
         try:
             outputs = session.run(inputs, names, running.cancellation)
             parts = [_parts(outputs, row, running) for row in range(len(items))]
         except Exception as error:
             if running.cancellation.is_over:
                 self._count_stopped(running)
+                if not session.survives_cancellation:
+                    self.sessions.discard(session)
                 raise _StoppedError from error
             raise
         finally:
             del self._running[threading.get_ident()]
         compute_s = time.monotonic() - started
+        if self._checks_results:
+            is_finite = all(np.isfinite(array).all() for array in parts[0][0])
+            self.num_bad_batches = 0 if is_finite else self.num_bad_batches + 1
         num_parallel = 1 if batch.has_whole_machine else len(self._threads)
         self._count(items, inputs.input_ids.size, compute_s, num_parallel)
         if logger.isEnabledFor(logging.DEBUG):
@@ -188,7 +215,7 @@ class Lanes:
         """Stop long batches whose items are all abandoned or past their deadlines."""
         now = time.monotonic()
         for running in list(self._running.values()):
-            if now - running.started >= LONG_BATCH_S and running.is_abandoned(now):
+            if now - running.started >= running.min_s and running.is_abandoned(now):
                 running.cancellation.end()
 
     def close(self) -> bool:
@@ -288,6 +315,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PROBE_TOKENS = 8
 TRIAL_LENGTHS = (8, 128)  # the main graph is also tested at the maximum length
 
 
@@ -312,6 +340,7 @@ class Engine:
         self._bundle = bundle
         self.main_kind = bundle.model.main_kind
         self._config = config
+        self._max_tokens = bundle.model.max_tokens
         self._closed = threading.Event()
         self._stopper = threading.Thread(target=self._stop_abandoned, name="stopper", daemon=True)
         self._prepare(choose_runtime(config, bundle))
@@ -361,6 +390,19 @@ class Engine:
         """
         self.lanes[kind].submit(items)
         return [item.future for item in items]
+
+    def probe(self) -> Item:
+        """Queue a valid text for the main graph and return its item.
+
+        Raises:
+            ShuttingDownError: The engine is closed.
+        """
+        model = self._bundle.model
+        output = model.outputs.logits or model.outputs.hidden_state(self.main_kind)
+        ids = np.arange(1, min(PROBE_TOKENS, self._max_tokens) + 1, dtype=np.int64) * 11 % model.vocab_size
+        item = Item(ids, (RequestedOutput(output.name, output.layout),))
+        self.submit([item], kind=self.main_kind)
+        return item
 
     def retry_after_s(self, kind: Kind) -> float:
         """Return the retry delay for rejected requests, in seconds."""
@@ -419,6 +461,7 @@ class Engine:
             StartupError: A session cannot be opened with the configured runtime.
         """
         started = time.monotonic()
+        self._max_tokens = max_tokens
         try:
             self._open(max_tokens)
         except StartupError as error:
@@ -460,7 +503,7 @@ class Engine:
             Whether all lanes have ended. Otherwise, a graph hangs and cannot be interrupted.
         """
         self.stop_opening()
-        have_ended = all([lanes.close() for lanes in self.lanes.values()])
+        have_ended = all([lanes.close() for lanes in self.lanes.values()])  # noqa: C419 - closes each one
         self._closed.set()
         if self._stopper.ident is not None:
             self._stopper.join()
@@ -491,6 +534,7 @@ class Engine:
             Scheduler(limits, buckets, self.runtime.batch_counts),
             num_lanes=self._num_lanes,
             pad_token_id=model.pad_token_id,
+            checks_results=kind == self.main_kind,
         )
 
 

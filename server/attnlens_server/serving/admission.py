@@ -22,7 +22,11 @@ MEMORY_RETRY_S = 0.25
 
 
 class Admission:
-    """Counts queue slots and memory in use."""
+    """Counts queue slots and memory in use.
+
+    Attributes:
+        num_refused: Number of requests that were refused as overloaded. The protocols count them.
+    """
 
     def __init__(self, max_texts: int, max_bytes: int, retry_after_s: Callable[[Kind], float]) -> None:
         """Start with nothing in use.
@@ -33,6 +37,7 @@ class Admission:
             retry_after_s: Returns the retry delay for a full graph, in seconds.
         """
         self.max_bytes = max_bytes
+        self.num_refused = 0
         self._max_texts = max_texts
         self._retry_after_s = retry_after_s
         self._num_texts: Counter[Kind] = Counter()

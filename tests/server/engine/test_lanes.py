@@ -41,6 +41,7 @@ class ScriptedSession:
     """Runs a function instead of a graph."""
 
     providers = ("CPUExecutionProvider",)
+    survives_cancellation = True
 
     def __init__(self, run: Run) -> None:
         self._run = run

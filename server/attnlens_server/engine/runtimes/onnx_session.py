@@ -47,6 +47,8 @@ MEMORY_RETRY_S = 1.0
 class OnnxSession:
     """An open ONNX graph. Implements `Session`."""
 
+    survives_cancellation = True
+
     def __init__(
         self,
         graph: Path,

@@ -28,6 +28,8 @@ class OpenvinoSession:
     """A compiled graph. Implements `Session`."""
 
     providers: tuple[str, ...] = ()
+    # Its nodes then have the shapes of different batches: the next batch in the same stream fails, at best.
+    survives_cancellation = False
 
     def __init__(
         self,

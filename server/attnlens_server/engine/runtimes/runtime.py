@@ -92,8 +92,10 @@ class Session(Protocol):
         outputs: Declared outputs.
         providers: ONNX Runtime execution providers, the preferred one first. Empty for other runtimes.
         check_results: Called after each batch. Raises if the results cannot be trusted.
+        survives_cancellation: Whether the session can be used after a run was cancelled.
     """
 
+    survives_cancellation: bool
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     providers: tuple[str, ...]
