@@ -25,6 +25,7 @@ def graph_precision(precision: Precision) -> GraphPrecision:
 MIB = 1 << 20
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 50051
 DEFAULT_DEVICE = "CPU"
+DEFAULT_CALL_BYTES = 512 * MIB
 REQUEST_OVERHEAD_BYTES = 1024  # per text and per request, including a prompt of moderate length
 
 
@@ -43,7 +44,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_inputs_per_request": (1, 1 << 24),
     "max_response_bytes": (1 << 16, (1 << 31) - 1),
     "max_request_text_bytes": (1, (1 << 31) - 1),
-    "max_memory_bytes": (1, 1 << 40),
+    "max_call_memory_bytes": (1, 1 << 40),
+    "max_memory_bytes": (MIB, 1 << 44),
     "max_calls": (1, 1 << 24),
     "worker_threads": (1, 256),
     "stall_timeout_s": (0.001, 86_400),
@@ -107,8 +109,11 @@ class ServerConfig:
         max_text_bytes: Size of a text in UTF-8.
         max_request_text_bytes: Size of all texts of a request in UTF-8. Also limited by `max_response_bytes`.
         max_response_bytes: Size of a response message.
-        max_memory_bytes: Memory of all calls: requests, responses in progress, and unread responses, which
-            are in memory twice. At least five times `max_response_bytes`.
+        max_call_memory_bytes: Memory of all calls: requests, responses in progress, and unread responses,
+            which are in memory twice. At least five times `max_response_bytes`. None means 512 MiB, or what
+            `max_memory_bytes` leaves.
+        max_memory_bytes: Memory of the process: graphs, batches and calls. The memory of graphs and batches
+            is estimated at the start, and calls get the rest. None means no limit.
         max_calls: Number of concurrent calls, including those of slow consumers. Twice as many may be sending
             their requests.
         accept_compression: Whether to accept compressed requests. Small compressed requests may use much
@@ -163,7 +168,8 @@ class ServerConfig:
     max_text_bytes: int = MIB // 8
     max_request_text_bytes: int = 4 * MIB
     max_response_bytes: int = 32 * MIB
-    max_memory_bytes: int = 512 * MIB
+    max_call_memory_bytes: int | None = None
+    max_memory_bytes: int | None = None
     max_calls: int = 4096
     accept_compression: bool = False
     max_tokens: int | None = None
@@ -227,6 +233,13 @@ class ServerConfig:
     def request_text_limit(self) -> int:
         """Maximum size of all texts of a request in bytes."""
         return min(self.max_request_text_bytes, self.max_response_bytes)
+
+    @property
+    def call_memory_limit(self) -> int:
+        """Maximum memory of all calls in bytes, before `max_memory_bytes` limits it further."""
+        if self.max_call_memory_bytes is not None:
+            return self.max_call_memory_bytes
+        return DEFAULT_CALL_BYTES if self.max_memory_bytes is None else self.max_memory_bytes
 
     @property
     def request_limit(self) -> int:

@@ -230,7 +230,7 @@ class Server:
 
     async def _warm_up(self) -> float:
         loop = asyncio.get_running_loop()
-        seconds = await loop.run_in_executor(None, self._engine.start, self._max_tokens)
+        seconds = await loop.run_in_executor(None, self._served.start)
 
         def update_health(_: bool) -> None:
             asyncio.run_coroutine_threadsafe(self._update_health(), loop)

@@ -238,6 +238,11 @@ class Lanes:
         return 0.0 if started is None else time.monotonic() - started
 
     @property
+    def limits(self) -> BatchLimits:
+        """Limits of a batch."""
+        return self._scheduler.limits
+
+    @property
     def num_waiting_tokens(self) -> int:
         """Number of waiting tokens. May already be stale."""
         return self._queue.num_tokens
@@ -326,6 +331,7 @@ class Engine:
         runtime: Inference runtime. With the provider `auto`, `start` replaces CUDA with the CPU if CUDA
             cannot run the graphs.
         max_batch_tokens: Maximum number of tokens of a batch, including padding.
+        max_tokens: Maximum number of tokens of a text.
         main_kind: Graph of the model's main results, which is open while the engine runs.
         lanes: Lanes of each graph.
     """
@@ -340,7 +346,7 @@ class Engine:
         self._bundle = bundle
         self.main_kind = bundle.model.main_kind
         self._config = config
-        self._max_tokens = bundle.model.max_tokens
+        self.max_tokens = bundle.model.max_tokens
         self._closed = threading.Event()
         self._stopper = threading.Thread(target=self._stop_abandoned, name="stopper", daemon=True)
         self._prepare(choose_runtime(config, bundle))
@@ -399,7 +405,7 @@ class Engine:
         """
         model = self._bundle.model
         output = model.outputs.logits or model.outputs.hidden_state(self.main_kind)
-        ids = np.arange(1, min(PROBE_TOKENS, self._max_tokens) + 1, dtype=np.int64) * 11 % model.vocab_size
+        ids = np.arange(1, min(PROBE_TOKENS, self.max_tokens) + 1, dtype=np.int64) * 11 % model.vocab_size
         item = Item(ids, (RequestedOutput(output.name, output.layout),))
         self.submit([item], kind=self.main_kind)
         return item
@@ -461,7 +467,7 @@ class Engine:
             StartupError: A session cannot be opened with the configured runtime.
         """
         started = time.monotonic()
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
         try:
             self._open(max_tokens)
         except StartupError as error:

@@ -184,8 +184,9 @@ class Reservation:
             needed, limit = self._size_bytes + size_bytes, self._admission.max_bytes
             raise RequestTooLargeError(
                 f"the call needs {needed} bytes of memory, and the limit for all calls is {limit}: request "
-                "fewer texts, layers or heads, or start the server with a larger --max-memory-bytes",
-                metadata={"size_bytes": str(needed), "max_memory_bytes": str(limit)},
+                "fewer texts, layers or heads, or start the server with a larger --max-call-memory-bytes (or "
+                "--max-memory-bytes)",
+                metadata={"size_bytes": str(needed), "max_call_memory_bytes": str(limit)},
             )
         self._admission.reserve_memory(size_bytes)
         self._size_bytes += size_bytes

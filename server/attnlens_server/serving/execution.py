@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from threading import Barrier
 from typing import ParamSpec, TypeVar
 
 from attnlens_server.bundle import Kind
@@ -19,6 +20,10 @@ class Workers:
 
     def __init__(self, num_threads: int) -> None:
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="worker")
+        # Start all threads now: a process without free memory cannot start any.
+        are_started = Barrier(num_threads)
+        for _ in range(num_threads):
+            self._executor.submit(are_started.wait)
 
     async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a function in a thread.

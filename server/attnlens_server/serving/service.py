@@ -169,7 +169,7 @@ class ModelService:
         self.workers = Workers(config.worker_threads)
         self.admission = Admission(
             config.max_concurrent_inputs,
-            max(config.max_memory_bytes, costs.least_memory_bytes),
+            max(config.call_memory_limit, costs.least_memory_bytes),
             engine.retry_after_s,
         )
         self.max_tokens = max_tokens
