@@ -288,6 +288,7 @@ class Calls:
             except BaseException as error:  # noqa: BLE001 - the outermost frame of a call
                 # The traceback of the exception would keep the frames of the call and their data alive.
                 status = _status(error, name)
+                self._admission.num_refused += isinstance(error, errors.OverloadedError)
                 client_reads = not isinstance(error, errors.SlowConsumerError)
                 traceback.clear_frames(error.__traceback__)
             else:

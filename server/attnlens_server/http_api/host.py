@@ -66,7 +66,7 @@ class HttpHost:
         self._config = config
         self._scheme = "http" if config.tls_cert is None else "https"
         self._viewer = ViewerRoutes(service, Pages(service, model), config.max_response_bytes)
-        self._operations = OperationsRoutes(service.check_serving, self.metrics)
+        self._operations = OperationsRoutes(service.check_healthy, self.metrics)
         self._operations_server: OperationsServer | None = None
         prompts = PromptChoice(model.prompts)
         openai = OpenAIRoutes(

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from threading import Barrier
 from typing import ParamSpec, TypeVar
 
 from attnlens_server.bundle import Kind
@@ -22,6 +23,10 @@ class Workers:
 
     def __init__(self, num_threads: int) -> None:
         self._executor = ThreadPoolExecutor(num_threads, "worker", lower_priority)
+        # Start all threads now: a process without free memory cannot start any.
+        are_started = Barrier(num_threads)
+        for _ in range(num_threads):
+            self._executor.submit(are_started.wait)
 
     async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a function in a thread.
@@ -73,7 +78,7 @@ class ItemRunner:
         self._is_wake_up_scheduled = False
 
     async def run(self, items: Sequence[Item], kind: Kind, client: Client) -> list[ItemResult]:
-        """Run all items. If one fails or the call is cancelled, the waiting ones are cancelled."""
+        """Run all items. If one fails or the call is cancelled, the others are abandoned."""
         if self._admission.has_one_call_beside_others(client):
             is_light = sum(item.num_tokens for item in items) <= LIGHT_TOKENS
             for item in items:
@@ -82,10 +87,13 @@ class ItemRunner:
         try:
             await self._all_done(futures)
             return [future.result() for future in futures]
+        except BaseException:
+            for item in items:
+                item.abandon()
+            del item
+            raise
         finally:
-            for future in futures:
-                future.cancel()  # no effect on running or finished items
-            del items, futures, future  # an exception keeps this frame alive
+            del items, futures  # an exception keeps this frame alive
 
     def _all_done(self, futures: "Sequence[Future[ItemResult]]") -> "asyncio.Future[None]":
         """Return a future that is done when all items are done, or when the first one has failed."""
