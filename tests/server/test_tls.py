@@ -21,7 +21,7 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import StartupError
-from attnlens_server.listening.tls import tls_context
+from attnlens_server.listening.tls import ServerTls, tls_context
 from attnlens_server.server import Server, _credentials
 from served import ServerProcess
 
@@ -41,15 +41,17 @@ def tls_args(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) ->
     return ["--tls-cert", str(directory / "cert.pem"), "--tls-key", str(directory / "key.pem")]
 
 
-def config_of(bundle: Path, *, cert: Path, key: Path) -> ServerConfig:
-    return ServerConfig(bundle=bundle, tls_cert=cert, tls_key=key)
+def open_tls(cert: Path, key: Path) -> ServerTls:
+    tls = ServerTls(cert, key, None)
+    tls.use(tls.load())
+    return tls
 
 
 def test_invalid_certificate_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "cert.pem"
     path.write_text("garbage")
     with pytest.raises(StartupError, match=f"{path} has no PEM CERTIFICATE"):
-        _credentials(config_of(tmp_path, cert=path, key=path))
+        open_tls(path, path)
 
 
 def test_incomplete_pem_file_is_reported_by_name(tls_args: list[str], tmp_path: Path) -> None:
@@ -78,7 +80,7 @@ def test_key_with_a_passphrase_is_rejected_without_a_prompt(tls_args: list[str],
     secret = BestAvailableEncryption(b"secret")
     locked.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, secret))
     with pytest.raises(StartupError, match=r"locked\.pem is encrypted.*openssl pkey"):
-        _credentials(config_of(tmp_path, cert=cert, key=locked))
+        open_tls(cert, locked)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +101,12 @@ def test_expired_or_future_certificate_logs_a_warning(
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     identity.cert_chain_pems[0].write_to_path(cert)
     identity.private_key_pem.write_to_path(key)
-    assert _credentials(config_of(tmp_path, cert=cert, key=key)) is not None
+    assert _credentials(open_tls(cert, key)) is not None
     warnings = [f"clients will reject {cert}: {message}"] if message else []
+    if to_days > 0:
+        warnings.append(
+            f"{cert} expires in {to_days}.0 days: replace it and its key, and the server will use them"
+        )
     assert [each.getMessage() for each in caplog.records] == warnings
 
 
