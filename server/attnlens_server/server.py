@@ -377,7 +377,7 @@ def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
 
     return grpc.dynamic_ssl_server_credentials(
         configuration(used),
-        changed_configuration,
+        changed_configuration,  # type: ignore[arg-type]  # None is allowed: nothing has changed
         require_client_authentication=used.client_ca is not None,
     )
 

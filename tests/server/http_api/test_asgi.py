@@ -91,10 +91,9 @@ def test_rejections_have_the_dialect_of_the_route(mounted: Mounted) -> None:
 
 def test_clients_are_named_after_their_keys() -> None:
     authenticate = bearer_keys(["one", "two"])
-    first, second = (authenticate({"authorization": f"bearer {key}"}) for key in ("one", "two"))
-    assert first is not None and second is not None
-    assert first.name != second.name and "one" not in first.name
-    assert first.is_identified and first == authenticate({"authorization": "Bearer one"})
+    names = [str(authenticate({"authorization": f"bearer {key}"})) for key in ("one", "two", "one")]
+    assert names[0] == names[2] != names[1]
+    assert "one" not in names[0]
 
 
 @pytest.mark.parametrize("keys", [[], [""], ["one", ""]])
