@@ -146,6 +146,7 @@ class Item:
             overtake it.
         deadline: `time.monotonic` time after which the item is dropped if it has not started. None if the
             call has no deadline.
+        is_light: Whether the item belongs to a small call beside others: the express lane may run it.
         queued_at: `time.monotonic` time at which the item was queued.
         turn: Position in the queue, see `scheduler.Turns`.
         future: Resolves to an `ItemResult`. Canceling it drops the item unless it is already running.
@@ -159,6 +160,7 @@ class Item:
     target: Target | None = None
     masked_token: int | None = None
     is_background: bool = False
+    is_light: bool = False
     queued_at: float = 0.0
     turn: float = 0.0
     future: "Future[ItemResult]" = field(default_factory=Future)

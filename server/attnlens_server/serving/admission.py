@@ -164,6 +164,10 @@ class Admission:
         if count:
             self.texts(kind).put_back(client, count)
 
+    def has_one_call_beside_others(self, client: Client) -> bool:
+        """Return whether a client has a single call, and other clients have some."""
+        return self.calls.used > 1 == self.calls.held_by(client)
+
     def acquire_call(self, client: Client) -> None:
         """Count a call, until `calls.put_back`.
 

@@ -179,7 +179,7 @@ class ModelService:
         self._window_bytes = config.max_response_bytes
         self._max_computed_tokens = config.max_computed_tokens
         self._engine = engine
-        self._runner = ItemRunner(engine)
+        self._runner = ItemRunner(engine, self.admission)
         self._runs = Runs(bundle, engine, self._runner, self.workers)
         self._encoder = InputEncoder(text_encoder, max_tokens, exclude_prompt=model.exclude_prompt)
         self._validator = RequestValidator(
