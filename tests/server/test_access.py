@@ -1,10 +1,12 @@
 """Keys, certificates and policies of a real server, over gRPC and HTTP, and their reload while calls run."""
 
+import asyncio
 import http.client
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -30,6 +32,8 @@ from attnlens_client import (
     UnauthenticatedError,
 )
 from attnlens_server.access.keys import new_key
+from attnlens_server.config import ServerConfig
+from attnlens_server.server import Server
 from commands_here import process_as_before
 from served import ServerProcess
 
@@ -317,3 +321,62 @@ def test_files_are_used_without_a_restart_while_calls_run(guarded: Guarded, chan
     }
     for key in (*keys.values(), new, *old.split("sha256:")[1:]):
         assert key.strip() not in guarded.server.log()
+
+
+async def test_health_and_reflection_can_need_a_key(minilm_bundle: Path, tmp_path: Path) -> None:
+    key, line = new_key("probe")
+    (tmp_path / "keys").write_text(line)
+    (tmp_path / "policy").write_text("open_health = false\n[default]\nmethods = []\n")
+    server = Server(
+        ServerConfig(
+            bundle=minilm_bundle,
+            port=0,
+            http_port=0,
+            api_keys=tmp_path / "keys",
+            policy=tmp_path / "policy",
+            reflection=True,
+        )
+    )
+    grpc_server, address = await server._listen()
+    await server._listen_for_http()
+    assert server._http is not None
+
+    async def outcomes(metadata: Any) -> list[str]:
+        found = []
+        async with grpc.aio.insecure_channel(address) as channel:
+            health, inference = HealthStub(channel), GRPCInferenceServiceStub(channel)
+            for call in (
+                health.Check(health_pb2.HealthCheckRequest(), metadata=metadata),
+                aiter(health.Watch(health_pb2.HealthCheckRequest(), metadata=metadata)).__anext__(),
+                inference.ServerLive(open_inference_pb2.ServerLiveRequest(), metadata=metadata),
+                aiter(
+                    ServerReflectionStub(channel).ServerReflectionInfo(
+                        iter([ServerReflectionRequest(list_services="")]), metadata=metadata
+                    )
+                ).__anext__(),
+            ):
+                try:
+                    await call
+                except grpc.aio.AioRpcError as error:
+                    found.append(dict(error.trailing_metadata())["attnlens-error-reason"])
+                else:
+                    found.append("OK")
+        return found
+
+    def status(path: str, **headers: str) -> int:
+        connection = http.client.HTTPConnection(urlsplit(server._http.url).netloc, timeout=20)
+        connection.request("GET", path, headers=headers)
+        response = connection.getresponse()
+        response.read()
+        connection.close()
+        return response.status
+
+    authorization = f"Bearer {key}"
+    assert await outcomes(()) == ["UNAUTHENTICATED"] * 4
+    assert await outcomes((("authorization", authorization),)) == ["OK", "OK", "OK", "PERMISSION_DENIED"]
+    paths = ("/healthz", "/health", "/ping", "/.well-known/live")
+    run = asyncio.get_running_loop().run_in_executor
+    assert [await run(None, status, path) for path in paths] == [401] * 4
+    accepted = [await run(None, partial(status, path, Authorization=authorization)) for path in paths]
+    assert accepted == [200, 503, 503, 204]
+    await server._shut_down(grpc_server)
