@@ -10,8 +10,9 @@ from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine
 from attnlens_server.grpc_api.methods import EncoderService
-from attnlens_server.http_api.app import Authenticate, HttpApp
+from attnlens_server.http_api.app import HttpApp
 from attnlens_server.http_api.cohere import CohereRoutes
+from attnlens_server.http_api.identity import Gate
 from attnlens_server.http_api.listener import HttpListener
 from attnlens_server.http_api.metrics import ServerMetrics
 from attnlens_server.http_api.native import NativeRoutes
@@ -42,7 +43,7 @@ class HttpHost:
         engine: Engine of the model.
         bundle: Bundle of the model.
         config: Server configuration.
-        authenticate: Checks the credentials of a request. If None, none are needed.
+        gate: Access control.
 
     Attributes:
         app: ASGI application with all routes.
@@ -58,7 +59,7 @@ class HttpHost:
         engine: Engine,
         bundle: Bundle,
         config: ServerConfig,
-        authenticate: Authenticate | None = None,
+        gate: Gate,
     ) -> None:
         model = bundle.model
         self.url = self.metrics_url = ""
@@ -84,7 +85,7 @@ class HttpHost:
             *OllamaRoutes(service).routes(),
             *self._viewer.routes(),
         ]
-        routes += OpenApiRoutes(routes, needs_key=authenticate is not None).routes()
+        routes += OpenApiRoutes(routes, needs_key=gate.needs_key).routes()
         origins = OriginPolicy(
             self._scheme,
             public_origin=config.http_origin,
@@ -95,11 +96,11 @@ class HttpHost:
             service,
             routes,
             origins,
+            gate,
             max_body_bytes=config.request_limit,
             body_timeout_s=config.request_timeout_s,
             stall_timeout_s=config.stall_timeout_s,
             log_requests=config.log_requests,
-            authenticate=authenticate,
             on_end=self.metrics.observe,
         )
         self.app: Any = _with_cors(app, config.allowed_origins) if config.allowed_origins else app
