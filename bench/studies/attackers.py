@@ -43,9 +43,10 @@ SOURCE = "127.0.0.2"
 Attack = Callable[[str, float, random.Random], int]
 
 
-def connect(address: str) -> socket.socket:
+def connect(address: str, source: str = SOURCE) -> socket.socket:
+    """Connect from another address of this machine."""
     host, port = address.rsplit(":", 1)
-    return socket.create_connection((host, int(port)), timeout=2, source_address=(SOURCE, 0))
+    return socket.create_connection((host, int(port)), timeout=2, source_address=(source, 0))
 
 
 def preface() -> tuple[H2Connection, bytes]:

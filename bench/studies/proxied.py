@@ -101,11 +101,18 @@ def haproxy(
         content = re.sub(r"(?m)^ +bind .* ssl .*\n", "", content)
     config = log.with_suffix(".cfg")
     config.write_text(content, "utf-8")
-    program = shutil.which("haproxy") or "/usr/sbin/haproxy"
+    program = find_haproxy()
+    if program is None:
+        raise FileNotFoundError("haproxy is not installed: run `apt-get install haproxy` on Debian")
     with running([program, "-f", str(config)], environment or {}, log, subprocess.DEVNULL) as process:
         address = f"127.0.0.1:{plain}"
         wait_until_listening(address, process)
         yield Proxy(address, f"127.0.0.1:{tls}", RunningServer(address, process.pid))
+
+
+def find_haproxy() -> str | None:
+    """Return the path of HAProxy, which Debian installs outside the PATH of ordinary users."""
+    return shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
 
 
 def wait_until_listening(address: str, process: subprocess.Popen[bytes]) -> None:
