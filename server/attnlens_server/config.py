@@ -155,7 +155,7 @@ class ServerConfig:
     max_attention_bytes: int = 256 * MIB
     explain: bool = True
     max_computed_tokens: int = 1 << 18
-    max_concurrent_inputs: int = 2048
+    max_concurrent_inputs: int = 4096
     max_inputs_per_request: int = 1024
     max_text_bytes: int = MIB // 8
     max_request_text_bytes: int = 4 * MIB

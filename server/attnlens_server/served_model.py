@@ -77,7 +77,6 @@ class ServedModel:
             self.service.admission,
             self.service.check_serving,
             self.service.workers,
-            max_calls=config.max_calls,
             stall_timeout_s=config.stall_timeout_s,
             log_requests=config.log_requests,
         )

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
 
 import grpc
@@ -32,9 +32,10 @@ from google.protobuf.message import Message as ProtobufMessage
 
 from attnlens.wire import LENGTH_DELIMITED, Field, read_fields
 from attnlens_server import errors
+from attnlens_server.clients import BULK, PRIORITY, Client, client_at
 from attnlens_server.grpc_api.responses import SENDING_COPIES
 from attnlens_server.grpc_api.status import CallStatus, call_status
-from attnlens_server.serving.admission import Admission, Budget, Reservation
+from attnlens_server.serving.admission import Admission, Budget, Pool, Reservation
 from attnlens_server.serving.execution import Workers
 from attnlens_server.serving.request_log import RequestRecord, format_peer, validate_request_id
 from attnlens_server.serving.requests import Request
@@ -47,7 +48,6 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 AnyTask = asyncio.Task[Any]
 
 REQUEST_ID = "x-request-id"  # header with the client's identifier of a call, for the log
-CALL_RETRY_S = 0.25
 STATUS_GRACE_S = 1.0  # time to send the status of a call whose client does not read
 SMALL_BYTES = 1 << 16  # messages up to this size are parsed on the event loop, without counting fields
 MAX_OTHER_FIELDS = 1024  # maximum number of other fields in a larger message
@@ -83,6 +83,7 @@ class _Lifetime:
     ) -> None:
         self.memory = memory
         self.record = record
+        self.counted_in: Pool | None = None
         self._on_dropped = on_dropped
         self._loop = asyncio.get_running_loop()
         self._tasks = [weakref.ref(task), _creator.get()]
@@ -109,6 +110,8 @@ class _Lifetime:
     def close(self) -> None:
         """Release the memory. The call has completed, or it was cancelled or dropped."""
         self.memory.release()
+        if self.counted_in is not None:
+            self.counted_in.put_back(self.record.client, 1)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -130,6 +133,16 @@ class Call:
         self._lifetime = lifetime
         self._stall_timeout_s = stall_timeout_s
         self._has_sent_headers = False
+
+    def admit(self, client: Client, admission: Admission) -> None:
+        """Attribute the call to a client.
+
+        Raises:
+            OverloadedError: There are too many calls, or too many of this client.
+        """
+        self.record.client = self.memory.client = client
+        admission.acquire_call(client)
+        self._lifetime.counted_in = admission.calls
 
     def budget(self) -> Budget:
         """Return the budget of the call: memory, deadline and metrics."""
@@ -185,13 +198,13 @@ class Calls:
         admission: Memory limit of all calls.
         check_serving: Raises an error while the server does not accept calls.
         workers: Threads that parse large requests.
-        max_calls: Maximum number of open calls.
         stall_timeout_s: Seconds a client may take to read a message.
         log_requests: Whether to log the end of each call.
 
     Attributes:
         on_dropped: Called after a call was dropped because its client did not read.
         on_end: Called with the record of each call that has ended, for metrics.
+        identify: Returns the sender of a call to a method, or raises an error if it has no access.
     """
 
     def __init__(
@@ -200,28 +213,20 @@ class Calls:
         check_serving: Callable[[], None],
         workers: Workers,
         *,
-        max_calls: int,
         stall_timeout_s: float,
         log_requests: bool = False,
     ) -> None:
         self.on_dropped: Callable[[], None] = lambda: None
         self.on_end: Callable[[RequestRecord], None] = lambda _: None
+        self.identify: Callable[[Context, str], Client] = client_of
         self._log_requests = log_requests
         self._admission = admission
-        self._max_calls = max_calls
         self._check_serving = check_serving
         self._workers = workers
         self._stall_timeout_s = stall_timeout_s
         self._count = 0
         self._none = asyncio.Event()
         self._none.set()
-
-    def _check_count(self) -> None:
-        if self._count > self._max_calls:
-            raise errors.OverloadedError(
-                f"the server has {self._max_calls} open calls, which is its limit: try again later",
-                retry_after_s=CALL_RETRY_S,
-            )
 
     def _begin(self, context: Context, method: str, request_bytes: int) -> Call:
         self._count += 1
@@ -268,7 +273,7 @@ class Calls:
             request: Parsed | None
             try:
                 self._check_serving()
-                self._check_count()
+                call.admit(self.identify(context, name), self._admission)
                 call.memory.grow(parser.copies * call.request_bytes)
                 request = await self._workers.run_if(len(data) > SMALL_BYTES, parser.parse, data)
                 data = b""
@@ -379,10 +384,21 @@ def _has_elements(descriptor: Descriptor) -> bool:
     return any(field.message_type or field.type == field.TYPE_BYTES for field in descriptor.fields)
 
 
+def client_of(context: Context, method: str) -> Client:
+    """Return the client at the address of a call."""
+    del method
+    client = client_at(context.peer())
+    return replace(client, is_bulk=True) if _header(context, PRIORITY) == BULK else client
+
+
 def _request_id(context: Context) -> str:
+    return validate_request_id(_header(context, REQUEST_ID))
+
+
+def _header(context: Context, name: str) -> str | bytes:
     for key, value in context.invocation_metadata() or ():
-        if key == REQUEST_ID:
-            return validate_request_id(value)
+        if key == name:
+            return value
     return ""
 
 

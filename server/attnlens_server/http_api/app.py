@@ -12,11 +12,13 @@ import traceback
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
 from attnlens_server import errors
+from attnlens_server.clients import BULK, PRIORITY, Client, client_at
 from attnlens_server.http_api.exchange import (
     NATIVE,
     Dialect,
@@ -29,7 +31,7 @@ from attnlens_server.http_api.exchange import (
 )
 from attnlens_server.http_api.listener import ABORT, MAX_HEAD_BYTES
 from attnlens_server.http_api.origins import OriginPolicy
-from attnlens_server.serving.admission import Budget, Reservation
+from attnlens_server.serving.admission import Admission, Budget, Reservation
 from attnlens_server.serving.request_log import RequestRecord, validate_request_id
 from attnlens_server.serving.service import ModelService
 
@@ -121,6 +123,8 @@ class HttpApp:
         finally:
             exchange.close()
             memory.release()
+            if exchange.is_admitted:
+                self._service.admission.calls.put_back(record.client, 1)
             if self._log_requests:
                 record.write()
             self._on_end(record)
@@ -178,8 +182,14 @@ class HttpApp:
             message = "the body has both Content-Length and Transfer-Encoding: send one of them"
             raise HttpError(400, "MALFORMED_REQUEST", message, {"Connection": "close"})
         self._origins.check(route.method, headers, needs_page=route.needs_page)
-        if self._authenticate is not None and not route.is_public:
+        if route.is_public:
+            return
+        if self._authenticate is not None:
             self._authenticate(headers)
+        client = client_at(exchange.record.peer)
+        if headers.get(PRIORITY) == BULK:
+            client = replace(client, is_bulk=True)
+        exchange.admit(client, self._service.admission)
 
     async def _request(self, path: str, exchange: "_Exchange") -> HttpRequest:
         """Receive the body.
@@ -258,6 +268,7 @@ class _Exchange:
         self.scope = scope
         self.headers = headers
         self.record = record
+        self.is_admitted = False
         self.memory = memory
         self._receive = receive
         self._send = send
@@ -277,6 +288,16 @@ class _Exchange:
             yield message.get("body", b"")
             if not message.get("more_body"):
                 return
+
+    def admit(self, client: Client, admission: Admission) -> None:
+        """Attribute the request to a client.
+
+        Raises:
+            OverloadedError: There are too many requests, or too many of this client.
+        """
+        self.record.client = self.memory.client = client
+        admission.acquire_call(client)
+        self.is_admitted = True
 
     async def unless_disconnected(self, awaitable: Awaitable[Result]) -> Result:
         """Return a result. If the client disconnects first, cancel it.

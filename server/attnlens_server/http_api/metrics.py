@@ -103,7 +103,7 @@ class _StateCollector(Collector):
         state.add_metric((), float(self._service.is_serving))
         yield state
         memory = GaugeMetricFamily("attnlens_reserved_memory_bytes", "Memory reserved by running requests.")
-        memory.add_metric((), self._service.admission.reserved_bytes)
+        memory.add_metric((), self._service.admission.memory.used)
         yield memory
         queue = GaugeMetricFamily("attnlens_queue_inputs", "Waiting and running texts.", labels=("graph",))
         waiting = GaugeMetricFamily(

@@ -8,17 +8,20 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from attnlens_server.bundle import Kind
-from attnlens_server.engine import Engine, Item, ItemResult
+from attnlens_server.clients import Client
+from attnlens_server.engine import Engine, Item, ItemResult, lower_priority
+from attnlens_server.serving.admission import Admission
 
 P = ParamSpec("P")
 R = TypeVar("R")
+LIGHT_TOKENS = 128  # a call with so few tokens need not wait for a running batch
 
 
 class Workers:
     """Thread pool for functions that take longer than a few milliseconds."""
 
     def __init__(self, num_threads: int) -> None:
-        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="worker")
+        self._executor = ThreadPoolExecutor(num_threads, "worker", lower_priority)
 
     async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a function in a thread.
@@ -60,17 +63,22 @@ class Workers:
 class ItemRunner:
     """Runs items in an engine, for calls of one event loop."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, admission: Admission) -> None:
         self._engine = engine
+        self._admission = admission
         # Finished items with their calls: lanes append, the event loop removes. Waking the event loop costs
         # more than passing on a result, so the items of a batch wake it once. A lane appends before it reads
         # the flag, and the loop clears the flag before it removes, so no item is left behind.
         self._done: deque[tuple[_PendingCall, Future[ItemResult]]] = deque()
         self._is_wake_up_scheduled = False
 
-    async def run(self, items: Sequence[Item], kind: Kind) -> list[ItemResult]:
+    async def run(self, items: Sequence[Item], kind: Kind, client: Client) -> list[ItemResult]:
         """Run all items. If one fails or the call is cancelled, the waiting ones are cancelled."""
-        futures = self._engine.submit(items, kind=kind)
+        if self._admission.has_one_call_beside_others(client):
+            is_light = sum(item.num_tokens for item in items) <= LIGHT_TOKENS
+            for item in items:
+                item.is_light = is_light
+        futures = self._engine.submit(items, kind=kind, client=client)
         try:
             await self._all_done(futures)
             return [future.result() for future in futures]

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
+from attnlens_server.clients import ANONYMOUS, Client
 from attnlens_server.serving.results import CallMetrics
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ class RequestRecord:
         method: Method name or path.
         route: Method name or path of the route, for metrics. Unlike `method`, it never comes from the client.
         peer: Client address.
+        client: Sender of the request.
         request_id: Identifier that the client sent. Empty if there is none or it is invalid.
         request_bytes: Size of the request message or body.
         reply_bytes: Size of all response messages, or of the body.
@@ -41,6 +43,7 @@ class RequestRecord:
     method: str
     route: str = "other"
     peer: str = ""
+    client: Client = ANONYMOUS
     request_id: str = ""
     request_bytes: int = 0
     reply_bytes: int = 0

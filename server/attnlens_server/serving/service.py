@@ -24,6 +24,7 @@ from attnlens.explanations import ExplainLevel, ExplainMethod, Float64Array, Pai
 from attnlens.pooling import FloatArray, finish
 from attnlens_server import errors
 from attnlens_server.bundle import Bundle, Model
+from attnlens_server.clients import Client
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, Item, ItemResult, RequestedOutput, TokenPooling
 from attnlens_server.serving.admission import Admission, Budget, Slots
@@ -169,6 +170,7 @@ class ModelService:
             config.max_concurrent_inputs,
             max(config.max_memory_bytes, costs.least_memory_bytes),
             engine.retry_after_s,
+            config.max_calls,
         )
         self.max_tokens = max_tokens
         self.takes_pairs = bool(model.takes_pairs and text_encoder and text_encoder.takes_pairs)
@@ -177,7 +179,7 @@ class ModelService:
         self._window_bytes = config.max_response_bytes
         self._max_computed_tokens = config.max_computed_tokens
         self._engine = engine
-        self._runner = ItemRunner(engine)
+        self._runner = ItemRunner(engine, self.admission)
         self._runs = Runs(bundle, engine, self._runner, self.workers)
         self._encoder = InputEncoder(text_encoder, max_tokens, exclude_prompt=model.exclude_prompt)
         self._validator = RequestValidator(
@@ -261,7 +263,7 @@ class ModelService:
         """
         plan = await self._validate(request, self._validator.embed)
         num_texts = len(request.inputs)
-        with self.admission.slots("embeddings", num_texts):
+        with self.admission.slots("embeddings", num_texts, budget.client):
             result_bytes = self._sizes.check_embed(num_texts, plan)
             vector_bytes = FLOAT32.itemsize * num_texts * plan.dimensions if plan.is_quantized else 0
             budget.memory.grow(
@@ -271,7 +273,7 @@ class ModelService:
             )
             inputs, tokenize_s = await self._token_ids(request, plan.prompt, budget)
             items = list(self._embed_items(inputs, plan, budget))
-            results = await self._runner.run(items, "embeddings")
+            results = await self._runner.run(items, "embeddings", budget.client)
             is_slow = bool(self._dense) or result_bytes + vector_bytes > MAX_INLINE_RESULT_BYTES
             embeddings = await self.workers.run_if(is_slow, self._embeddings, results, plan)
         elapsed = budget.metrics.add(timings(tokenize_s, results))
@@ -286,7 +288,7 @@ class ModelService:
         plan = await self._validate(request, self._classifiers.score)
         firsts, rows = distinct(request.inputs)
         num_explained = min(request.top_n or len(firsts), len(firsts)) if plan.explanation else 0
-        slots, clock = Slots(self.admission), Clock()
+        slots, clock = Slots(self.admission, budget.client), Clock()
         try:
             slots.acquire({"logits": len(firsts), "contributions": num_explained})
             result_bytes = len(rows) * self._sizes.costs.text_bytes
@@ -329,7 +331,7 @@ class ModelService:
         plan = await self._validate(request, self._classifiers.classify)
         assert self._model.classifier is not None  # noqa: S101 - ensured by the validation
         labels, num_texts = self._model.classifier.labels, len(request.inputs)
-        with self.admission.slots("logits", num_texts):
+        with self.admission.slots("logits", num_texts, budget.client):
             result_bytes = num_texts * (2 * FLOAT32.itemsize * len(labels) + self._sizes.costs.text_bytes)
             result_bytes += len("".join(labels).encode()) + self._sizes.costs.text_bytes * len(labels)
             self._sizes.check("the response", result_bytes, "send fewer texts")
@@ -342,7 +344,7 @@ class ModelService:
                 Item(encoded.input_ids, outputs, encoded.token_type_ids, budget.deadline)
                 for encoded in inputs
             ]
-            results = await self._runner.run(items, "logits")
+            results = await self._runner.run(items, "logits", budget.client)
         logits = logits_of(results)  # (N, C)
         check_logits(logits, [f"inputs[{index}]" for index in range(num_texts)])
         return ClassifyResult(
@@ -361,7 +363,7 @@ class ModelService:
             RequestError: See `attnlens_server.errors`.
         """
         plan = await self._validate(request, self._validator.encode)
-        with self.admission.slots(plan.kind, len(request.inputs)):
+        with self.admission.slots(plan.kind, len(request.inputs), budget.client):
             started = time.monotonic()
             inputs, tokens = await self._described_inputs(request, plan, budget)
             tokenize_s = time.monotonic() - started
@@ -379,7 +381,7 @@ class ModelService:
                 )
                 for encoded in inputs
             ]
-            results = await self._runner.run(items, plan.kind)
+            results = await self._runner.run(items, plan.kind, budget.client)
         texts = [_encoded_text(*text, plan) for text in zip(inputs, tokens, results, strict=True)]
         return EncodeResult(texts, budget.metrics.add(timings(tokenize_s, results)))
 
@@ -394,7 +396,7 @@ class ModelService:
             RequestError: See `attnlens_server.errors`.
         """
         plan = await self._validate(request, self._validator.encode)
-        with self.admission.slots(plan.kind, 1):
+        with self.admission.slots(plan.kind, 1, budget.client):
             budget.memory.grow(len(request.inputs) * TEXT_MEMORY_BYTES)
             inputs, tokenize_s = await self._token_ids(request, plan.prompt, budget, plan)
             piece_bytes = budget.memory.available_bytes // 2
@@ -403,7 +405,7 @@ class ModelService:
             )
             self._check_reductions(plan, ((piece.parts, piece.item.num_tokens) for piece in pieces))
             window = Window(
-                lambda items, kind: self._engine.submit(items, kind=kind),
+                lambda items, kind: self._engine.submit(items, kind=kind, client=budget.client),
                 plan.kind,
                 self.admission,
                 budget.memory,
@@ -428,7 +430,7 @@ class ModelService:
         """
         prompt = await self._validate(request, self._validator.tokenize)
         costs, size = self._sizes.costs, 0
-        with self.admission.slots("embeddings", len(request.inputs)):
+        with self.admission.slots("embeddings", len(request.inputs), budget.client):
             for portion in portions([each.size for each in request.inputs]):
                 texts, part_bytes = await self.workers.run(self._tokenize, request, portion, prompt)
                 size += part_bytes
@@ -463,7 +465,7 @@ class ModelService:
         """
         plan = await self._validate(request, self._explanations.explain)
         targets = request.target.inputs
-        with self._explanation_slots(plan, len(request.inputs), len(targets)) as slots:
+        with self._explanation_slots(plan, len(request.inputs), len(targets), budget.client) as slots:
             started = time.monotonic()
             texts = await self._described_texts(request.inputs, plan, budget)
             self._check_further_runs([text for text, _ in texts], plan)
@@ -485,7 +487,7 @@ class ModelService:
         """
         plan = await self._validate(request, self._explanations.compare)
         count = len(request.inputs)
-        with self._explanation_slots(plan, 2 * count, 2 * count) as slots:
+        with self._explanation_slots(plan, 2 * count, 2 * count, budget.client) as slots:
             started = time.monotonic()
             fields = [f"pairs[{index}].{side}" for side in "ab" for index in range(count)]
             described = await self._described_texts(request.inputs, plan, budget, fields[:count])
@@ -696,9 +698,11 @@ class ModelService:
         return added
 
     @contextmanager
-    def _explanation_slots(self, plan: ExplanationPlan, num_texts: int, num_vectors: int) -> Iterator[Slots]:
+    def _explanation_slots(
+        self, plan: ExplanationPlan, num_texts: int, num_vectors: int, client: Client
+    ) -> Iterator[Slots]:
         """Acquire the queue slots for the first runs of a call. `Runs` releases them as it proceeds."""
-        slots = Slots(self.admission)
+        slots = Slots(self.admission, client)
         try:
             slots.acquire(self._runs.first_slots(plan, num_texts, num_vectors))
             yield slots
@@ -773,7 +777,7 @@ class ModelService:
         items = await self.workers.run_if(
             request.size > MAX_INLINE_TOKENIZATION, self._score_items, inputs, budget
         )
-        results = await self._runner.run(items, "logits")
+        results = await self._runner.run(items, "logits", budget.client)
         clock.add(results)
         return logits_of(results)
 

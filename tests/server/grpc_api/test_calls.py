@@ -128,8 +128,8 @@ def test_texts_hidden_behind_a_group_are_rejected() -> None:
 
 
 def some_calls(stall_timeout_s: float) -> Calls:
-    admission = Admission(max_texts=1, max_bytes=1 << 20, retry_after_s=lambda _: 1.0)
-    return Calls(admission, lambda: None, Workers(1), max_calls=1, stall_timeout_s=stall_timeout_s)
+    admission = Admission(max_texts=1, max_bytes=1 << 20, retry_after_s=lambda _: 1.0, max_calls=1)
+    return Calls(admission, lambda: None, Workers(1), stall_timeout_s=stall_timeout_s)
 
 
 async def test_cancellation_is_not_lost_while_a_message_is_taken() -> None:

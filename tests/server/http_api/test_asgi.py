@@ -48,11 +48,11 @@ def test_a_stream_ends_when_the_client_disconnects(mounted: Mounted) -> None:
     assert json.loads(response.readline())["num_attention_parts"] == 6
     app: Any = mounted.model._app
     admission = app._service.admission
-    assert admission._num_bytes > 0
+    assert admission.memory.used > 0
     response.close()
     connection.close()
     deadline = time.monotonic() + 30
-    while admission._num_bytes or admission._num_texts.total():
+    while admission.memory.used or sum(pool.used for pool in admission._texts.values()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

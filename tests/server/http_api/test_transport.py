@@ -113,7 +113,7 @@ class Small:
 
     @property
     def reserved_bytes(self) -> int:
-        return self.admission._num_bytes
+        return self.admission.memory.used
 
     def sockets(self) -> Sequence[Any]:
         assert self.listener._server is not None
