@@ -26,7 +26,7 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens.v1.explanation_pb2 import EXPLAIN_METHOD_LEAVE_ONE_OUT, PAIR_MATRIX_INPUT
 from bench.studies.attackers import ATTACKS
-from bench.studies.hostile_http import random_request
+from bench.studies.fuzz import random_request
 from bench.studies.raw_http2 import RawClient, method
 
 ANSWER_S = 60.0  # a good client's answer that takes longer is lost
