@@ -62,7 +62,9 @@ class ModelApp:
         loop = asyncio.get_running_loop()
         served = await loop.run_in_executor(None, ServedModel, self._config)
         service, engine = served.service, served.engine
-        host = HttpHost(service, served.methods, engine, served.bundle, self._config, self._authenticate)
+        host = HttpHost(
+            service, served.methods, engine, served.bundle, self._config, served.observer, self._authenticate
+        )
         try:
             await loop.run_in_executor(None, engine.start, served.max_tokens)
             fail = partial(setattr, service, "state", State.FAILED)

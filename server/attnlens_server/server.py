@@ -21,15 +21,16 @@ from attnlens_server.config import ServerConfig
 from attnlens_server.errors import StartupError
 from attnlens_server.grpc_api.calls import remember_creators
 from attnlens_server.grpc_api.health import HealthService
-from attnlens_server.grpc_api.methods import SERVICE_NAME, add_service
+from attnlens_server.grpc_api.methods import DESCRIPTOR, SERVICE_NAME, add_service
 from attnlens_server.grpc_api.reflection import add_reflection
 from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, find_bind_problem
 from attnlens_server.listening.tls import tls_context, validity_problem
+from attnlens_server.observing.background_log import log_in_background
+from attnlens_server.observing.observer import open_tracer
 from attnlens_server.oip.methods import DESCRIPTOR as INFERENCE_DESCRIPTOR
 from attnlens_server.oip.methods import InferenceService
 from attnlens_server.oip.methods import add_service as add_inference_service
 from attnlens_server.served_model import ServedModel
-from attnlens_server.serving.request_log import is_enabled
 from attnlens_server.serving.service import State
 
 if TYPE_CHECKING:
@@ -79,7 +80,11 @@ class Ready:
 
 
 class Server:
-    """A gRPC server for one bundle."""
+    """A gRPC server for one bundle.
+
+    Attributes:
+        observer: Notified of each request.
+    """
 
     def __init__(self, config: ServerConfig) -> None:
         """Open and verify the bundle, without listening.
@@ -93,10 +98,8 @@ class Server:
         self._bundle, self._model, self._max_tokens = served.bundle, served.model, served.max_tokens
         self._engine, self._service, self._calls = served.engine, served.service, served.calls
         self._inference = InferenceService(served.bundle, served.service, config)
-        if config.log_requests and not is_enabled():
-            logger.warning(
-                "--log-requests logs at level info, which is disabled: use --log-level info or debug"
-            )
+        self.observer = served.observer
+        self.observer.tracer = open_tracer(_method_names())
         self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME])
         self._releasing: asyncio.Task[None] | None = None
         self._http: HttpHost | None = None
@@ -213,8 +216,9 @@ class Server:
                 f"HTTP needs {error.name}, which is not installed: install attnlens[http], or omit "
                 "--http-port and --metrics-port"
             ) from error
-        self._http = HttpHost(self._service, self._served.methods, self._engine, self._bundle, config)
-        self._calls.on_end = self._http.metrics.observe
+        self._http = HttpHost(
+            self._service, self._served.methods, self._engine, self._bundle, config, self.observer
+        )
         await self._http.listen(_tls_context(config))
 
     async def _warm_up(self) -> float:
@@ -269,6 +273,8 @@ class Server:
         self._service.workers.close()
         if self._http is not None:
             self._http.close()
+        if self.observer.tracer is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self.observer.tracer.close)
         logger.info("stopped")
 
 
@@ -280,8 +286,20 @@ def serve(config: ServerConfig, on_ready: Callable[[Ready], None]) -> None:
         ConfigError: An option does not fit the bundle.
     """
     _use_batch_scheduling()
-    server = Server(config)
-    asyncio.run(server.run(on_ready))
+    with log_in_background() as log:
+        server = Server(config)
+        server.observer.log = log
+        asyncio.run(server.run(on_ready))
+
+
+def _method_names() -> dict[str, str]:
+    """Return the full names of all gRPC methods that `Calls` runs, by their names."""
+    services = (DESCRIPTOR, INFERENCE_DESCRIPTOR)
+    return {
+        method.name: f"{service.full_name}/{method.name}"
+        for service in services
+        for method in service.methods
+    }
 
 
 def _use_batch_scheduling() -> None:

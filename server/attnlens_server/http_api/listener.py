@@ -53,12 +53,14 @@ class HttpListener:
         max_connections: See above.
         request_timeout_s: See above.
         idle: Connections that wait for their client, the one that has waited longest first.
+        num_rejected: Number of connections that were closed at once because of the limit.
     """
 
     def __init__(self, app: Any, *, max_connections: int, request_timeout_s: float) -> None:  # noqa: ANN401
         self.max_connections = max_connections
         self.request_timeout_s = request_timeout_s
         self.idle: dict[_Connection, None] = {}
+        self.num_rejected = 0
         self._config = Config(
             app,
             http=_Connection,
@@ -136,6 +138,7 @@ class HttpListener:
             return True
         connection = next(iter(self.idle), None)
         if connection is None:
+            self.num_rejected += 1
             return False
         del self.idle[connection]
         connection.transport.abort()

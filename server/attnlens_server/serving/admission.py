@@ -49,6 +49,11 @@ class Pool:
         self._small = min(small, self._reserve)
         self._held: dict[str, int] = defaultdict(int)
 
+    @property
+    def num_clients(self) -> int:
+        """Number of clients that hold something."""
+        return len(self._held)
+
     def held_by(self, client: Client) -> int:
         """Return how much a client holds."""
         return self._held.get(client.name, 0)

@@ -1,6 +1,7 @@
 """Execution of slow work outside the event loop: functions in worker threads, items in the engine."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,15 +11,23 @@ from typing import ParamSpec, TypeVar
 from attnlens_server.bundle import Kind
 from attnlens_server.clients import Client
 from attnlens_server.engine import Engine, Item, ItemResult
+from attnlens_server.serving.stages import mark_run
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Workers:
-    """Thread pool for functions that take longer than a few milliseconds."""
+    """Thread pool for functions that take longer than a few milliseconds.
+
+    Attributes:
+        num_threads: Number of threads.
+        num_pending: Number of waiting and running functions.
+    """
 
     def __init__(self, num_threads: int) -> None:
+        self.num_threads = num_threads
+        self.num_pending = 0
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="worker")
 
     async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -28,6 +37,7 @@ class Workers:
         method returns when the function has finished, because it occupies a thread and memory until then.
         """
         future = self._executor.submit(function, *args, **kwargs)
+        self.num_pending += 1
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -37,6 +47,7 @@ class Workers:
                 done.exception()  # retrieve it, otherwise asyncio logs an error
             raise
         finally:
+            self.num_pending -= 1
             del future  # an exception keeps this frame alive
 
     async def run_if(
@@ -71,10 +82,13 @@ class ItemRunner:
 
     async def run(self, items: Sequence[Item], kind: Kind, client: Client) -> list[ItemResult]:
         """Run all items. If one fails or the call is cancelled, the waiting ones are cancelled."""
+        submitted = time.monotonic()
         futures = self._engine.submit(items, kind=kind, client=client)
         try:
             await self._all_done(futures)
-            return [future.result() for future in futures]
+            results = [future.result() for future in futures]
+            mark_run(results, submitted)
+            return results
         finally:
             for future in futures:
                 future.cancel()  # no effect on running or finished items
