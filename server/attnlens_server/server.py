@@ -290,6 +290,8 @@ def serve(config: ServerConfig, on_ready: Callable[[Ready], None]) -> None:
         server = Server(config)
         server.observer.log = log
         asyncio.run(server.run(on_ready))
+    if log.is_stalled:
+        os._exit(0)  # the interpreter would wait for the reader of the log
 
 
 def _method_names() -> dict[str, str]:

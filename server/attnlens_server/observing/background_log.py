@@ -4,7 +4,7 @@ import logging
 import queue
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from logging.handlers import QueueHandler
 from typing import Any
 
@@ -63,12 +63,15 @@ class BackgroundLog(QueueHandler):
 
     def close(self) -> None:
         """Write the remaining lines, unless their reader has stalled."""
-        try:
+        with suppress(queue.Full):
             self._lines.put(None, timeout=STOP_S)
-        except queue.Full:
-            return
-        self._thread.join(STOP_S)
+            self._thread.join(STOP_S)
         super().close()
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the remaining lines could not be written within `STOP_S`, after `close`."""
+        return self._thread.is_alive()
 
     def _write(self) -> None:
         while (record := self._lines.get()) is not None:
