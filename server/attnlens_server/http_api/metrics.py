@@ -10,7 +10,7 @@ to keys and certificates.
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -102,6 +102,24 @@ class ServerMetrics:
         """Add further metrics, which `read` returns. It runs in any thread."""
         self._registry.register(_FunctionCollector(read))
 
+    def add_certificate(self, expires_at: Callable[[], float | None]) -> None:
+        """Add the time when the TLS certificate expires, in seconds since the epoch."""
+        name = "attnlens_certificate_expiry_timestamp_seconds"
+
+        def read() -> Iterator[Metric]:
+            if (value := expires_at()) is not None:
+                yield gauge(name, "When the TLS certificate expires.", value)
+
+        self.add(read)
+
+    def add_lag(self, bounds_s: Sequence[float], counts: Sequence[int], sum_s: Callable[[], float]) -> None:
+        """Add the distribution of the lag of the event loop. `counts` is read at each scrape."""
+        name, help_ = (
+            "attnlens_event_loop_lag_seconds",
+            "Time by which due callbacks of the event loop run late.",
+        )
+        self.add(lambda: [HistogramMetricFamily(name, help_, buckets(bounds_s, list(counts)), sum_s())])
+
     def text(self) -> bytes:
         """Return all metrics. Thread-safe."""
         return generate_latest(self._registry)
@@ -118,7 +136,8 @@ class _RequestCollector(Collector):
     def __init__(self) -> None:
         self._routes: dict[str, _Route] = defaultdict(_Route)
         self._clients: dict[str, _Usage] = {ANONYMOUS: _Usage(), OTHER: _Usage()}
-        self._rejections: dict[str, int] = defaultdict(int)
+        # Prometheus cannot compute the rate of the first rejection if its series begins with it.
+        self._rejections = defaultdict(int, dict.fromkeys(("calls", "memory", "texts"), 0))
         self._tokenize = _Durations()
         self._queue = _Durations()
         self._compute = _Durations()
