@@ -91,7 +91,7 @@ class ServerMetrics:
     def __init__(
         self, service: ModelService, engine: Engine, model: Model, precision: str, observer: Observer
     ) -> None:
-        self._requests = _RequestCollector()
+        self._requests = RequestCollector()
         self._registry = CollectorRegistry()
         self._registry.register(self._requests)
         self._registry.register(_StateCollector(service, engine, model, precision, observer))
@@ -130,7 +130,7 @@ class _FunctionCollector(Collector):
         self.collect = read  # type: ignore[method-assign]
 
 
-class _RequestCollector(Collector):
+class RequestCollector(Collector):
     """Counts requests. The event loop writes; other threads read copies, which may lack the last request."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.parser import text_string_to_metric_families
 
 from attnlens_server.clients import Client
-from attnlens_server.http_api.metrics import _SECONDS, MAX_CLIENTS, _RequestCollector
+from attnlens_server.http_api.metrics import _SECONDS, MAX_CLIENTS, RequestCollector
 from attnlens_server.serving.request_record import RequestRecord
 from attnlens_server.serving.results import CallMetrics
 
@@ -25,7 +25,7 @@ def samples_of(registry: CollectorRegistry) -> Samples:
 
 
 def counted(records: list[RequestRecord]) -> Samples:
-    collector, registry = _RequestCollector(), CollectorRegistry()
+    collector, registry = RequestCollector(), CollectorRegistry()
     for record in records:
         collector.observe(record)
     registry.register(collector)
