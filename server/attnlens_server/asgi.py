@@ -71,7 +71,7 @@ class ModelApp:
         service, engine = served.service, served.engine
         access = open_access(self._config, served.model.name, has_certificates=False)
         gate = HeaderGate(self._authenticate) if self._authenticate else AccessGate(access)
-        host = HttpHost(service, served.methods, engine, served.bundle, self._config, gate)
+        host = HttpHost(service, served.methods, engine, served.bundle, self._config, served.observer, gate)
         watching = asyncio.create_task(watch(access.files))
         try:
             await loop.run_in_executor(None, served.start)

@@ -12,6 +12,8 @@ from attnlens_server.grpc_api.methods import EncoderService
 from attnlens_server.grpc_api.model_info import ModelDescriber
 from attnlens_server.grpc_api.responses import Responses, reply_costs
 from attnlens_server.memory_budget import plan_memory
+from attnlens_server.observing.access_log import AccessLog
+from attnlens_server.observing.observer import Observer
 from attnlens_server.serving.admission import RESERVED_SHARE
 from attnlens_server.serving.service import ModelService
 from attnlens_server.text import TextEncoder, UntokenizableError
@@ -28,6 +30,7 @@ class ServedModel:
         max_tokens: Maximum input length in tokens, including special tokens.
         engine: Runs the graphs.
         service: Answers typed requests.
+        observer: Notified of each request.
         calls: Runs gRPC calls.
         methods: gRPC methods.
     """
@@ -75,12 +78,14 @@ class ServedModel:
             max_tokens=self.max_tokens,
             costs=reply_costs(config.max_response_bytes),
         )
+        access = config.access_log_selection
+        self.observer = Observer(None if access.mode == "off" else AccessLog(access))
         self.calls = Calls(
             self.service.admission,
             self.service.check_serving,
             self.service.workers,
             stall_timeout_s=config.stall_timeout_s,
-            log_requests=config.log_requests,
+            observer=self.observer,
         )
         self._config = config
         self.methods = EncoderService(

@@ -23,15 +23,16 @@ from attnlens_server.errors import StartupError
 from attnlens_server.grpc_api.calls import remember_creators
 from attnlens_server.grpc_api.health import HealthService
 from attnlens_server.grpc_api.identity import Gate
-from attnlens_server.grpc_api.methods import SERVICE_NAME, add_service
+from attnlens_server.grpc_api.methods import DESCRIPTOR, SERVICE_NAME, add_service
 from attnlens_server.grpc_api.reflection import add_reflection
 from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, find_bind_problem
 from attnlens_server.listening.tls import ServerTls, TlsContent
+from attnlens_server.observing.background_log import log_in_background
+from attnlens_server.observing.observer import open_tracer
 from attnlens_server.oip.methods import DESCRIPTOR as INFERENCE_DESCRIPTOR
 from attnlens_server.oip.methods import InferenceService
 from attnlens_server.oip.methods import add_service as add_inference_service
 from attnlens_server.served_model import ServedModel
-from attnlens_server.serving.request_log import is_enabled
 from attnlens_server.serving.service import State
 from attnlens_server.supervisor import LOCKOUT_S, Limits, Supervisor
 
@@ -85,6 +86,7 @@ class Server:
     """A gRPC server for one bundle.
 
     Attributes:
+        observer: Notified of each request.
         supervisor: Supervisor of the server.
         has_hanging_lane: Whether a graph hangs and could not be interrupted when the server stopped.
     """
@@ -105,10 +107,8 @@ class Server:
         self._bundle, self._model, self._max_tokens = served.bundle, served.model, served.max_tokens
         self._engine, self._service, self._calls = served.engine, served.service, served.calls
         self._inference = InferenceService(served.bundle, served.service, config)
-        if config.log_requests and not is_enabled():
-            logger.warning(
-                "--log-requests logs at level info, which is disabled: use --log-level info or debug"
-            )
+        self.observer = served.observer
+        self.observer.tracer = open_tracer(_method_names())
         limit_s = config.stuck_timeout_s
         limits = Limits(batch_s=limit_s, lockout_s=min(limit_s, LOCKOUT_S))
         self.supervisor = Supervisor(self._service, self._engine, limits, self._update_health)
@@ -253,9 +253,14 @@ class Server:
                 "--http-port and --metrics-port"
             ) from error
         self._http = HttpHost(
-            self._service, self._served.methods, self._engine, self._bundle, config, AccessGate(self._access)
+            self._service,
+            self._served.methods,
+            self._engine,
+            self._bundle,
+            config,
+            self.observer,
+            AccessGate(self._access),
         )
-        self._calls.on_end = self._http.metrics.observe
         await self._http.listen(self._tls.context if self._tls else None)
 
     async def _warm_up(self) -> float:
@@ -318,6 +323,8 @@ class Server:
         self._service.workers.close()
         if self._http is not None:
             self._http.close()
+        if self.observer.tracer is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self.observer.tracer.close)
         logger.info("stopped")
 
 
@@ -329,12 +336,26 @@ def serve(config: ServerConfig, on_ready: Callable[[Ready], None]) -> None:
         ConfigError: An option does not fit the bundle.
     """
     _use_batch_scheduling()
-    server = Server(config)
-    asyncio.run(server.run(on_ready))
+    with log_in_background() as log:
+        server = Server(config)
+        server.observer.log = log
+        asyncio.run(server.run(on_ready))
     if server.has_hanging_lane:
         logger.critical("a graph hangs and cannot be interrupted: the process ends without it")
         logging.shutdown()
         os._exit(1)  # the runtime would wait for the graph
+    if log.is_stalled:
+        os._exit(0)  # the interpreter would wait for the reader of the log
+
+
+def _method_names() -> dict[str, str]:
+    """Return the full names of all gRPC methods that `Calls` runs, by their names."""
+    services = (DESCRIPTOR, INFERENCE_DESCRIPTOR)
+    return {
+        method.name: f"{service.full_name}/{method.name}"
+        for service in services
+        for method in service.methods
+    }
 
 
 def _use_batch_scheduling() -> None:

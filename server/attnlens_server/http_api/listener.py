@@ -59,12 +59,14 @@ class HttpListener:
         connections: Open connections.
         request_timeout_s: See above.
         idle: Connections that wait for their client, the one that has waited longest first.
+        num_rejected: Number of connections that were closed at once because of the limit.
     """
 
     def __init__(self, app: Any, *, max_connections: int, request_timeout_s: float) -> None:  # noqa: ANN401
         self.connections = Pool(max_connections, SMALL_CONNECTIONS)
         self.request_timeout_s = request_timeout_s
         self.idle: dict[_Connection, None] = {}
+        self.num_rejected = 0
         self._config = Config(
             app,
             http=_Connection,
@@ -141,6 +143,7 @@ class HttpListener:
         others = iter(self.idle) if pool.used >= pool.capacity else iter(())
         connection = next((idle for idle in self.idle if idle.sender == client), next(others, None))
         if connection is None:
+            self.num_rejected += 1
             return False
         del self.idle[connection]
         connection.transport.abort()

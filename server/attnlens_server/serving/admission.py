@@ -59,6 +59,11 @@ class Pool:
         """Capacity and reserve."""
         return self.capacity + self._reserve
 
+    @property
+    def num_clients(self) -> int:
+        """Number of clients that hold something."""
+        return len(self._held)
+
     def held_by(self, client: Client) -> int:
         """Return how much a client holds."""
         return self._held.get(client.name, 0)

@@ -1,6 +1,7 @@
 """Execution of slow work outside the event loop: functions in worker threads, items in the engine."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +13,7 @@ from attnlens_server.bundle import Kind
 from attnlens_server.clients import Client
 from attnlens_server.engine import Engine, Item, ItemResult, lower_priority
 from attnlens_server.serving.admission import Admission
+from attnlens_server.serving.stages import mark_run
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,9 +21,16 @@ LIGHT_TOKENS = 128  # a call with so few tokens need not wait for a running batc
 
 
 class Workers:
-    """Thread pool for functions that take longer than a few milliseconds."""
+    """Thread pool for functions that take longer than a few milliseconds.
+
+    Attributes:
+        num_threads: Number of threads.
+        num_pending: Number of waiting and running functions.
+    """
 
     def __init__(self, num_threads: int) -> None:
+        self.num_threads = num_threads
+        self.num_pending = 0
         self._executor = ThreadPoolExecutor(num_threads, "worker", lower_priority)
         # Start all threads now: a process without free memory cannot start any.
         are_started = Barrier(num_threads)
@@ -35,6 +44,7 @@ class Workers:
         method returns when the function has finished, because it occupies a thread and memory until then.
         """
         future = self._executor.submit(function, *args, **kwargs)
+        self.num_pending += 1
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -44,6 +54,7 @@ class Workers:
                 done.exception()  # retrieve it, otherwise asyncio logs an error
             raise
         finally:
+            self.num_pending -= 1
             del future  # an exception keeps this frame alive
 
     async def run_if(
@@ -83,15 +94,19 @@ class ItemRunner:
             is_light = sum(item.num_tokens for item in items) <= LIGHT_TOKENS
             for item in items:
                 item.is_light = is_light
+        submitted = time.monotonic()
         futures = self._engine.submit(items, kind=kind, client=client)
         try:
             await self._all_done(futures)
-            return [future.result() for future in futures]
+            results = [future.result() for future in futures]
         except BaseException:
             for item in items:
                 item.abandon()
             del item
             raise
+        else:
+            mark_run(results, submitted)
+            return results
         finally:
             del items, futures  # an exception keeps this frame alive
 

@@ -100,6 +100,7 @@ from attnlens_server.serving.scoring import (
     logits_of,
     scores,
 )
+from attnlens_server.serving.stages import mark, mark_run
 from attnlens_server.serving.streams import Piece, Window, cut_into_pieces, run_pieces
 from attnlens_server.serving.validation import (
     ExplanationValidator,
@@ -428,6 +429,7 @@ class ModelService:
             )
             async with aclosing(run_pieces(window, pieces)) as results:
                 async for piece, result in results:
+                    mark_run([result], piece.item.queued_at)
                     elapsed = timings(tokenize_s, [result])
                     budget.metrics.at_least(elapsed)
                     if piece.has_text:
@@ -449,6 +451,7 @@ class ModelService:
             budget.charge_texts(len(request.inputs))
             for portion in portions([each.size for each in request.inputs]):
                 texts, part_bytes = await self.workers.run(self._tokenize, request, portion, prompt)
+                mark("tokenize")
                 size += part_bytes
                 budget.count_tokens(sum(len(text.tokens.ids) for text in texts))
                 self._sizes.check("the response", size, "send fewer or shorter texts")
@@ -535,7 +538,9 @@ class ModelService:
     async def _validate(self, request: SomeRequest, validate: Callable[[SomeRequest], Plan]) -> Plan:
         """Validate a request, in a worker thread if it is large."""
         self.check_model(request.model, request.model_version)
-        return await self.workers.run_if(request.size > MAX_INLINE_VALIDATION, validate, request)
+        plan = await self.workers.run_if(request.size > MAX_INLINE_VALIDATION, validate, request)
+        mark("validate")
+        return plan
 
     async def _in_portions(
         self,
@@ -554,6 +559,7 @@ class ModelService:
             tokenized = await self.workers.run_if(is_slow, tokenize, portion)
             reserve(tokenized)
             texts += tokenized
+        mark("tokenize")
         return texts
 
     async def _token_ids(
@@ -691,6 +697,8 @@ class ModelService:
             prompt=plan.other_prompt,
         )
         budget.count_tokens(sum(text.encoded.num_tokens for text, _ in described))
+        mark("tokenize")
+        budget.metrics.num_tokens += sum(text.encoded.num_tokens for text, _ in described)
         budget.memory.grow(sum(self._costs.memory_bytes(tokens, plan) for _, tokens in described))
         return [text for text, _ in described]
 

@@ -18,6 +18,7 @@ import trustme
 from uvicorn.protocols.http import h11_impl
 
 from attnlens_server.access import Access
+from attnlens_server.config import AccessLogSelection
 from attnlens_server.errors import OverloadedError, RequestError
 from attnlens_server.http_api import listener
 from attnlens_server.http_api.app import MAX_HEADERS, HttpApp
@@ -26,6 +27,8 @@ from attnlens_server.http_api.identity import AccessGate
 from attnlens_server.http_api.listener import MAX_HEAD_BYTES, HttpListener
 from attnlens_server.http_api.origins import OriginPolicy
 from attnlens_server.listening import TcpAddress
+from attnlens_server.observing.access_log import AccessLog
+from attnlens_server.observing.observer import Observer
 from attnlens_server.serving.admission import Admission
 from attnlens_server.serving.execution import Workers
 
@@ -33,6 +36,7 @@ MAX_BODY_BYTES, MAX_CONNECTIONS, LARGE_BYTES = 100_000, 8, 64 << 20
 MAX_OF_CLIENT = 6  # two thirds of all connections
 HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
 GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+ALL = AccessLog(AccessLogSelection("all"))
 EMPTY = HEAD + b"Content-Length: 0\r\n\r\n"
 
 
@@ -40,7 +44,7 @@ class Small:
     """Returns the length of each body. `/wait` blocks until `go` is set; the `/large` response is large."""
 
     def __init__(
-        self, *, log_requests: bool = False, request_timeout_s: float = 60, large: int = LARGE_BYTES
+        self, *, access_log: AccessLog | None = None, request_timeout_s: float = 60, large: int = LARGE_BYTES
     ) -> None:
         self.go = asyncio.Event()
         self.waiting = 0
@@ -64,7 +68,7 @@ class Small:
             max_body_bytes=MAX_BODY_BYTES,
             body_timeout_s=request_timeout_s,
             stall_timeout_s=0.3,
-            log_requests=log_requests,
+            observer=Observer(access_log),
         )
         self.listener = HttpListener(
             app, max_connections=MAX_CONNECTIONS, request_timeout_s=request_timeout_s
@@ -356,7 +360,7 @@ async def test_disconnection_that_a_server_reports_when_sending_is_no_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    small = Small(log_requests=True)
+    small = Small(access_log=ALL)
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request"}
@@ -396,7 +400,7 @@ async def test_client_that_does_not_read_is_disconnected(
     has_tls: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    small = Small(log_requests=True)
+    small = Small(access_log=ALL)
     trusting = await start_with_tls(small) if has_tls else None
     if not has_tls:
         await small.start()
@@ -563,7 +567,7 @@ async def test_stop_lets_running_requests_end(small: Small) -> None:
 
 
 async def test_log_contains_the_outcome_of_each_request(caplog: pytest.LogCaptureFixture) -> None:
-    small = await Small(log_requests=True).start()
+    small = await Small(access_log=ALL).start()
     caplog.set_level(logging.INFO)
     await small.ask(HEAD.replace(b" / ", b" /" + 99 * b"x" + b"?text=a ") + b"\r\n")
     _, waiting = await asyncio.open_connection("127.0.0.1", small.port)

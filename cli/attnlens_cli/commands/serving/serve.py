@@ -153,8 +153,9 @@ _http = partial(config_option, section="HTTP")
 )
 @_http("request_timeout_s", "Maximum time to receive the head of an HTTP request, and to receive its body.")
 @_log(
-    "log_requests",
-    "Log one line per request: method, client, numbers of texts and tokens, status, times. Never logs texts.",
+    "access_log",
+    "Requests to log: off, errors, slow (at least 1 s, or as in slow:0.5), sampled (1 %, or as in "
+    "sampled:0.1), or all. slow and sampled include errors. Never logs texts.",
 )
 def serve(source: Path, cache_dir: Path | None, **options: Any) -> None:  # noqa: ANN401 - fields of ServerConfig
     """Serve SOURCE over gRPC, and with --http-port over HTTP, until SIGTERM.
