@@ -113,7 +113,7 @@ def test_requests_of_both_protocols_are_counted(ports: Ports) -> None:
         "attnlens_worker_threads": 2,
     }
     assert {name: value(after, name) for name in limits} == limits
-    assert value(after, "attnlens_queue_inputs_limit", graph="embeddings") == 2048
+    assert value(after, "attnlens_queue_inputs_limit", graph="embeddings") == 4096
     assert value(after, "attnlens_worker_tasks") == value(after, "attnlens_calls") == 0
     assert value(after, "process_resident_memory_bytes") > 1e8
     assert "private" not in ask(ports.operations, "GET", "/metrics")[1].decode()
