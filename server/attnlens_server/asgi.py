@@ -66,7 +66,7 @@ class ModelApp:
             service, served.methods, engine, served.bundle, self._config, served.observer, self._authenticate
         )
         try:
-            await loop.run_in_executor(None, engine.start, served.max_tokens)
+            await loop.run_in_executor(None, served.start)
             fail = partial(setattr, service, "state", State.FAILED)
             engine.watch(partial(loop.call_soon_threadsafe, fail), lambda _: None)
             service.state, self._app = State.SERVING, host.app

@@ -26,6 +26,7 @@ def graph_precision(precision: Precision) -> GraphPrecision:
 MIB = 1 << 20
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 50051
 DEFAULT_DEVICE = "CPU"
+DEFAULT_CALL_BYTES = 512 * MIB
 REQUEST_OVERHEAD_BYTES = 1024  # per text and per request, including a prompt of moderate length
 
 
@@ -44,12 +45,14 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_inputs_per_request": (1, 1 << 24),
     "max_response_bytes": (1 << 16, (1 << 31) - 1),
     "max_request_text_bytes": (1, (1 << 31) - 1),
-    "max_memory_bytes": (1, 1 << 40),
+    "max_call_memory_bytes": (1, 1 << 40),
+    "max_memory_bytes": (MIB, 1 << 44),
     "max_calls": (1, 1 << 24),
     "worker_threads": (1, 256),
     "stall_timeout_s": (0.001, 86_400),
     "start_timeout_s": (0.001, 86_400),
     "drain_timeout_s": (0, 86_400),
+    "stuck_timeout_s": (0.001, 86_400),
     "max_tokens": (1, 1 << 24),
     "http_port": (0, 65535),
     "metrics_port": (0, 65535),
@@ -139,8 +142,11 @@ class ServerConfig:
         max_text_bytes: Size of a text in UTF-8.
         max_request_text_bytes: Size of all texts of a request in UTF-8. Also limited by `max_response_bytes`.
         max_response_bytes: Size of a response message.
-        max_memory_bytes: Memory of all calls: requests, responses in progress, and unread responses, which
-            are in memory twice. At least five times `max_response_bytes`.
+        max_call_memory_bytes: Memory of all calls: requests, responses in progress, and unread responses,
+            which are in memory twice. At least five times `max_response_bytes`. None means 512 MiB, or what
+            `max_memory_bytes` leaves.
+        max_memory_bytes: Memory of the process: graphs, batches and calls. The memory of graphs and batches
+            is estimated at the start, and calls get the rest. None means no limit.
         max_calls: Number of concurrent calls, including those of slow consumers. Twice as many may be sending
             their requests.
         accept_compression: Whether to accept compressed requests. Small compressed requests may use much
@@ -151,6 +157,8 @@ class ServerConfig:
         stall_timeout_s: Time in seconds that a client may take to read a message before its call is ended.
         start_timeout_s: Maximum time in seconds to load and test one graph.
         drain_timeout_s: Maximum time in seconds for running requests after SIGTERM.
+        stuck_timeout_s: Maximum time in seconds that a batch may run before health checks fail. They also
+            fail if requests are refused as overloaded while no batch ends, for this time and at most 30 s.
         tls_cert: Certificate chain in PEM format. With `tls_key`, it enables TLS.
         tls_key: Private key in PEM format.
         tls_client_ca: Root certificates in PEM format. If set, clients must present a certificate (mutual
@@ -190,12 +198,13 @@ class ServerConfig:
     max_attention_bytes: int = 256 * MIB
     explain: bool = True
     max_computed_tokens: int = 1 << 18
-    max_concurrent_inputs: int = 2048
+    max_concurrent_inputs: int = 4096
     max_inputs_per_request: int = 1024
     max_text_bytes: int = MIB // 8
     max_request_text_bytes: int = 4 * MIB
     max_response_bytes: int = 32 * MIB
-    max_memory_bytes: int = 512 * MIB
+    max_call_memory_bytes: int | None = None
+    max_memory_bytes: int | None = None
     max_calls: int = 4096
     accept_compression: bool = False
     max_tokens: int | None = None
@@ -203,6 +212,7 @@ class ServerConfig:
     stall_timeout_s: float = 30.0
     start_timeout_s: float = 600.0
     drain_timeout_s: float = 30.0
+    stuck_timeout_s: float = 300.0
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
@@ -264,6 +274,13 @@ class ServerConfig:
     def request_text_limit(self) -> int:
         """Maximum size of all texts of a request in bytes."""
         return min(self.max_request_text_bytes, self.max_response_bytes)
+
+    @property
+    def call_memory_limit(self) -> int:
+        """Maximum memory of all calls in bytes, before `max_memory_bytes` limits it further."""
+        if self.max_call_memory_bytes is not None:
+            return self.max_call_memory_bytes
+        return DEFAULT_CALL_BYTES if self.max_memory_bytes is None else self.max_memory_bytes
 
     @property
     def request_limit(self) -> int:

@@ -32,6 +32,7 @@ from attnlens_server.oip.methods import InferenceService
 from attnlens_server.oip.methods import add_service as add_inference_service
 from attnlens_server.served_model import ServedModel
 from attnlens_server.serving.service import State
+from attnlens_server.supervisor import LOCKOUT_S, Limits, Supervisor
 
 if TYPE_CHECKING:
     from attnlens_server.http_api.host import HttpHost
@@ -84,6 +85,8 @@ class Server:
 
     Attributes:
         observer: Notified of each request.
+        supervisor: Supervisor of the server.
+        has_hanging_lane: Whether a graph hangs and could not be interrupted when the server stopped.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -101,6 +104,11 @@ class Server:
         self.observer = served.observer
         self.observer.tracer = open_tracer(_method_names())
         self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME])
+        limit_s = config.stuck_timeout_s
+        limits = Limits(batch_s=limit_s, lockout_s=min(limit_s, LOCKOUT_S))
+        self.supervisor = Supervisor(self._service, self._engine, limits, self._update_health)
+        self.has_hanging_lane = False
+        self._supervising: asyncio.Task[None] | None = None
         self._releasing: asyncio.Task[None] | None = None
         self._http: HttpHost | None = None
         self._socket_file: UnixSocket | None = None
@@ -219,15 +227,16 @@ class Server:
         self._http = HttpHost(
             self._service, self._served.methods, self._engine, self._bundle, config, self.observer
         )
+        lag = self.supervisor.lag
+        self._http.metrics.add_lag(lag.BOUNDS_S, lag.counts, lambda: lag.sum_s)
         await self._http.listen(_tls_context(config))
 
     async def _warm_up(self) -> float:
         loop = asyncio.get_running_loop()
-        seconds = await loop.run_in_executor(None, self._engine.start, self._max_tokens)
+        seconds = await loop.run_in_executor(None, self._served.start)
 
-        def update_health(is_serving: bool) -> None:
-            update = self._health.set_serving(ATTENTIONS_NAME, is_serving=is_serving)
-            asyncio.run_coroutine_threadsafe(update, loop)
+        def update_health(_: bool) -> None:
+            asyncio.run_coroutine_threadsafe(self._update_health(), loop)
 
         self._engine.watch(functools.partial(loop.call_soon_threadsafe, self._fail), update_health)
         if self._bundle.precision == "fp16" and self._engine.runtime.is_on_cpu:
@@ -250,11 +259,20 @@ class Server:
         gc.collect()
         gc.freeze()
         self._service.state = State.SERVING
-        await self._health.set_serving()
+        await self._update_health()
+        self._supervising = asyncio.create_task(self.supervisor.run())
         logger.info("serving %s", self._model.name)
+
+    async def _update_health(self) -> None:
+        is_serving = self._service.is_serving
+        await self._health.set_serving("", SERVICE_NAME, is_serving=is_serving)
+        can_run_attention = is_serving and self._engine.can_run_attention
+        await self._health.set_serving(ATTENTIONS_NAME, is_serving=can_run_attention)
 
     async def _shut_down(self, grpc_server: grpc.aio.Server) -> None:
         self._service.state = State.DRAINING
+        if self._supervising is not None:
+            self._supervising.cancel()
         await self._health.shut_down()
         logger.info("draining, at most %g s", self._config.drain_timeout_s)
         # New calls are rejected from here on. Endless streams, such as those of reflection, are cut off once
@@ -269,7 +287,7 @@ class Server:
         await grpc_server.stop(None)
         await stopping
         drained.cancel()
-        await asyncio.get_running_loop().run_in_executor(None, self._engine.close)
+        self.has_hanging_lane = not await asyncio.get_running_loop().run_in_executor(None, self._engine.close)
         self._service.workers.close()
         if self._http is not None:
             self._http.close()
@@ -290,8 +308,11 @@ def serve(config: ServerConfig, on_ready: Callable[[Ready], None]) -> None:
         server = Server(config)
         server.observer.log = log
         asyncio.run(server.run(on_ready))
-    if log.is_stalled:
-        os._exit(0)  # the interpreter would wait for the reader of the log
+        if server.has_hanging_lane:
+            logger.critical("a graph hangs and cannot be interrupted: the process ends without it")
+    # The runtime would wait for the graph, and the interpreter for the reader of the log.
+    if server.has_hanging_lane or log.is_stalled:
+        os._exit(int(server.has_hanging_lane))
 
 
 def _method_names() -> dict[str, str]:

@@ -83,12 +83,16 @@ class ItemQueue:
         # Sorted by _position. Newer items are in _arrived.
         self._waiting: list[Item] = []
         self._num_overtaken = 0  # consecutive batches that overtook background items
-        # Protects the fields below. _turns are those of items and of background items.
+        # Protects the fields below and wakes lanes. _light wakes the express lane, which runs the _num_light
+        # items of small calls. _turns are those of items and of background items.
         # _arrived contains the items that no lane has received yet. _num_tokens is
         # the total length of both lists. _num_idle is the number of lanes inside `take`. _background_lanes
         # contains the threads that run background items, which may use all lanes after _interactive_until.
         # No items are added once _closed is set.
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed, self._light = threading.Condition(lock), threading.Condition(lock)
+        self._num_light = 0
+        self._is_express_busy = True
         self._turns = (Turns(), Turns())
         self._arrived: list[Item] = []
         self._num_tokens = 0
@@ -121,12 +125,40 @@ class ItemQueue:
                 raise ShuttingDownError("the server is shutting down: use another server")
             for item in items:
                 item.is_background = item.is_background or client.is_bulk
+                self._num_light += item.is_light
                 item.turn = self._turns[item.is_background].assign(client, item.num_tokens)
             self._arrived.extend(items)
             if not all(item.is_background for item in items):
                 self._interactive_until = now + INTERACTIVE_S
             self._num_tokens += sum(item.num_tokens for item in items)
-            self._changed.notify()
+            if items[0].is_light and not self._is_express_busy:
+                self._light.notify()
+            else:
+                self._changed.notify()
+
+    def take_light(self, choose: Choose) -> Batch | None:
+        """Wait for items of small calls and return a batch of them, or None once closed.
+
+        Only one thread, the express lane, may call this.
+        """
+        while True:
+            with self._changed:
+                self._is_express_busy = False
+                while not (self._num_light or self._closed):
+                    self._light.wait()
+                self._is_express_busy = True
+                if self._closed:
+                    return None
+            with self._choosing:
+                self._receive_arrived()
+                self._drop_dead()
+                light = [index for index, item in enumerate(self._waiting) if item.is_light]
+                if not light:
+                    continue
+                lengths = [self._waiting[index].num_tokens for index in light[:WINDOW]]
+                batch = self._remove({light[index] for index in self._chosen(choose, lengths, 1)})
+                if batch:
+                    return Batch(batch, has_whole_machine=False)
 
     def take(self, choose: Choose) -> Batch | None:
         """Wait for items and return the batch that `choose` selects, or None once closed and drained.
@@ -157,6 +189,7 @@ class ItemQueue:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            self._light.notify_all()
 
     def fail_all(self, error: Callable[[], Exception]) -> None:
         """Reject new items and fail the waiting ones, each with its own exception."""
@@ -176,10 +209,16 @@ class ItemQueue:
         with self._changed:
             while not (self._closed or self._may_take()):
                 self._changed.wait(self._time_to_background_s())
+            is_closed = self._closed
+        self._receive_arrived()
+        return is_closed
+
+    def _receive_arrived(self) -> None:
+        """Sort the new items into the queue."""
+        with self._changed:
             for item in self._arrived:
                 bisect.insort_right(self._waiting, item, key=_position)
             self._arrived = []
-            return self._closed
 
     def _may_take(self) -> bool:
         """Return whether there is an item that this lane may run."""
@@ -210,12 +249,9 @@ class ItemQueue:
         is_background = self._waiting[first].is_background
         window = self._waiting[first : first + WINDOW]
         lengths = [item.num_tokens for item in window if item.is_background == is_background]
-        chosen = {first + index for index in self._chosen(choose, lengths)}
         turn = self._waiting[first].turn
-        batch = [item for index, item in enumerate(self._waiting) if index in chosen]
-        self._waiting = [item for index, item in enumerate(self._waiting) if index not in chosen]
-        self._subtract_tokens(batch)
-        live = [item for item in batch if item.future.set_running_or_notify_cancel()]
+        chosen = self._chosen(choose, lengths, self._num_idle)
+        live = self._remove({first + index for index in chosen})
         with self._changed:
             self._turns[is_background].serve(turn)
             if is_background:
@@ -236,9 +272,16 @@ class ItemQueue:
         self._num_overtaken = 0
         return next(index for index, item in enumerate(waiting) if item.is_background)
 
-    def _chosen(self, choose: Choose, lengths: Sequence[int]) -> set[int]:
+    def _remove(self, chosen: Collection[int]) -> list[Item]:
+        """Remove items from the queue. Return those that can no longer be cancelled."""
+        batch = [item for index, item in enumerate(self._waiting) if index in chosen]
+        self._waiting = [item for index, item in enumerate(self._waiting) if index not in chosen]
+        self._subtract_tokens(batch)
+        return [item for item in batch if item.future.set_running_or_notify_cancel()]
+
+    def _chosen(self, choose: Choose, lengths: Sequence[int], num_idle: int) -> set[int]:
         try:
-            return set(choose(lengths, self._num_idle))
+            return set(choose(lengths, num_idle))
         except Exception:
             logger.exception("no batch could be chosen: the first text runs alone")
             return {0}
@@ -246,6 +289,7 @@ class ItemQueue:
     def _subtract_tokens(self, items: Sequence[Item]) -> None:
         with self._changed:
             self._num_tokens -= sum(item.num_tokens for item in items)
+            self._num_light -= sum(item.is_light for item in items)
 
 
 def _fail_expired(item: Item) -> None:

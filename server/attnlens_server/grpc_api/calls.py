@@ -290,6 +290,7 @@ class Calls:
                 failure = _request_error(error, name)
                 call.record.fail(failure)
                 status = call_status(failure)
+                self._admission.num_refused += isinstance(failure, errors.OverloadedError)
                 client_reads = not isinstance(error, errors.SlowConsumerError)
                 traceback.clear_frames(error.__traceback__)
             else:

@@ -258,6 +258,7 @@ class _StateCollector(Collector):
             ("attnlens_batches", "Batches.", "num_batches"),
             ("attnlens_batch_inputs", "Texts in batches.", "num_items"),
             ("attnlens_compute_seconds", "Time of all batches.", "compute_s"),
+            ("attnlens_stopped_batches", "Batches that were stopped because nobody waited.", "num_stopped"),
         ):
             yield _counter(
                 name, help_, "graph", {kind: getattr(each, attribute) for kind, each in lanes.items()}
@@ -280,10 +281,10 @@ class _StateCollector(Collector):
     def _collect_limits(self) -> Iterator[Metric]:
         """Yield what requests use of each limited resource, and its limit."""
         admission, workers = self._service.admission, self._service.workers
-        yield from _pool(
+        yield from limited(
             "attnlens_reserved_memory_bytes", "Memory reserved by running requests", admission.memory
         )
-        yield from _pool("attnlens_calls", "Open calls", admission.calls)
+        yield from limited("attnlens_calls", "Open calls", admission.calls)
         pools = {kind: admission.texts(kind) for kind in self._engine.lanes}
         yield _gauges(
             "attnlens_queue_inputs",
@@ -295,7 +296,7 @@ class _StateCollector(Collector):
             "attnlens_queue_inputs_limit",
             "Limit of waiting and running texts.",
             "graph",
-            {kind: pool.capacity for kind, pool in pools.items()},
+            {kind: pool.limit for kind, pool in pools.items()},
         )
         yield gauge("attnlens_active_clients", "Clients with open calls.", admission.calls.num_clients)
         yield gauge(
@@ -315,9 +316,10 @@ def buckets(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[str, f
     return list(zip(names, map(float, accumulate(counts)), strict=True))
 
 
-def _pool(name: str, help_: str, pool: Pool) -> Iterator[Metric]:
+def limited(name: str, help_: str, pool: Pool) -> Iterator[Metric]:
+    """Yield what is used of a pool, and its limit."""
     yield gauge(name, f"{help_}.", pool.used)
-    yield gauge(f"{name}_limit", f"Limit of {name}.", pool.capacity)
+    yield gauge(f"{name}_limit", f"Limit of {name}.", pool.limit)
 
 
 def _gauges(name: str, help_: str, label: str, values: Mapping[str, float]) -> Metric:

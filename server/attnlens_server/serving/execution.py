@@ -6,15 +6,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from threading import Barrier
 from typing import ParamSpec, TypeVar
 
 from attnlens_server.bundle import Kind
 from attnlens_server.clients import Client
-from attnlens_server.engine import Engine, Item, ItemResult
+from attnlens_server.engine import Engine, Item, ItemResult, lower_priority
+from attnlens_server.serving.admission import Admission
 from attnlens_server.serving.stages import mark_run
 
 P = ParamSpec("P")
 R = TypeVar("R")
+LIGHT_TOKENS = 128  # a call with so few tokens need not wait for a running batch
 
 
 class Workers:
@@ -28,7 +31,11 @@ class Workers:
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
         self.num_pending = 0
-        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="worker")
+        self._executor = ThreadPoolExecutor(num_threads, "worker", lower_priority)
+        # Start all threads now: a process without free memory cannot start any.
+        are_started = Barrier(num_threads)
+        for _ in range(num_threads):
+            self._executor.submit(are_started.wait)
 
     async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a function in a thread.
@@ -72,8 +79,9 @@ class Workers:
 class ItemRunner:
     """Runs items in an engine, for calls of one event loop."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, admission: Admission) -> None:
         self._engine = engine
+        self._admission = admission
         # Finished items with their calls: lanes append, the event loop removes. Waking the event loop costs
         # more than passing on a result, so the items of a batch wake it once. A lane appends before it reads
         # the flag, and the loop clears the flag before it removes, so no item is left behind.
@@ -81,18 +89,26 @@ class ItemRunner:
         self._is_wake_up_scheduled = False
 
     async def run(self, items: Sequence[Item], kind: Kind, client: Client) -> list[ItemResult]:
-        """Run all items. If one fails or the call is cancelled, the waiting ones are cancelled."""
+        """Run all items. If one fails or the call is cancelled, the others are abandoned."""
+        if self._admission.has_one_call_beside_others(client):
+            is_light = sum(item.num_tokens for item in items) <= LIGHT_TOKENS
+            for item in items:
+                item.is_light = is_light
         submitted = time.monotonic()
         futures = self._engine.submit(items, kind=kind, client=client)
         try:
             await self._all_done(futures)
             results = [future.result() for future in futures]
+        except BaseException:
+            for item in items:
+                item.abandon()
+            del item
+            raise
+        else:
             mark_run(results, submitted)
             return results
         finally:
-            for future in futures:
-                future.cancel()  # no effect on running or finished items
-            del items, futures, future  # an exception keeps this frame alive
+            del items, futures  # an exception keeps this frame alive
 
     def _all_done(self, futures: "Sequence[Future[ItemResult]]") -> "asyncio.Future[None]":
         """Return a future that is done when all items are done, or when the first one has failed."""

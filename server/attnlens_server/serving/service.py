@@ -148,6 +148,7 @@ class ModelService:
 
     Attributes:
         state: Lifecycle state of the server.
+        problem: Reason why the server is not healthy although it accepts requests, or "".
         admission: Admission control.
         workers: Threads for slow functions.
         max_tokens: Maximum input length in tokens, special tokens included.
@@ -166,10 +167,11 @@ class ModelService:
     ) -> None:
         model = bundle.model
         self.state = State.STARTING
+        self.problem = ""
         self.workers = Workers(config.worker_threads)
         self.admission = Admission(
             config.max_concurrent_inputs,
-            max(config.max_memory_bytes, costs.least_memory_bytes),
+            max(config.call_memory_limit, costs.least_memory_bytes),
             engine.retry_after_s,
             config.max_calls,
         )
@@ -180,7 +182,7 @@ class ModelService:
         self._window_bytes = config.max_response_bytes
         self._max_computed_tokens = config.max_computed_tokens
         self._engine = engine
-        self._runner = ItemRunner(engine)
+        self._runner = ItemRunner(engine, self.admission)
         self._runs = Runs(bundle, engine, self._runner, self.workers)
         self._encoder = InputEncoder(text_encoder, max_tokens, exclude_prompt=model.exclude_prompt)
         self._validator = RequestValidator(
@@ -232,8 +234,8 @@ class ModelService:
 
     @property
     def is_serving(self) -> bool:
-        """Whether requests are accepted."""
-        return self.state is State.SERVING
+        """Whether the server accepts requests and is healthy."""
+        return self.state is State.SERVING and not self.problem
 
     def check_serving(self) -> None:
         """Raise NotReadyError or ShuttingDownError unless the server accepts requests."""
@@ -245,6 +247,12 @@ class ModelService:
             raise errors.ShuttingDownError(
                 "the engine has stopped: restart the server, or open the model again"
             )
+
+    def check_healthy(self) -> None:
+        """Raise the errors of `check_serving`, or NotReadyError with the reason if there is a problem."""
+        self.check_serving()
+        if self.problem:
+            raise errors.NotReadyError(f"the server is not healthy: {self.problem}")
 
     def check_model(self, name: str, version: str) -> None:
         """Check that a request is for this model. An empty name or version matches any model.

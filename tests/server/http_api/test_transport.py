@@ -31,6 +31,7 @@ from attnlens_server.serving.admission import Admission
 from attnlens_server.serving.execution import Workers
 
 MAX_BODY_BYTES, MAX_CONNECTIONS, LARGE_BYTES = 100_000, 8, 64 << 20
+MAX_OF_CLIENT = 6  # two thirds of all connections
 HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
 GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 ALL = AccessLog(AccessLogSelection("all"))
@@ -242,7 +243,7 @@ async def test_rejected_body_that_never_ends_closes_the_connection(
     reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
     writer.write(HEAD + b"Content-Length: 1000000000\r\n\r\n")
     assert (await response_from(reader))[0] == 413
-    await until(lambda: not small.listener.num_connections)
+    await until(lambda: not small.listener.connections.used)
     writer.close()
 
 
@@ -404,7 +405,7 @@ async def test_client_that_does_not_read_is_disconnected(
     writer.write(GET % b"large")
     await until(lambda: small.reserved_bytes)
     await until(lambda: not small.reserved_bytes)
-    await until(lambda: not small.listener.num_connections)
+    await until(lambda: not small.listener.connections.used)
     [record] = caplog.records
     assert vars(record)["status"] == "ABORTED"
     writer.transport.abort()
@@ -418,7 +419,7 @@ async def test_pipelining_client_that_does_not_read_is_disconnected(small: Small
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     writer.write(GET % b"large" * 200)
     await until(lambda: small.reserved_bytes)
-    await until(lambda: not small.listener.num_connections)
+    await until(lambda: not small.listener.connections.used)
     writer.transport.abort()
     del reader
 
@@ -433,7 +434,7 @@ async def test_stream_to_a_client_that_has_reset_the_connection_ends(
     await until(lambda: small.waiting)
     client.close()
     small.go.set()  # the lines are ready before the event loop notices the reset
-    await until(lambda: not small.listener.num_connections)
+    await until(lambda: not small.listener.connections.used)
     assert small.num_lines > 0
     assert not caplog.records  # asyncio logs each write after a reset
 
@@ -458,11 +459,11 @@ async def test_slow_client_gets_the_whole_response_before_the_connection_closes(
 
 async def test_connections_over_the_limit_are_closed_until_others_end(small: Small) -> None:
     pairs = []
-    for _ in range(MAX_CONNECTIONS):
+    for _ in range(MAX_OF_CLIENT):
         reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
         writer.write(GET % b"wait")
         pairs.append((reader, writer))
-    await until(lambda: small.waiting == MAX_CONNECTIONS)
+    await until(lambda: small.waiting == MAX_OF_CLIENT)
     reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
     assert await received(reader) == b""
     writer.close()

@@ -11,6 +11,7 @@ import pytest
 
 from attnlens_server.clients import ANONYMOUS, Client
 from attnlens_server.engine import Item, ItemResult
+from attnlens_server.serving.admission import Admission
 from attnlens_server.serving.execution import ItemRunner
 
 TIMEOUT_S = 60.0
@@ -29,7 +30,7 @@ class Lane:
 
 
 def runner(lane: Lane) -> ItemRunner:
-    return ItemRunner(cast("Any", lane))
+    return ItemRunner(cast("Any", lane), Admission(1, 1, lambda _: 1.0))
 
 
 def an_item() -> Item:
