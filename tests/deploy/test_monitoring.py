@@ -180,6 +180,18 @@ def test_prometheus_evaluates_all_rules(scraped: Prometheus) -> None:
     assert {rule["name"] for rule in group["rules"] if rule["state"] == "firing"} == set()
 
 
+def test_page_lists_all_metrics_and_alerts(scraped: Prometheus) -> None:
+    text = (DEPLOY.parent / "docs" / "operations.md").read_text()
+    documented = set(re.findall(r"`(attnlens_\w+)`", text))
+    scraped_names = {
+        re.sub(r"_(bucket|sum|count)$", "", name)
+        for name in scraped.get("label/__name__/values")
+        if name.startswith("attnlens_")
+    }
+    assert documented == scraped_names
+    assert re.findall(r"^\| `(Attnlens\w+)`", text, re.MULTILINE) == [rule["alert"] for rule in ALERTS]
+
+
 def test_dashboard_has_the_structure_of_grafana() -> None:
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert sorted(ids) == list(range(1, len(ids) + 1))
