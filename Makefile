@@ -8,7 +8,7 @@ CLIENT_NODE := client/typescript/node_modules/.package-lock.json
 # Without bytecode files, each process would compile torch and transformers again, which takes 15 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-mutations proof pythons test-pythons test-ecosystem test-integrations test-clients test-cuda bench check docs docs-pages docs-pictures docs-site viewer typescript node browser prometheus format protos release-record release-check clean
+.PHONY: demo test test-all test-mutations proof pythons test-pythons test-ecosystem test-integrations test-clients test-cuda bench check docs docs-pages docs-pictures docs-site viewer typescript node browser haproxy prometheus format protos release-record release-check clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -91,7 +91,10 @@ node: ## install Node.js, which bundles the script of the page
 browser: | node ## install Chromium for the tests of the page
 	viewer/install_for_tests.sh chromium
 
-prometheus: | browser ## install Prometheus for the tests of deploy/prometheus
+haproxy: | browser ## install HAProxy for the tests of deploy/haproxy.cfg
+	viewer/install_for_tests.sh haproxy
+
+prometheus: | haproxy ## install Prometheus for the tests of deploy/prometheus
 	viewer/install_for_tests.sh prometheus
 
 test-ecosystem: $(MINILM) .ecosystem/ready $(NODE) ## bundles in other tools and npm packages

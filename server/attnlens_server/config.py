@@ -163,6 +163,11 @@ class ServerConfig:
         tls_key: Private key in PEM format.
         tls_client_ca: Root certificates in PEM format. If set, clients must present a certificate (mutual
             TLS).
+        api_keys: File with the API keys of clients, one line `NAME sha256:HEX` each. If set, clients need a
+            key or, with `tls_client_ca`, a certificate.
+        policy: TOML file with the methods, rates and queue share of each client.
+        reflection: Whether to serve gRPC reflection if clients are identified by `api_keys` or
+            `tls_client_ca`. Otherwise it is always served.
         http_port: Port for HTTP (the APIs of OpenAI and others, the viewer, health checks), with the same TLS
             settings. 0 selects a free port. None disables HTTP.
         http_host: Host to listen on for HTTP.
@@ -172,8 +177,9 @@ class ServerConfig:
         cors_origins: Origins of other web pages that may call the HTTP APIs, separated by commas, or `*`.
         http_token_ids: Whether OpenAI's API accepts token ids. Only for clients that use this model's
             tokenizer.
-        metrics_port: Port for health checks and Prometheus metrics, on `http_host`, without TLS. It is served
-            by a thread of its own. 0 selects a free port. None leaves them on the HTTP port only.
+        metrics_port: Port for health checks and Prometheus metrics, on `http_host`, without TLS and without
+            access control. It is served by a thread of its own. 0 selects a free port. None leaves them on
+            the HTTP port only.
         max_connections: Number of HTTP connections. If there are more, idle ones are closed first.
         request_timeout_s: Maximum time in seconds to receive the head of an HTTP request, and to receive its
             body.
@@ -216,6 +222,9 @@ class ServerConfig:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
+    api_keys: Path | None = None
+    policy: Path | None = None
+    reflection: bool = False
     http_port: int | None = None
     http_host: str = "127.0.0.1"
     http_origin: str | None = None

@@ -25,7 +25,7 @@ class AsyncDriver:
             else grpc.aio.secure_channel(connection.address, credentials, options)
         )
         self.stub = EncoderServiceStub(self.channel)
-        self.metadata = tuple(connection.metadata)
+        self.metadata = connection.call_metadata
         self.calls: set[grpc.aio.Call] = set()  # running calls of all methods
         self.is_closed = False
 

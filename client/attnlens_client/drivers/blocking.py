@@ -80,7 +80,7 @@ class Driver(StepsDriver):
             else grpc.secure_channel(connection.address, credentials, options)
         )
         self.stub = EncoderServiceStub(self.channel)
-        self.metadata = tuple(connection.metadata)
+        self.metadata = connection.call_metadata
         self.is_closed = False
 
     def close(self) -> None:

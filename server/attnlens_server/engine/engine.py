@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from loky import cpu_count
 
+from attnlens.reductions import Reduced
 from attnlens_server.bundle import Bundle, Kind
 from attnlens_server.clients import ANONYMOUS, Client
 from attnlens_server.config import ConfigError, ServerConfig
@@ -29,7 +30,6 @@ from attnlens_server.engine.batch import (
     BatchOutputs,
     Item,
     ItemResult,
-    Reduced,
     RequestedOutput,
     pad,
     reductions,

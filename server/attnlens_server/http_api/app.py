@@ -10,17 +10,18 @@ import math
 import secrets
 import traceback
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
 from attnlens_server import errors
-from attnlens_server.clients import BULK, PRIORITY, Client, client_at
+from attnlens_server.clients import Client
 from attnlens_server.http_api.exchange import (
+    HEALTH,
     NATIVE,
+    PUBLIC,
     Dialect,
     HttpError,
     HttpRequest,
@@ -29,6 +30,7 @@ from attnlens_server.http_api.exchange import (
     encode_json,
     rename_fields,
 )
+from attnlens_server.http_api.identity import Gate
 from attnlens_server.http_api.listener import ABORT, MAX_HEAD_BYTES
 from attnlens_server.http_api.origins import OriginPolicy
 from attnlens_server.observing.observer import Observer
@@ -40,8 +42,6 @@ from attnlens_server.serving.stages import mark
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Authenticate = Callable[[Mapping[str, str]], None]
-"""Raises UnauthenticatedError unless the headers (by lower-case name) contain valid credentials."""
 
 MAX_HEADERS = 64
 BODY_COPIES = 2  # the body and the parsed request without its texts
@@ -64,11 +64,11 @@ class HttpApp:
         service: Service of the model.
         routes: Routes. The first one that matches is used.
         origins: Which web pages may send requests.
+        gate: Access control.
         max_body_bytes: Maximum size of a body, also after decompression.
         body_timeout_s: Maximum time in seconds to receive a body.
         stall_timeout_s: Time in seconds that a client may take to read a part of a response.
         observer: Notified of each request.
-        authenticate: Checks the credentials of routes that are not public. If None, none are needed.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class HttpApp:
         service: ModelService,
         routes: Iterable[Route],
         origins: OriginPolicy,
+        gate: Gate,
         *,
         max_body_bytes: int,
         body_timeout_s: float,
         stall_timeout_s: float,
         observer: Observer,
-        authenticate: Authenticate | None = None,
     ) -> None:
         self._service = service
         self._origins = origins
@@ -89,7 +89,7 @@ class HttpApp:
         self._body_timeout_s = body_timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._observer = observer
-        self._authenticate = authenticate
+        self._gate = gate
         self._paths: dict[str, dict[str, Route]] = {}
         self._prefixes: dict[str, dict[str, Route]] = {}
         for route in routes:
@@ -187,13 +187,9 @@ class HttpApp:
             message = "the body has both Content-Length and Transfer-Encoding: send one of them"
             raise HttpError(400, "MALFORMED_REQUEST", message, {"Connection": "close"})
         self._origins.check(route.method, headers, needs_page=route.needs_page)
-        if route.is_public:
+        if route.methods == PUBLIC or (route.methods == HEALTH and self._gate.has_open_health):
             return
-        if self._authenticate is not None:
-            self._authenticate(headers)
-        client = client_at(exchange.record.peer)
-        if headers.get(PRIORITY) == BULK:
-            client = replace(client, is_bulk=True)
+        client = self._gate.identify(exchange.scope, headers, exchange.record.peer, route.methods)
         exchange.admit(client, self._service.admission)
 
     async def _request(self, path: str, exchange: "_Exchange") -> HttpRequest:

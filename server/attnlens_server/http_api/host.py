@@ -12,8 +12,9 @@ from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine
 from attnlens_server.grpc_api.methods import EncoderService
-from attnlens_server.http_api.app import Authenticate, HttpApp
+from attnlens_server.http_api.app import HttpApp
 from attnlens_server.http_api.cohere import CohereRoutes
+from attnlens_server.http_api.identity import Gate
 from attnlens_server.http_api.listener import HttpListener
 from attnlens_server.http_api.metrics import ServerMetrics, gauge, limited
 from attnlens_server.http_api.native import NativeRoutes
@@ -46,7 +47,7 @@ class HttpHost:
         bundle: Bundle of the model.
         config: Server configuration.
         observer: Notified of each request. It gets the metrics of this host.
-        authenticate: Checks the credentials of a request. If None, none are needed.
+        gate: Access control.
 
     Attributes:
         app: ASGI application with all routes.
@@ -63,7 +64,7 @@ class HttpHost:
         bundle: Bundle,
         config: ServerConfig,
         observer: Observer,
-        authenticate: Authenticate | None = None,
+        gate: Gate,
     ) -> None:
         model = bundle.model
         self.url = self.metrics_url = ""
@@ -91,7 +92,7 @@ class HttpHost:
             *OllamaRoutes(service).routes(),
             *self._viewer.routes(),
         ]
-        routes += OpenApiRoutes(routes, needs_key=authenticate is not None).routes()
+        routes += OpenApiRoutes(routes, needs_key=gate.needs_key).routes()
         origins = OriginPolicy(
             self._scheme,
             public_origin=config.http_origin,
@@ -102,11 +103,11 @@ class HttpHost:
             service,
             routes,
             origins,
+            gate,
             max_body_bytes=config.request_limit,
             body_timeout_s=config.request_timeout_s,
             stall_timeout_s=config.stall_timeout_s,
             observer=observer,
-            authenticate=authenticate,
         )
         self.app: Any = _with_cors(app, config.allowed_origins) if config.allowed_origins else app
         self._listener = HttpListener(

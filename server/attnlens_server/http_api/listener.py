@@ -35,6 +35,8 @@ If it is set, the application's task is cancelled when the client disconnects.
 """
 SMALL_CONNECTIONS = 4
 """A client that has no more connections may use the reserve, see `Pool`."""
+TLS = "attnlens.tls"
+"""Key of the ASGI scope with the SSL object of the connection. None without TLS."""
 MAX_SMALL_CHUNKS = 1024
 _SMALL_CHUNK_BYTES = 256  # larger chunks are not limited
 _LINGER_S = 2.0  # time to read the rest of a rejected body, so that the client receives the response
@@ -193,6 +195,7 @@ class _Connection(H11Protocol):
 
     async def _run(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - types of ASGI
         scope[ABORT] = self.transport.abort
+        scope[TLS] = self.transport.get_extra_info("ssl_object")
         self._task = asyncio.current_task()
         is_early = False
 

@@ -29,6 +29,7 @@ from prometheus_client.utils import floatToGoString
 from attnlens_server.bundle import Model
 from attnlens_server.clients import Client
 from attnlens_server.engine import Engine
+from attnlens_server.errors import OverloadedError
 from attnlens_server.observing.observer import Observer
 from attnlens_server.serving.admission import Pool
 from attnlens_server.serving.request_record import RequestRecord
@@ -137,7 +138,8 @@ class RequestCollector(Collector):
         self._routes: dict[str, _Route] = defaultdict(_Route)
         self._clients: dict[str, _Usage] = {ANONYMOUS: _Usage(), OTHER: _Usage()}
         # Prometheus cannot compute the rate of the first rejection if its series begins with it.
-        self._rejections = defaultdict(int, dict.fromkeys(("calls", "memory", "texts"), 0))
+        resources = ("calls", "memory", "texts")
+        self._rejections = defaultdict(int, {(OverloadedError.reason, name): 0 for name in resources})
         self._tokenize = _Durations()
         self._queue = _Durations()
         self._compute = _Durations()
@@ -152,7 +154,7 @@ class RequestCollector(Collector):
         if record.reason:
             route.reasons[record.reason] += 1
             if record.resource:
-                self._rejections[record.resource] += 1
+                self._rejections[record.reason, record.resource] += 1
                 usage.num_rejections += 1
         elif metrics.num_inputs and record.has_succeeded:
             route.num_inputs += metrics.num_inputs
@@ -186,9 +188,12 @@ class RequestCollector(Collector):
         ):
             stages.add_metric((stage,), buckets(_SECONDS, durations.counts), durations.sum_s)
         yield stages
-        yield _counter(
-            "attnlens_rejections", "Requests rejected because of a limit.", "resource", dict(self._rejections)
+        rejections = CounterMetricFamily(
+            "attnlens_rejections", "Requests rejected because of a limit.", labels=("reason", "resource")
         )
+        for labels, count in dict(self._rejections).items():
+            rejections.add_metric(labels, count)
+        yield rejections
         clients = dict(self._clients)
         for name, help_, attribute in (
             ("requests", "Ended requests by client.", "num_requests"),

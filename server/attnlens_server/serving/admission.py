@@ -338,3 +338,24 @@ class Budget:
     def client(self) -> Client:
         """Sender of the call."""
         return self.memory.client
+
+    def charge_texts(self, count: int) -> None:
+        """Charge the texts of the call to its client.
+
+        Raises:
+            RateLimitedError: The client has sent too many texts or tokens before.
+        """
+        rates = self.memory.client.rates
+        if rates is not None:
+            rates.take_texts(count)
+
+    def charge_tokens(self, count: int) -> None:
+        """Charge computed tokens to the client of the call, whose later calls wait if they are too many."""
+        rates = self.memory.client.rates
+        if rates is not None:
+            rates.take_tokens(count)
+
+    def count_tokens(self, count: int) -> None:
+        """Count and charge tokens of the texts."""
+        self.metrics.num_tokens += count
+        self.charge_tokens(count)

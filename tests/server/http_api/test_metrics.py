@@ -105,7 +105,8 @@ def test_usage_is_counted_per_client() -> None:
     names = ("requests", "rejections", "inputs", "tokens")
     assert [value(name, "team-a") for name in names] == [4, 1, 5, 15]
     assert [value(name, "anonymous") for name in names] == [1, 0, 1, 3]
-    assert found["attnlens_rejections_total", frozenset({("resource", "texts")})] == 1
+    labels = frozenset({("reason", "OVERLOADED"), ("resource", "texts")})
+    assert found["attnlens_rejections_total", labels] == 1
 
 
 def test_number_of_client_labels_is_bounded() -> None:

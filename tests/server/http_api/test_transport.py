@@ -17,11 +17,13 @@ import pytest
 import trustme
 from uvicorn.protocols.http import h11_impl
 
+from attnlens_server.access import Access
 from attnlens_server.config import AccessLogSelection
 from attnlens_server.errors import OverloadedError, RequestError
 from attnlens_server.http_api import listener
 from attnlens_server.http_api.app import MAX_HEADERS, HttpApp
-from attnlens_server.http_api.exchange import NATIVE, HttpRequest, HttpResponse, Route
+from attnlens_server.http_api.exchange import EMBED, NATIVE, HttpRequest, HttpResponse, Route
+from attnlens_server.http_api.identity import AccessGate
 from attnlens_server.http_api.listener import MAX_HEAD_BYTES, HttpListener
 from attnlens_server.http_api.origins import OriginPolicy
 from attnlens_server.listening import TcpAddress
@@ -57,11 +59,12 @@ class Small:
         app = HttpApp(
             cast("Any", service),
             [
-                Route(method, f"/{path}", handler, NATIVE)
+                Route(method, f"/{path}", handler, NATIVE, EMBED)
                 for path, handler in handlers.items()
                 for method in ("GET", "POST")
             ],
             OriginPolicy("http", public_origin=None, names=(), allowed_origins=()),
+            AccessGate(Access("model")),
             max_body_bytes=MAX_BODY_BYTES,
             body_timeout_s=request_timeout_s,
             stall_timeout_s=0.3,
