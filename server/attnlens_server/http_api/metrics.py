@@ -128,7 +128,10 @@ class ServerMetrics:
 
 class _FunctionCollector(Collector):
     def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
-        self.collect = read  # type: ignore[method-assign]
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        return self._read()
 
 
 class RequestCollector(Collector):

@@ -57,7 +57,9 @@ def record_of(
 
 OUTCOMES = st.sampled_from([("OK", ""), ("200", ""), ("UNAVAILABLE", "NOT_READY"), ("CANCELLED", "")])
 RECORDS = st.builds(
-    lambda route, outcome, eighths, num_inputs: record_of(route, *outcome, eighths / 1024, num_inputs),
+    lambda route, outcome, ticks, num_inputs: record_of(
+        route, outcome[0], outcome[1], ticks / 1024, num_inputs
+    ),
     st.sampled_from(["Embed", "POST /v1/embeddings"]),
     OUTCOMES,
     st.integers(0, 40_000),

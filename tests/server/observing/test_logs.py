@@ -231,7 +231,7 @@ def test_traceback_is_written_without_keeping_its_frames() -> None:
     try:
         with log_in_background():
             try:
-                {}["missing"]
+                dict[str, int]()["missing"]
             except KeyError:
                 logging.getLogger("attnlens_server").exception("%s failed", "Embed")
         assert root.handlers == [handler]
