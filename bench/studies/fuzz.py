@@ -35,7 +35,27 @@ HTTP_SHARE = 0.3
 BATCH = 50
 HTTP_CLIENTS = 16
 CONNECTION_S = 0.02  # time for a response to the bytes of a connection
-EXPECTED_HTTP = {200, 204, 400, 401, 403, 404, 405, 408, 411, 413, 415, 421, 422, 424, 429, 431, 501, 503, 505}
+EXPECTED_HTTP = {
+    200,
+    204,
+    400,
+    401,
+    403,
+    404,
+    405,
+    408,
+    411,
+    413,
+    415,
+    421,
+    422,
+    424,
+    429,
+    431,
+    501,
+    503,
+    505,
+}
 PATHS = (
     "/v1/embeddings",
     "/embed",
@@ -68,7 +88,6 @@ VALUES: tuple[Any, ...] = (
     ["a", 1],
     "word " * 300,
 )
-
 
 
 INPUTS = [pb.Input(text="hello"), pb.Input(text_pair=pb.TextPair(first="a", second="b"))]
@@ -165,7 +184,6 @@ def random_request(chance: random.Random) -> bytes:
             raw[chance.randrange(len(raw))] = chance.randrange(256)
         return bytes(raw)
     return request("POST", path, content)
-
 
 
 # --- messages -------------------------------------------------------------------------------------
@@ -323,7 +341,10 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 16))
     options = parser.parse_args()
-    print(f"seed {options.seed}\n| part | sent | defects | seconds | responses |\n|---|---|---|---|---|", flush=True)
+    print(
+        f"seed {options.seed}\n| part | sent | defects | seconds | responses |\n|---|---|---|---|---|",
+        flush=True,
+    )
     all_defects = []
     started = time.monotonic()
     for name, found, defects in fuzz(options.bundle, options.messages, options.connections, options.seed):

@@ -25,6 +25,8 @@ NUM_SLOW, NUM_CALLS, NUM_HEAVY = 1000, 300, 64
 GOOD = {"input": ["The cat sits.", "A dog runs."], "truncate": True}
 # All weights of the longest text, whose response has about 100 MB.
 HEAVY = {"inputs": ["word " * 250], "attention": [{}], "truncate": True}
+
+
 @dataclass(frozen=True)
 class Ports:
     """A server with HTTP."""

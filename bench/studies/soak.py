@@ -85,7 +85,13 @@ class Row:
     def __str__(self) -> str:
         alone = f"{self.p99_alone_ms:.0f}" if self.p99_alone_ms else ""
         cells = [
-            *(self.name, f"{self.bad.requests:,}", f"{self.good.requests:,}", self.good.wrong, self.good.lost),
+            *(
+                self.name,
+                f"{self.bad.requests:,}",
+                f"{self.good.requests:,}",
+                self.good.wrong,
+                self.good.lost,
+            ),
             *(self.unexpected, self.tracebacks),
             *(f"{statistics.median(self.latencies_ms):.0f}", f"{p99(self.latencies_ms):.0f}", alone),
             *(f"{self.rss_early_mib:,.0f}", f"{self.rss_end_mib:,.0f}", self.verdict),

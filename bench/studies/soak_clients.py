@@ -32,7 +32,17 @@ from bench.studies.raw_http2 import RawClient, method
 ANSWER_S = 60.0  # a good client's answer that takes longer is lost
 UNEXPECTED = {"UNKNOWN", "INTERNAL", "500", "502", "504"}
 RETRYABLE = {"RESOURCE_EXHAUSTED", "UNAVAILABLE", "429", "503"}
-METHODS = ["Embed", "Encode", "EncodeStream", "Tokenize", "Explain", "Compare", "Score", "Classify", "GetModel"]
+METHODS = [
+    "Embed",
+    "Encode",
+    "EncodeStream",
+    "Tokenize",
+    "Explain",
+    "Compare",
+    "Score",
+    "Classify",
+    "GetModel",
+]
 TEXTS = [
     *("hello", "It rained all day.", "A man is playing a guitar on the stage.", "attention " * 60),
     *(f"Sentence {index} has {'many ' * index}words." for index in range(28)),
@@ -143,9 +153,7 @@ def compute_expected(address: str) -> dict[str, str]:
         stub = EncoderServiceStub(channel)
         names = sorted(set(GOOD_METHODS))
         return {
-            f"{name} {index}": grpc_answer(stub, name, index)
-            for name in names
-            for index in range(len(TEXTS))
+            f"{name} {index}": grpc_answer(stub, name, index) for name in names for index in range(len(TEXTS))
         }
 
 
@@ -232,7 +240,9 @@ def cancelled(role: Role) -> None:
         stub = EncoderServiceStub(channel)
         while role.runs:
             calls = [
-                stub.Encode.future(pb.EncodeRequest(inputs=[LONG], attention=[pb.AttentionQuery(layers=[0])])),
+                stub.Encode.future(
+                    pb.EncodeRequest(inputs=[LONG], attention=[pb.AttentionQuery(layers=[0])])
+                ),
                 stub.Embed.future(pb.EmbedRequest(inputs=[LONG] * 8)),
                 stub.Explain.future(pb.ExplainRequest(inputs=[LONG])),
             ]
@@ -276,7 +286,9 @@ def malformed(role: Role) -> None:
     while role.runs:
         with suppress(OSError), RawClient(role.grpc_address) as client:
             names = [role.chance.choice(METHODS) for _ in range(20)]
-            replies = [client.call(method(name), role.chance.randbytes(role.chance.randrange(60))) for name in names]
+            replies = [
+                client.call(method(name), role.chance.randbytes(role.chance.randrange(60))) for name in names
+            ]
             client.wait_for_ends(replies, 30)
             count(role, [reply.status for reply in replies])
         connection = http.client.HTTPConnection(role.http_address, timeout=1)
@@ -362,7 +374,14 @@ def main() -> None:
     expected = json.loads(options.expected.read_text("utf-8"))
     end = time.monotonic() + options.seconds
     roles = [
-        Role(options.grpc_address, options.http_address, end, random.Random(f"{options.seed} {options.role} {index}"), expected, Counts())
+        Role(
+            options.grpc_address,
+            options.http_address,
+            end,
+            random.Random(f"{options.seed} {options.role} {index}"),
+            expected,
+            Counts(),
+        )
         for index in range(options.threads)
     ]
     threads = [threading.Thread(target=run, args=[role]) for role in roles]

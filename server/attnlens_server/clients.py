@@ -1,8 +1,10 @@
 """Who sends a request: an identity or, without access control, an address."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from urllib.parse import unquote
+
+from attnlens_server.rates import RateLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,12 +16,14 @@ class Client:
         share: Weight of the client relative to others.
         is_bulk: Whether its texts wait for those of interactive clients.
         is_identified: Whether the name was authenticated.
+        rates: Rate limits. If None, there are none.
     """
 
     name: str
     share: float = 1.0
     is_bulk: bool = False
     is_identified: bool = False
+    rates: RateLimits | None = field(default=None, compare=False, repr=False)
 
 
 ANONYMOUS = Client("")

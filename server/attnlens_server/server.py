@@ -6,31 +6,35 @@ import gc
 import logging
 import os
 import signal
-import ssl
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 
+from attnlens_server.access import open_access, warn_if_exposed
+from attnlens_server.access.files import WatchedFiles, watch
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import StartupError
 from attnlens_server.grpc_api.calls import remember_creators
 from attnlens_server.grpc_api.health import HealthService
-from attnlens_server.grpc_api.methods import SERVICE_NAME, add_service
+from attnlens_server.grpc_api.identity import Gate
+from attnlens_server.grpc_api.methods import DESCRIPTOR, SERVICE_NAME, add_service
 from attnlens_server.grpc_api.reflection import add_reflection
 from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, find_bind_problem
-from attnlens_server.listening.tls import tls_context, validity_problem
+from attnlens_server.listening.tls import ServerTls, TlsContent
+from attnlens_server.observing.background_log import log_in_background
+from attnlens_server.observing.observer import open_tracer
 from attnlens_server.oip.methods import DESCRIPTOR as INFERENCE_DESCRIPTOR
 from attnlens_server.oip.methods import InferenceService
 from attnlens_server.oip.methods import add_service as add_inference_service
 from attnlens_server.served_model import ServedModel
-from attnlens_server.serving.request_log import is_enabled
 from attnlens_server.serving.service import State
+from attnlens_server.supervisor import LOCKOUT_S, Limits, Supervisor
 
 if TYPE_CHECKING:
     from attnlens_server.http_api.host import HttpHost
@@ -79,7 +83,13 @@ class Ready:
 
 
 class Server:
-    """A gRPC server for one bundle."""
+    """A gRPC server for one bundle.
+
+    Attributes:
+        observer: Notified of each request.
+        supervisor: Supervisor of the server.
+        has_hanging_lane: Whether a graph hangs and could not be interrupted when the server stopped.
+    """
 
     def __init__(self, config: ServerConfig) -> None:
         """Open and verify the bundle, without listening.
@@ -89,15 +99,28 @@ class Server:
             ConfigError: An option does not fit the bundle.
         """
         self._config = config
+        self._tls = _tls(config)
+        self._watched: list[WatchedFiles[Any]] = []
+        if self._tls is not None:
+            self._watched.append(WatchedFiles(self._tls.files, self._tls.load, self._tls.use))
         served = self._served = ServedModel(config)
         self._bundle, self._model, self._max_tokens = served.bundle, served.model, served.max_tokens
         self._engine, self._service, self._calls = served.engine, served.service, served.calls
         self._inference = InferenceService(served.bundle, served.service, config)
-        if config.log_requests and not is_enabled():
-            logger.warning(
-                "--log-requests logs at level info, which is disabled: use --log-level info or debug"
-            )
-        self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME])
+        self.observer = served.observer
+        self.observer.tracer = open_tracer(_method_names())
+        limit_s = config.stuck_timeout_s
+        limits = Limits(batch_s=limit_s, lockout_s=min(limit_s, LOCKOUT_S))
+        self.supervisor = Supervisor(self._service, self._engine, limits, self._update_health)
+        self.has_hanging_lane = False
+        self._supervising: asyncio.Task[None] | None = None
+        self._access = open_access(
+            config, self._model.name, has_certificates=config.tls_client_ca is not None
+        )
+        self._watched += self._access.files
+        self._gate = Gate(self._access)
+        self._calls.identify = self._gate.identify
+        self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME], self._gate.check_health)
         self._releasing: asyncio.Task[None] | None = None
         self._http: HttpHost | None = None
         self._socket_file: UnixSocket | None = None
@@ -110,6 +133,7 @@ class Server:
         """
         with _stop_signals() as stop:
             grpc_server, address = await self._listen()
+            watching = asyncio.create_task(self._watch_files())
             try:
                 await self._listen_for_http()
                 warm_up_s = await self._warm_up_unless(stop)
@@ -118,7 +142,12 @@ class Server:
                     _announce(on_ready, self._ready(address, warm_up_s))
                 await stop.wait()
             finally:
+                watching.cancel()
                 await self._shut_down(grpc_server)
+
+    async def _watch_files(self) -> None:
+        """Use changed keys, policies and certificates, and report a certificate that expires soon."""
+        await watch(self._watched, self._tls.check_expiry if self._tls else lambda: None)
 
     def _ready(self, address: str, warm_up_s: float) -> Ready:
         engine = self._engine
@@ -160,12 +189,21 @@ class Server:
         )
         add_service(grpc_server, self._served.methods, self._calls, self._config.max_inputs_per_request)
         self._health.add_to(grpc_server)
-        add_inference_service(grpc_server, self._inference, self._calls, self._config.max_inputs_per_request)
-        add_reflection(
+        add_inference_service(
             grpc_server,
-            [SERVICE_NAME, INFERENCE_DESCRIPTOR.full_name, HEALTH_SERVICE_NAME],
-            INFERENCE_DESCRIPTOR.file.pool,
+            self._inference,
+            self._calls,
+            self._config.max_inputs_per_request,
+            self._gate.check_health,
         )
+        if self._config.reflection or not self._access.is_on:
+            add_reflection(
+                grpc_server,
+                [SERVICE_NAME, INFERENCE_DESCRIPTOR.full_name, HEALTH_SERVICE_NAME],
+                INFERENCE_DESCRIPTOR.file.pool,
+                check_access=self._gate.check,
+            )
+        warn_if_exposed(self._access, _hosts(self._config))
         address = self._bind(grpc_server)
         if self._config.tls_cert is None:
             self._calls.on_dropped = functools.partial(self._release_dropped_call, address)
@@ -189,7 +227,7 @@ class Server:
     def _bind(self, grpc_server: grpc.aio.Server) -> str:
         """Bind the configured address and return the address for clients."""
         config, address = self._config, self._config.listens_at
-        credentials = _credentials(config)
+        credentials = None if self._tls is None else _credentials(self._tls)
         if not isinstance(address, UnixAddress):
             port = _add_port(grpc_server, str(address), credentials)
             if port is None:
@@ -208,22 +246,29 @@ class Server:
             return
         try:
             from attnlens_server.http_api.host import HttpHost  # noqa: PLC0415 - an optional dependency
+            from attnlens_server.http_api.identity import AccessGate  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise StartupError(
                 f"HTTP needs {error.name}, which is not installed: install attnlens[http], or omit "
                 "--http-port and --metrics-port"
             ) from error
-        self._http = HttpHost(self._service, self._served.methods, self._engine, self._bundle, config)
-        self._calls.on_end = self._http.metrics.observe
-        await self._http.listen(_tls_context(config))
+        self._http = HttpHost(
+            self._service,
+            self._served.methods,
+            self._engine,
+            self._bundle,
+            config,
+            self.observer,
+            AccessGate(self._access),
+        )
+        await self._http.listen(self._tls.context if self._tls else None)
 
     async def _warm_up(self) -> float:
         loop = asyncio.get_running_loop()
-        seconds = await loop.run_in_executor(None, self._engine.start, self._max_tokens)
+        seconds = await loop.run_in_executor(None, self._served.start)
 
-        def update_health(is_serving: bool) -> None:
-            update = self._health.set_serving(ATTENTIONS_NAME, is_serving=is_serving)
-            asyncio.run_coroutine_threadsafe(update, loop)
+        def update_health(_: bool) -> None:
+            asyncio.run_coroutine_threadsafe(self._update_health(), loop)
 
         self._engine.watch(functools.partial(loop.call_soon_threadsafe, self._fail), update_health)
         if self._bundle.precision == "fp16" and self._engine.runtime.is_on_cpu:
@@ -246,11 +291,20 @@ class Server:
         gc.collect()
         gc.freeze()
         self._service.state = State.SERVING
-        await self._health.set_serving()
+        await self._update_health()
+        self._supervising = asyncio.create_task(self.supervisor.run())
         logger.info("serving %s", self._model.name)
+
+    async def _update_health(self) -> None:
+        is_serving = self._service.is_serving
+        await self._health.set_serving("", SERVICE_NAME, is_serving=is_serving)
+        can_run_attention = is_serving and self._engine.can_run_attention
+        await self._health.set_serving(ATTENTIONS_NAME, is_serving=can_run_attention)
 
     async def _shut_down(self, grpc_server: grpc.aio.Server) -> None:
         self._service.state = State.DRAINING
+        if self._supervising is not None:
+            self._supervising.cancel()
         await self._health.shut_down()
         logger.info("draining, at most %g s", self._config.drain_timeout_s)
         # New calls are rejected from here on. Endless streams, such as those of reflection, are cut off once
@@ -265,10 +319,12 @@ class Server:
         await grpc_server.stop(None)
         await stopping
         drained.cancel()
-        await asyncio.get_running_loop().run_in_executor(None, self._engine.close)
+        self.has_hanging_lane = not await asyncio.get_running_loop().run_in_executor(None, self._engine.close)
         self._service.workers.close()
         if self._http is not None:
             self._http.close()
+        if self.observer.tracer is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self.observer.tracer.close)
         logger.info("stopped")
 
 
@@ -280,8 +336,26 @@ def serve(config: ServerConfig, on_ready: Callable[[Ready], None]) -> None:
         ConfigError: An option does not fit the bundle.
     """
     _use_batch_scheduling()
-    server = Server(config)
-    asyncio.run(server.run(on_ready))
+    with log_in_background() as log:
+        server = Server(config)
+        server.observer.log = log
+        asyncio.run(server.run(on_ready))
+    if server.has_hanging_lane:
+        logger.critical("a graph hangs and cannot be interrupted: the process ends without it")
+        logging.shutdown()
+        os._exit(1)  # the runtime would wait for the graph
+    if log.is_stalled:
+        os._exit(0)  # the interpreter would wait for the reader of the log
+
+
+def _method_names() -> dict[str, str]:
+    """Return the full names of all gRPC methods that `Calls` runs, by their names."""
+    services = (DESCRIPTOR, INFERENCE_DESCRIPTOR)
+    return {
+        method.name: f"{service.full_name}/{method.name}"
+        for service in services
+        for method in service.methods
+    }
 
 
 def _use_batch_scheduling() -> None:
@@ -327,23 +401,47 @@ def _add_port(
         return None
 
 
-def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
-    context = _tls_context(config)
-    if context is None or config.tls_cert is None or config.tls_key is None:
-        return None
-    roots = config.tls_client_ca.read_bytes() if config.tls_client_ca else None
-    chain = (config.tls_key.read_bytes(), config.tls_cert.read_bytes())
-    if problem := validity_problem(context, config.tls_cert):
-        logger.warning("clients will reject %s: %s", config.tls_cert, problem)
-    return grpc.ssl_server_credentials(
-        [chain], root_certificates=roots, require_client_auth=roots is not None
+def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
+    """Return credentials that use the current content of the TLS files for new connections."""
+
+    def configuration(content: TlsContent) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(content.key, content.certificate)], root_certificates=content.client_ca
+        )
+
+    used = tls.content
+
+    def changed_configuration() -> grpc.ServerCertificateConfiguration | None:
+        """Return the configuration if it has changed. gRPC calls this for each handshake, in its threads."""
+        nonlocal used
+        content = tls.content
+        if content is used:
+            return None
+        used = content
+        return configuration(content)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(used),
+        changed_configuration,  # type: ignore[arg-type]  # None is allowed: nothing has changed
+        require_client_authentication=used.client_ca is not None,
     )
 
 
-def _tls_context(config: ServerConfig) -> ssl.SSLContext | None:
+def _hosts(config: ServerConfig) -> dict[str, str]:
+    """Return the hosts that clients connect to, by the option that sets them."""
+    address = config.listens_at
+    hosts = {}
+    if isinstance(address, TcpAddress):
+        hosts["--host" if config.address is None else "--address"] = address.host
+    if config.http_port is not None:
+        hosts["--http-host"] = config.http_host
+    return hosts
+
+
+def _tls(config: ServerConfig) -> ServerTls | None:
     if config.tls_cert is None or config.tls_key is None:
         return None
-    return tls_context(config.tls_cert, config.tls_key, config.tls_client_ca)
+    return ServerTls(config.tls_cert, config.tls_key, config.tls_client_ca)
 
 
 def _announce(on_ready: Callable[[Ready], None], ready: Ready) -> None:

@@ -4,7 +4,6 @@ import json
 import socket
 import ssl
 import struct
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -100,6 +100,7 @@ from attnlens_server.serving.scoring import (
     logits_of,
     scores,
 )
+from attnlens_server.serving.stages import mark, mark_run
 from attnlens_server.serving.streams import Piece, Window, cut_into_pieces, run_pieces
 from attnlens_server.serving.validation import (
     ExplanationValidator,
@@ -147,6 +148,7 @@ class ModelService:
 
     Attributes:
         state: Lifecycle state of the server.
+        problem: Reason why the server is not healthy although it accepts requests, or "".
         admission: Admission control.
         workers: Threads for slow functions.
         max_tokens: Maximum input length in tokens, special tokens included.
@@ -165,10 +167,11 @@ class ModelService:
     ) -> None:
         model = bundle.model
         self.state = State.STARTING
+        self.problem = ""
         self.workers = Workers(config.worker_threads)
         self.admission = Admission(
             config.max_concurrent_inputs,
-            max(config.max_memory_bytes, costs.least_memory_bytes),
+            max(config.call_memory_limit, costs.least_memory_bytes),
             engine.retry_after_s,
             config.max_calls,
         )
@@ -231,8 +234,8 @@ class ModelService:
 
     @property
     def is_serving(self) -> bool:
-        """Whether requests are accepted."""
-        return self.state is State.SERVING
+        """Whether the server accepts requests and is healthy."""
+        return self.state is State.SERVING and not self.problem
 
     def check_serving(self) -> None:
         """Raise NotReadyError or ShuttingDownError unless the server accepts requests."""
@@ -244,6 +247,12 @@ class ModelService:
             raise errors.ShuttingDownError(
                 "the engine has stopped: restart the server, or open the model again"
             )
+
+    def check_healthy(self) -> None:
+        """Raise the errors of `check_serving`, or NotReadyError with the reason if there is a problem."""
+        self.check_serving()
+        if self.problem:
+            raise errors.NotReadyError(f"the server is not healthy: {self.problem}")
 
     def check_model(self, name: str, version: str) -> None:
         """Check that a request is for this model. An empty name or version matches any model.
@@ -264,6 +273,7 @@ class ModelService:
         plan = await self._validate(request, self._validator.embed)
         num_texts = len(request.inputs)
         with self.admission.slots("embeddings", num_texts, budget.client):
+            budget.charge_texts(num_texts)
             result_bytes = self._sizes.check_embed(num_texts, plan)
             vector_bytes = FLOAT32.itemsize * num_texts * plan.dimensions if plan.is_quantized else 0
             budget.memory.grow(
@@ -291,6 +301,7 @@ class ModelService:
         slots, clock = Slots(self.admission, budget.client), Clock()
         try:
             slots.acquire({"logits": len(firsts), "contributions": num_explained})
+            budget.charge_texts(len(request.inputs))
             result_bytes = len(rows) * self._sizes.costs.text_bytes
             self._sizes.check("the response", result_bytes, "send fewer texts")
             budget.memory.grow(
@@ -332,6 +343,7 @@ class ModelService:
         assert self._model.classifier is not None  # noqa: S101 - ensured by the validation
         labels, num_texts = self._model.classifier.labels, len(request.inputs)
         with self.admission.slots("logits", num_texts, budget.client):
+            budget.charge_texts(num_texts)
             result_bytes = num_texts * (2 * FLOAT32.itemsize * len(labels) + self._sizes.costs.text_bytes)
             result_bytes += len("".join(labels).encode()) + self._sizes.costs.text_bytes * len(labels)
             self._sizes.check("the response", result_bytes, "send fewer texts")
@@ -364,11 +376,13 @@ class ModelService:
         """
         plan = await self._validate(request, self._validator.encode)
         with self.admission.slots(plan.kind, len(request.inputs), budget.client):
+            budget.charge_texts(len(request.inputs))
             started = time.monotonic()
             inputs, tokens = await self._described_inputs(request, plan, budget)
             tokenize_s = time.monotonic() - started
             parts = plan.parts
-            self._check_reductions(plan, ((parts, encoded.num_tokens) for encoded in inputs))
+            runs = ((parts, encoded.num_tokens) for encoded in inputs)
+            budget.charge_tokens(self._reductions_cost(plan, runs))
             outputs = plan.outputs(parts)
             reduced = [part for part in parts if part[0].reduction is not None]
             items = [
@@ -397,13 +411,15 @@ class ModelService:
         """
         plan = await self._validate(request, self._validator.encode)
         with self.admission.slots(plan.kind, 1, budget.client):
+            budget.charge_texts(len(request.inputs))
             budget.memory.grow(len(request.inputs) * TEXT_MEMORY_BYTES)
             inputs, tokenize_s = await self._token_ids(request, plan.prompt, budget, plan)
             piece_bytes = budget.memory.available_bytes // 2
             pieces = cut_into_pieces(
                 inputs, plan, self._sizes, max_bytes=piece_bytes, deadline=budget.deadline
             )
-            self._check_reductions(plan, ((piece.parts, piece.item.num_tokens) for piece in pieces))
+            runs = ((piece.parts, piece.item.num_tokens) for piece in pieces)
+            budget.charge_tokens(self._reductions_cost(plan, runs))
             window = Window(
                 lambda items, kind: self._engine.submit(items, kind=kind, client=budget.client),
                 plan.kind,
@@ -413,6 +429,7 @@ class ModelService:
             )
             async with aclosing(run_pieces(window, pieces)) as results:
                 async for piece, result in results:
+                    mark_run([result], piece.item.queued_at)
                     elapsed = timings(tokenize_s, [result])
                     budget.metrics.at_least(elapsed)
                     if piece.has_text:
@@ -431,10 +448,12 @@ class ModelService:
         prompt = await self._validate(request, self._validator.tokenize)
         costs, size = self._sizes.costs, 0
         with self.admission.slots("embeddings", len(request.inputs), budget.client):
+            budget.charge_texts(len(request.inputs))
             for portion in portions([each.size for each in request.inputs]):
                 texts, part_bytes = await self.workers.run(self._tokenize, request, portion, prompt)
+                mark("tokenize")
                 size += part_bytes
-                budget.metrics.num_tokens += sum(len(text.tokens.ids) for text in texts)
+                budget.count_tokens(sum(len(text.tokens.ids) for text in texts))
                 self._sizes.check("the response", size, "send fewer or shorter texts")
                 budget.memory.grow(costs.sending_copies * part_bytes)  # the part, and its copy in the whole
                 yield texts
@@ -448,6 +467,7 @@ class ModelService:
             RequestError: See `attnlens_server.errors`.
         """
         await self._validate(request, self._validator.tokenize)
+        budget.charge_texts(len(request.inputs))
         texts: list[str] = []
         for portion in portions([each.size for each in request.inputs]):
             decoded = await self.workers.run(
@@ -466,9 +486,10 @@ class ModelService:
         plan = await self._validate(request, self._explanations.explain)
         targets = request.target.inputs
         with self._explanation_slots(plan, len(request.inputs), len(targets), budget.client) as slots:
+            budget.charge_texts(len(request.inputs))
             started = time.monotonic()
             texts = await self._described_texts(request.inputs, plan, budget)
-            self._check_further_runs([text for text, _ in texts], plan)
+            budget.charge_tokens(self._further_runs_cost([text for text, _ in texts], plan))
             target_texts = await self._target_texts(targets, plan, budget)
             tokenize_s = time.monotonic() - started
             call = Call(plan, budget.deadline, slots)
@@ -488,6 +509,7 @@ class ModelService:
         plan = await self._validate(request, self._explanations.compare)
         count = len(request.inputs)
         with self._explanation_slots(plan, 2 * count, 2 * count, budget.client) as slots:
+            budget.charge_texts(2 * count)
             started = time.monotonic()
             fields = [f"pairs[{index}].{side}" for side in "ab" for index in range(count)]
             described = await self._described_texts(request.inputs, plan, budget, fields[:count])
@@ -497,7 +519,7 @@ class ModelService:
             texts = [text for text, _ in described]
             pairs = list(zip(texts[:count], texts[count:], strict=True))
             self._reserve_matrices(pairs, plan, budget)
-            self._check_further_runs(texts, plan, pairs)
+            budget.charge_tokens(self._further_runs_cost(texts, plan, pairs))
             tokenize_s = time.monotonic() - started
             call = Call(plan, budget.deadline, slots)
             vectors = await self._runs.vectors(texts, call, with_tokens=plan.needs_token_vectors)
@@ -516,7 +538,9 @@ class ModelService:
     async def _validate(self, request: SomeRequest, validate: Callable[[SomeRequest], Plan]) -> Plan:
         """Validate a request, in a worker thread if it is large."""
         self.check_model(request.model, request.model_version)
-        return await self.workers.run_if(request.size > MAX_INLINE_VALIDATION, validate, request)
+        plan = await self.workers.run_if(request.size > MAX_INLINE_VALIDATION, validate, request)
+        mark("validate")
+        return plan
 
     async def _in_portions(
         self,
@@ -535,6 +559,7 @@ class ModelService:
             tokenized = await self.workers.run_if(is_slow, tokenize, portion)
             reserve(tokenized)
             texts += tokenized
+        mark("tokenize")
         return texts
 
     async def _token_ids(
@@ -549,7 +574,7 @@ class ModelService:
 
         def reserve(texts: list[EncodedInput]) -> None:
             num_tokens = sum(text.num_tokens for text in texts)
-            budget.metrics.num_tokens += num_tokens
+            budget.count_tokens(num_tokens)
             budget.memory.grow(token_bytes * num_tokens)
 
         started = time.monotonic()
@@ -581,7 +606,7 @@ class ModelService:
                 raise errors.TooExpensiveError(costs, self._max_computed_tokens, "truncate long documents")
             num_tokens = sum(each.num_tokens for each in inputs)
             num_extra_parts = sum(len(each.ranges) - 1 for each in inputs)
-            budget.metrics.num_tokens += num_tokens
+            budget.count_tokens(num_tokens)
             budget.memory.grow(2 * TOKEN_ID_BYTES * num_tokens + num_extra_parts * TEXT_MEMORY_BYTES)
 
         query_size = len(plan.prompt) + sum(each.size for each in request.other_inputs)
@@ -608,7 +633,7 @@ class ModelService:
             memory_bytes = 0
             for encoded, _, tokens_bytes in texts:
                 num_tokens = encoded.num_tokens
-                budget.metrics.num_tokens += num_tokens
+                budget.count_tokens(num_tokens)
                 tensor_bytes = sizes.tensor_bytes(encoded, plan)
                 size += tokens_bytes + tensor_bytes
                 # The arrays of a text exist while its tensors are copied into the message.
@@ -644,7 +669,7 @@ class ModelService:
 
         def reserve(texts: list[Described]) -> None:
             nonlocal message_bytes
-            budget.metrics.num_tokens += sum(text.encoded.num_tokens for text, _ in texts)
+            budget.count_tokens(sum(text.encoded.num_tokens for text, _ in texts))
             message_bytes += self._reserve_explanations(texts, message_bytes, plan, budget)
 
         tokenize = partial(
@@ -671,6 +696,8 @@ class ModelService:
             fields=fields,
             prompt=plan.other_prompt,
         )
+        budget.count_tokens(sum(text.encoded.num_tokens for text, _ in described))
+        mark("tokenize")
         budget.metrics.num_tokens += sum(text.encoded.num_tokens for text, _ in described)
         budget.memory.grow(sum(self._costs.memory_bytes(tokens, plan) for _, tokens in described))
         return [text for text, _ in described]
@@ -709,9 +736,9 @@ class ModelService:
         finally:
             slots.release()
 
-    def _check_reductions(self, plan: EncodePlan, runs: Iterable[tuple[Sequence[Part], int]]) -> None:
-        """Raise TooExpensiveError if the reductions of a request exceed the limit."""
-        ReductionCosts(plan, self._model.token_flops).check(runs, self._max_computed_tokens)
+    def _reductions_cost(self, plan: EncodePlan, runs: Iterable[tuple[Sequence[Part], int]]) -> int:
+        """Return the cost of reductions in tokens. Raises TooExpensiveError if it exceeds the limit."""
+        return ReductionCosts(plan, self._model.token_flops).check(runs, self._max_computed_tokens)
 
     def _reserve_matrices(
         self, pairs: Sequence[tuple[Text, Text]], plan: ExplanationPlan, budget: Budget
@@ -723,10 +750,10 @@ class ModelService:
         self._sizes.check("the response", matrix_bytes, "send fewer or shorter texts")
         budget.memory.grow(5 * matrix_bytes + sweep_bytes)
 
-    def _check_further_runs(
+    def _further_runs_cost(
         self, texts: Sequence[Text], plan: ExplanationPlan, pairs: Sequence[tuple[Text, Text]] = ()
-    ) -> None:
-        """Compare the cost of all runs beyond the first one of each text with the limit.
+    ) -> int:
+        """Return the cost of all runs beyond the first one of each text, in tokens.
 
         Raises:
             TooExpensiveError: The cost exceeds the limit.
@@ -746,6 +773,7 @@ class ModelService:
             costs["matrix"] = sum(input_matrix_cost(both, plan.dimensions) for both in lengths)
         if sum(costs.values()) > self._max_computed_tokens:
             raise errors.TooExpensiveError(costs, self._max_computed_tokens, _CHEAPER)
+        return sum(costs.values())
 
     # --- Graph runs -------------------------------------------------------------------------------
 
