@@ -257,6 +257,8 @@ async def one_client(address: str, number: int, chance: random.Random) -> Found:
         if status in (0, 400, 408, 431, 505) or chance.random() < 0.05:
             writer.transport.abort()
             connection = None
+    if connection is not None:
+        connection[1].transport.abort()
     return found
 
 

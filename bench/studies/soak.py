@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +25,14 @@ import grpc
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from attnlens_server.access.keys import new_key
 from bench.lines import ROOT
 from bench.servers import RunningServer, attnlens_server
 from bench.studies.hostile import p99
 from bench.studies.proxied import Ports, free_ports
-from bench.studies.soak_clients import ROLES, Counts, compute_expected
+from bench.studies.soak_clients import ROLES, Counts, compute_expected, credentials
 
+PROBE = "one text"
 GOOD = ["good, gRPC", "good, HTTP"]
 MAX_SLOWDOWN = 5.0
 MAX_GROWTH = 1.05
@@ -113,7 +116,8 @@ class Soak:
     server: RunningServer
     ports: Ports
     log: Path
-    expected: Path
+    facts: Path
+    key: str
     seed: int
 
     def phase(self, name: str, roles: dict[str, int], seconds: float) -> Row:
@@ -139,7 +143,7 @@ class Soak:
     @contextmanager
     def _role(self, role: str, threads: int, seconds: float) -> Iterator[subprocess.Popen[str]]:
         arguments = [role, f"127.0.0.1:{self.ports.grpc}", f"127.0.0.1:{self.ports.http}", seconds, self.seed]
-        arguments += [threads, self.expected]
+        arguments += [threads, self.facts]
         command = [sys.executable, "-m", "bench.studies.soak_clients", *map(str, arguments)]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
             try:
@@ -154,7 +158,7 @@ class Soak:
             while time.monotonic() < end or len(row.latencies_ms) < 2:
                 started = time.perf_counter()
                 try:
-                    stub.Embed(HELLO, timeout=60)
+                    stub.Embed(HELLO, timeout=60, metadata=credentials(self.key))
                 except grpc.RpcError as error:
                     assert isinstance(error, grpc.Call)
                     row.refused += 1
@@ -193,11 +197,15 @@ def soak(bundle: Path, minutes: float, seed: int) -> Iterator[Row]:
     one_each = dict.fromkeys(GOOD, 1)
     with tempfile.TemporaryDirectory() as directory:
         ports, log = Ports(*free_ports(3)), Path(directory) / "server.log"
-        options = [*ports.options, "--stall-timeout-s", str(STALL_TIMEOUT_S)]
+        keys, lines = create_keys([*ROLES, PROBE])
+        keys_file = Path(directory) / "keys.txt"
+        keys_file.write_text("\n".join(lines), "utf-8")
+        options = [*ports.options, "--stall-timeout-s", str(STALL_TIMEOUT_S), "--api-keys", str(keys_file)]
         with attnlens_server(bundle, "fp32", 0, log, *options) as server:
-            expected = Path(directory) / "expected.json"
-            expected.write_text(json.dumps(compute_expected(server.address)), "utf-8")
-            run = Soak(server, ports, log, expected, seed)
+            facts = Path(directory) / "facts.json"
+            expected = compute_expected(server.address, keys[PROBE])
+            facts.write_text(json.dumps({"expected": expected, "keys": keys}), "utf-8")
+            run = Soak(server, ports, log, facts, keys[PROBE], seed)
             alone = run.phase("nothing", {}, ALONE * seconds)
             yield alone
             for name, threads in attacks.items():
@@ -209,6 +217,12 @@ def soak(bundle: Path, minutes: float, seed: int) -> Iterator[Row]:
             row.judges_growth = minutes >= STEADY_MINUTES
             row.p99_alone_ms = p99(alone.latencies_ms)
             yield row
+
+
+def create_keys(roles: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the key of each role, and the lines of the file of keys. Each role is a client of its own."""
+    created = {role: new_key(re.sub(r"\W+", "-", role)) for role in roles}
+    return {role: key for role, (key, _) in created.items()}, [line for _, line in created.values()]
 
 
 def report(rows: Iterator[Row], seed: int) -> list[Row]:

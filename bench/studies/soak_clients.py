@@ -90,10 +90,25 @@ class Role:
     chance: random.Random
     expected: dict[str, str]
     counts: Counts
+    key: str
+
+    @property
+    def metadata(self) -> list[tuple[str, str]]:
+        """Credentials, as metadata of gRPC calls and headers of HTTP requests."""
+        return credentials(self.key)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Content-Type": "application/json", **dict(self.metadata)}
 
     @property
     def runs(self) -> bool:
         return time.monotonic() < self.end
+
+
+def credentials(key: str) -> list[tuple[str, str]]:
+    """Return the metadata of a call. An empty key stands for none."""
+    return [("authorization", f"Bearer {key}")] if key else []
 
 
 def digest(content: bytes) -> str:
@@ -103,24 +118,25 @@ def digest(content: bytes) -> str:
 # --- good clients ---------------------------------------------------------------------------------
 
 
-def grpc_answer(stub: EncoderServiceStub, name: str, index: int) -> str:
+def grpc_answer(stub: EncoderServiceStub, name: str, index: int, key: str) -> str:
     """Return the digest of the response for one text. Raises RpcError."""
+    options: dict[str, Any] = {"timeout": ANSWER_S, "metadata": credentials(key)}
     inputs = [pb.Input(text=TEXTS[index])]
     if name == "Embed":
-        return digest(stub.Embed(pb.EmbedRequest(inputs=inputs), timeout=ANSWER_S).embeddings.data)
+        return digest(stub.Embed(pb.EmbedRequest(inputs=inputs), **options).embeddings.data)
     if name == "EncodeStream":
         stream = stub.EncodeStream(
-            pb.EncodeStreamRequest(inputs=inputs * 3, last_hidden_state=True), timeout=ANSWER_S
+            pb.EncodeStreamRequest(inputs=inputs * 3, last_hidden_state=True), **options
         )
         return digest(b"".join(without_timings(part) for part in stream))
     response: Any
     if name == "Encode":
         request = pb.EncodeRequest(inputs=inputs, attention=[pb.AttentionQuery(layers=[1])])
-        response = stub.Encode(request, timeout=ANSWER_S)
+        response = stub.Encode(request, **options)
     elif name == "Explain":
-        response = stub.Explain(pb.ExplainRequest(inputs=inputs), timeout=ANSWER_S)
+        response = stub.Explain(pb.ExplainRequest(inputs=inputs), **options)
     else:
-        response = stub.Tokenize(pb.TokenizeRequest(inputs=inputs), timeout=ANSWER_S)
+        response = stub.Tokenize(pb.TokenizeRequest(inputs=inputs), **options)
     return digest(without_timings(response))
 
 
@@ -132,10 +148,12 @@ def without_timings(response: Any) -> bytes:
     return content
 
 
-def http_answer(connection: http.client.HTTPConnection, index: int) -> tuple[str, str]:
+def http_answer(
+    connection: http.client.HTTPConnection, index: int, headers: dict[str, str]
+) -> tuple[str, str]:
     """Return the status and the digest of the vector of one text."""
     body = json.dumps({"input": TEXTS[index]})
-    connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
+    connection.request("POST", "/v1/embeddings", body, headers)
     with connection.getresponse() as response:
         content = response.read()
     if response.status != http.HTTPStatus.OK:
@@ -147,13 +165,13 @@ def http_answer(connection: http.client.HTTPConnection, index: int) -> tuple[str
 GOOD_METHODS = ["Embed", "Embed", "Embed", "Encode", "EncodeStream", "Tokenize", "Explain"]
 
 
-def compute_expected(address: str) -> dict[str, str]:
+def compute_expected(address: str, key: str) -> dict[str, str]:
     """Compute every answer of the good clients while no other client runs."""
     with grpc.insecure_channel(address, options=OPTIONS) as channel:
         stub = EncoderServiceStub(channel)
         names = sorted(set(GOOD_METHODS))
         return {
-            f"{name} {index}": grpc_answer(stub, name, index) for name in names for index in range(len(TEXTS))
+            f"{name} {index}": grpc_answer(stub, name, index, key) for name in names for index in range(len(TEXTS))
         }
 
 
@@ -166,7 +184,7 @@ def good_grpc(role: Role) -> None:
 
             def attempt(name: str = name, index: int = index) -> tuple[str, str]:
                 try:
-                    return "OK", grpc_answer(stub, name, index)
+                    return "OK", grpc_answer(stub, name, index, role.key)
                 except grpc.RpcError as error:
                     return _code(error), ""
 
@@ -181,7 +199,7 @@ def good_http(role: Role) -> None:
 
         def attempt(index: int = index) -> tuple[str, str]:
             try:
-                return http_answer(connection, index)
+                return http_answer(connection, index, role.headers)
             except (OSError, http.client.HTTPException) as error:  # the server closes idle connections
                 connection.close()
                 return ("timeout" if isinstance(error, TimeoutError) else "503"), ""
@@ -223,19 +241,28 @@ def stalled(role: Role) -> None:
     while role.runs:
         with suppress(OSError):
             with RawClient(role.grpc_address, window_bytes=0) as client:
-                replies = [client.call(method("EncodeStream"), STREAM) for _ in range(2)]
+                replies = [
+                    client.call(method("EncodeStream"), STREAM, headers=role.metadata) for _ in range(2)
+                ]
                 with suppress(TimeoutError):
                     client.wait_for_ends(replies, min(3.0, max(0.1, role.end - time.monotonic())))
                 count(role, [reply.status for reply in replies])
             connection = http.client.HTTPConnection(role.http_address, timeout=2)
             heavy = {"inputs": ["word " * 250], "attention": [{}], "truncate": True}
-            connection.request("POST", "/v1/attnlens/encode", json.dumps(heavy))
+            connection.request("POST", "/v1/attnlens/encode", json.dumps(heavy), role.headers)
             time.sleep(role.chance.random())
             connection.close()
 
 
 def cancelled(role: Role) -> None:
     """Cancel calls while they wait, run or respond."""
+    many_words = json.dumps({"input": ["word " * 200] * 8})
+    layer = [pb.AttentionQuery(layers=[0])]
+    requests = [
+        ("Encode", pb.EncodeRequest(inputs=[LONG], attention=layer)),
+        ("Embed", pb.EmbedRequest(inputs=[LONG] * 8)),
+        ("Explain", pb.ExplainRequest(inputs=[LONG])),
+    ]
     with grpc.insecure_channel(role.grpc_address, options=OPTIONS) as channel:
         stub = EncoderServiceStub(channel)
         while role.runs:
@@ -253,7 +280,7 @@ def cancelled(role: Role) -> None:
             role.counts.statuses.update(call.code().name for call in calls if call.done())
             connection = http.client.HTTPConnection(role.http_address, timeout=2)
             with suppress(OSError):
-                connection.request("POST", "/v1/embeddings", json.dumps({"input": ["word " * 200] * 8}))
+                connection.request("POST", "/v1/embeddings", many_words, role.headers)
                 time.sleep(0.05 * role.chance.random())
             connection.close()
 
@@ -270,12 +297,13 @@ def oversized(role: Role) -> None:
     while role.runs:
         name, message = role.chance.choice(requests)
         with suppress(OSError), RawClient(role.grpc_address) as client:
-            reply = client.call(method(name), message)
+            reply = client.call(method(name), message, headers=role.metadata)
             client.wait_for_ends([reply], 30)
             count(role, [reply.status])
         connection = http.client.HTTPConnection(role.http_address, timeout=30)
         with suppress(OSError, http.client.HTTPException):
-            connection.request("POST", "/v1/embeddings", b'{"input": "' + b"a" * (8 << 20) + b'"}')
+            body = b'{"input": "' + b"a" * (8 << 20) + b'"}'
+            connection.request("POST", "/v1/embeddings", body, role.headers)
             role.counts.statuses[str(connection.getresponse().status)] += 1
         connection.close()
         time.sleep(0.1)
@@ -319,11 +347,37 @@ def heavy(role: Role) -> None:
             name, request = role.chance.choice(requests)
             role.counts.requests += 1
             try:
-                getattr(stub, name)(request, timeout=max(1.0, role.end - time.monotonic()))
+                timeout_s = max(1.0, role.end - time.monotonic())
+                getattr(stub, name)(request, timeout=timeout_s, metadata=role.metadata)
                 role.counts.statuses["OK"] += 1
             except grpc.RpcError as error:
                 role.counts.statuses[_code(error)] += 1
                 time.sleep(0.1)
+
+
+def unauthenticated(role: Role) -> None:
+    """Send requests without a key, and with an invalid one. An answer is wrong."""
+    request = pb.EmbedRequest(inputs=[pb.Input(text="hello")])
+    with grpc.insecure_channel(role.grpc_address, options=OPTIONS) as channel:
+        stub = EncoderServiceStub(channel)
+        while role.runs:
+            stolen = role.chance.choice(["", "a", "attnlens_" + "0" * 43])
+            status = "OK"
+            try:
+                stub.Embed(request, timeout=30, metadata=credentials(stolen))
+            except grpc.RpcError as error:
+                status = _code(error)
+            connection = http.client.HTTPConnection(role.http_address, timeout=30)
+            headers = dict(credentials(stolen))
+            http_status = "503"
+            with suppress(OSError, http.client.HTTPException):
+                connection.request("POST", "/v1/embeddings", '{"input": "hello"}', headers)
+                http_status = str(connection.getresponse().status)
+            connection.close()
+            role.counts.requests += 2
+            role.counts.statuses.update((status, http_status))
+            role.counts.wrong += (status == "OK") + (http_status == "200")
+            time.sleep(0.02)
 
 
 def count(role: Role, codes: Iterable[int | None]) -> None:
@@ -354,6 +408,7 @@ ROLES: dict[str, tuple[Callable[[Role], None], int]] = {
     "oversized": (oversized, 4),
     "malformed": (malformed, 6),
     "heavy": (heavy, 8),
+    "unauthenticated": (unauthenticated, 4),
     **{name: (attack(name), 2 if name == "silent connections" else 1) for name in ATTACKS},
 }
 """Functions and numbers of threads by role."""
@@ -366,21 +421,22 @@ def main() -> None:
     parser.add_argument("seconds", type=float)
     parser.add_argument("seed", type=int)
     parser.add_argument("threads", type=int)
-    parser.add_argument("expected", type=Path)
+    parser.add_argument("facts", type=Path, help="Expected results, and the key of each role.")
     options = parser.parse_args()
     run = ROLES[options.role][0]
     if not options.role.startswith("good"):
         os.nice(5)  # leaves processor time to the server and its good clients
-    expected = json.loads(options.expected.read_text("utf-8"))
+    facts = json.loads(options.facts.read_text("utf-8"))
     end = time.monotonic() + options.seconds
     roles = [
         Role(
-            options.grpc_address,
-            options.http_address,
-            end,
-            random.Random(f"{options.seed} {options.role} {index}"),
-            expected,
-            Counts(),
+            grpc_address=options.grpc_address,
+            http_address=options.http_address,
+            end=end,
+            chance=random.Random(f"{options.seed} {options.role} {index}"),
+            expected=facts["expected"],
+            counts=Counts(),
+            key=facts["keys"][options.role],
         )
         for index in range(options.threads)
     ]
