@@ -48,6 +48,7 @@ STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", 
 
 MAX_STREAMS = 256
 """Maximum number of concurrent calls per connection. Clients queue further calls."""
+MAX_IDLE_MS = 600_000  # connections without calls are closed; clients open them again
 _RELEASE_TIMEOUT_S = 1.0
 
 
@@ -383,8 +384,10 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),  # an address in use is an error
         ("grpc.keepalive_time_ms", 30_000),  # detects dead peers and frees their resources
         ("grpc.keepalive_timeout_ms", 10_000),
-        # Answer each PING. gRPC would otherwise close the connection, but create a GOAWAY of 4 KB for each PING
-        # that it has already read: 1 GB of memory a second for a client that sends nothing else.
+        ("grpc.server_handshake_timeout_ms", int(1000 * config.request_timeout_s)),
+        ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
+        # Answer each PING. gRPC would otherwise close the connection, but create a GOAWAY of 4 KB for each
+        # PING that it has already read: 1 GB of memory a second for a client that sends nothing else.
         ("grpc.http2.max_ping_strikes", 0),
         # A stream that a client has reset counts until Python has released it. With this limit the C core
         # rejects further streams of the connection. Without it, thousands of them wait for the event loop.
