@@ -183,7 +183,7 @@ class ServerConfig:
         max_connections: Number of HTTP connections. If there are more, idle ones are closed first.
         request_timeout_s: Maximum time in seconds to receive the head of an HTTP request, to receive its body,
             and for the handshake of a gRPC connection.
-        access_log: Which requests are logged when they have ended: `off`, `errors`, `slow` (at least 1 s, or
+        access_log: Which requests are logged after they end: `off`, `errors`, `slow` (at least 1 s, or
             as in `slow:0.5`), `sampled` (one in a hundred, or as in `sampled:0.1`) or `all`. `slow` and
             `sampled` include errors. Texts are never logged.
     """

@@ -74,7 +74,10 @@ NOT_RUN = {
     ("docs/http.md", "from openai import OpenAI"): OPENAI,
     ("docs/layouts.md", "export SOURCE"): PLACEHOLDER,
     ("docs/layouts.md", "tritonserver "): "the program cannot be installed with pip",
-    ("docs/kubernetes.md", "kubectl "): "needs a cluster; tests/installed/test_kubernetes.py checks the manifests",
+    (
+        "docs/kubernetes.md",
+        "kubectl ",
+    ): "needs a cluster; tests/installed/test_kubernetes.py checks the manifests",
     ("docs/kubernetes.md", "readinessProbe"): "a variant of a manifest",
     ("docs/proxy.md", "apt-get "): PROXY,
     ("docs/proxy.md", "python -m bench"): "takes minutes",
