@@ -130,7 +130,7 @@ def reset_peak(server: RunningServer) -> float:
 def measure_limits(bundle: Path) -> list[Measured]:
     """Saturate a server with each kind of call and compare its memory with the configured limits.
 
-    The limits are --max-memory-bytes and, for attention, --max-attention-bytes.
+    The limits are --max-call-memory-bytes and, for attention, --max-attention-bytes.
     """
     embed = pb.EmbedRequest(inputs=[LONG_IDS] * 512).SerializeToString()
     tokens = pb.EncodeRequest(inputs=[LONG_IDS] * 80).SerializeToString()

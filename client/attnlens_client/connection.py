@@ -190,6 +190,18 @@ def check_number(name: str, value: int, maximum: float = math.inf) -> None:
         )
 
 
+def trace_metadata() -> tuple[tuple[str, str], ...]:
+    """Return metadata with the trace context of the caller. Empty unless the process uses OpenTelemetry."""
+    # A process that has not imported the API has no current span.
+    if "opentelemetry.trace" not in sys.modules:
+        return ()
+    from opentelemetry.propagate import inject  # noqa: PLC0415 - not a dependency
+
+    carrier: dict[str, str] = {}
+    inject(carrier)
+    return tuple((name.lower(), value) for name, value in carrier.items())
+
+
 def grpc_options(connection: Connection) -> list[tuple[str, Any]]:
     """Return the channel options. The user's options take precedence."""
     config = service_config(connection.max_attempts, connection.wait_for_ready)

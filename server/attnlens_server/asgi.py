@@ -71,10 +71,10 @@ class ModelApp:
         service, engine = served.service, served.engine
         access = open_access(self._config, served.model.name, has_certificates=False)
         gate = HeaderGate(self._authenticate) if self._authenticate else AccessGate(access)
-        host = HttpHost(service, served.methods, engine, served.bundle, self._config, gate)
+        host = HttpHost(service, served.methods, engine, served.bundle, self._config, served.observer, gate)
         watching = asyncio.create_task(watch(access.files))
         try:
-            await loop.run_in_executor(None, engine.start, served.max_tokens)
+            await loop.run_in_executor(None, served.start)
             fail = partial(setattr, service, "state", State.FAILED)
             engine.watch(partial(loop.call_soon_threadsafe, fail), lambda _: None)
             service.state, self._app = State.SERVING, host.app

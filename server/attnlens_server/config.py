@@ -15,6 +15,7 @@ GraphPrecision = Literal["fp32", "fp16", "int8"]
 """Precision of a graph in a bundle."""
 Precision = Literal["fp32", "fp16", "int8", "bf16"]
 """Precision of embeddings. bf16 is a way to execute the fp32 graph."""
+AccessLogMode = Literal["off", "errors", "slow", "sampled", "all"]
 
 
 def graph_precision(precision: Precision) -> GraphPrecision:
@@ -25,6 +26,7 @@ def graph_precision(precision: Precision) -> GraphPrecision:
 MIB = 1 << 20
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 50051
 DEFAULT_DEVICE = "CPU"
+DEFAULT_CALL_BYTES = 512 * MIB
 REQUEST_OVERHEAD_BYTES = 1024  # per text and per request, including a prompt of moderate length
 
 
@@ -43,12 +45,14 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_inputs_per_request": (1, 1 << 24),
     "max_response_bytes": (1 << 16, (1 << 31) - 1),
     "max_request_text_bytes": (1, (1 << 31) - 1),
-    "max_memory_bytes": (1, 1 << 40),
+    "max_call_memory_bytes": (1, 1 << 40),
+    "max_memory_bytes": (MIB, 1 << 44),
     "max_calls": (1, 1 << 24),
     "worker_threads": (1, 256),
     "stall_timeout_s": (0.001, 86_400),
     "start_timeout_s": (0.001, 86_400),
     "drain_timeout_s": (0, 86_400),
+    "stuck_timeout_s": (0.001, 86_400),
     "max_tokens": (1, 1 << 24),
     "http_port": (0, 65535),
     "metrics_port": (0, 65535),
@@ -63,6 +67,38 @@ _KINDS: dict[type, tuple[type, str]] = {
     float: (Real, "a number"),
     str: (str, "a str"),
 }
+
+
+_ACCESS_LOG_VALUES: dict[AccessLogMode, float] = {"slow": 1.0, "sampled": 0.01}
+
+
+@dataclass(frozen=True, slots=True)
+class AccessLogSelection:
+    """Which requests are logged.
+
+    Attributes:
+        mode: `off`; `errors`; `slow` and `sampled`, which include errors; or `all`.
+        value: Minimum duration of a slow request in seconds, or share of sampled requests.
+    """
+
+    mode: AccessLogMode
+    value: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> "AccessLogSelection":
+        """Return the selection for a mode, which may be followed by `:` and its value.
+
+        Raises:
+            ValueError: The text is invalid.
+        """
+        name, _, value = text.partition(":")
+        mode = next((mode for mode in get_args(AccessLogMode) if mode == name), None)
+        if mode is None or (value and mode not in _ACCESS_LOG_VALUES):
+            raise ValueError(text)
+        number = float(value) if value else _ACCESS_LOG_VALUES.get(mode, 0.0)
+        if not 0 <= number <= (1 if mode == "sampled" else 86_400):  # also for NaN
+            raise ValueError(text)
+        return cls(mode, number)
 
 
 class ConfigError(ValueError):
@@ -106,8 +142,11 @@ class ServerConfig:
         max_text_bytes: Size of a text in UTF-8.
         max_request_text_bytes: Size of all texts of a request in UTF-8. Also limited by `max_response_bytes`.
         max_response_bytes: Size of a response message.
-        max_memory_bytes: Memory of all calls: requests, responses in progress, and unread responses, which
-            are in memory twice. At least five times `max_response_bytes`.
+        max_call_memory_bytes: Memory of all calls: requests, responses in progress, and unread responses,
+            which are in memory twice. At least five times `max_response_bytes`. None means 512 MiB, or what
+            `max_memory_bytes` leaves.
+        max_memory_bytes: Memory of the process: graphs, batches and calls. The memory of graphs and batches
+            is estimated at the start, and calls get the rest. None means no limit.
         max_calls: Number of concurrent calls, including those of slow consumers. Twice as many may be sending
             their requests.
         accept_compression: Whether to accept compressed requests. Small compressed requests may use much
@@ -118,6 +157,8 @@ class ServerConfig:
         stall_timeout_s: Time in seconds that a client may take to read a message before its call is ended.
         start_timeout_s: Maximum time in seconds to load and test one graph.
         drain_timeout_s: Maximum time in seconds for running requests after SIGTERM.
+        stuck_timeout_s: Maximum time in seconds that a batch may run before health checks fail. They also
+            fail if requests are refused as overloaded while no batch ends, for this time and at most 30 s.
         tls_cert: Certificate chain in PEM format. With `tls_key`, it enables TLS.
         tls_key: Private key in PEM format.
         tls_client_ca: Root certificates in PEM format. If set, clients must present a certificate (mutual
@@ -142,7 +183,9 @@ class ServerConfig:
         max_connections: Number of HTTP connections. If there are more, idle ones are closed first.
         request_timeout_s: Maximum time in seconds to receive the head of an HTTP request, and to receive its
             body.
-        log_requests: Whether to log each request at level info. Texts are never logged.
+        access_log: Which requests are logged when they have ended: `off`, `errors`, `slow` (at least 1 s, or
+            as in `slow:0.5`), `sampled` (one in a hundred, or as in `sampled:0.1`) or `all`. `slow` and
+            `sampled` include errors. Texts are never logged.
     """
 
     bundle: Path
@@ -166,7 +209,8 @@ class ServerConfig:
     max_text_bytes: int = MIB // 8
     max_request_text_bytes: int = 4 * MIB
     max_response_bytes: int = 32 * MIB
-    max_memory_bytes: int = 512 * MIB
+    max_call_memory_bytes: int | None = None
+    max_memory_bytes: int | None = None
     max_calls: int = 4096
     accept_compression: bool = False
     max_tokens: int | None = None
@@ -174,6 +218,7 @@ class ServerConfig:
     stall_timeout_s: float = 30.0
     start_timeout_s: float = 600.0
     drain_timeout_s: float = 30.0
+    stuck_timeout_s: float = 300.0
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
@@ -188,7 +233,7 @@ class ServerConfig:
     metrics_port: int | None = None
     max_connections: int = 512
     request_timeout_s: float = 30.0
-    log_requests: bool = False
+    access_log: str = "off"
 
     def __post_init__(self) -> None:
         """Validate all fields. Raises ConfigError for the first invalid one."""
@@ -201,6 +246,7 @@ class ServerConfig:
             raise ConfigError(f"engine is {self.engine!r}: use one of {', '.join(get_args(EngineName))}")
         self._check_engine()
         self._check_address()
+        self._check_access_log()
         for name, (low, high) in _RANGES.items():
             if getattr(self, name) is not None:
                 self._check_range(name, low, high)
@@ -219,6 +265,11 @@ class ServerConfig:
         return parse_address(self.address) if self.address is not None else TcpAddress(self.host, self.port)
 
     @property
+    def access_log_selection(self) -> AccessLogSelection:
+        """Which requests are logged."""
+        return AccessLogSelection.parse(self.access_log)
+
+    @property
     def allowed_origins(self) -> tuple[str, ...]:
         """Origins of other web pages that may call the HTTP APIs."""
         return tuple(origin.strip() for origin in self.cors_origins.split(",") if origin.strip())
@@ -232,6 +283,13 @@ class ServerConfig:
     def request_text_limit(self) -> int:
         """Maximum size of all texts of a request in bytes."""
         return min(self.max_request_text_bytes, self.max_response_bytes)
+
+    @property
+    def call_memory_limit(self) -> int:
+        """Maximum memory of all calls in bytes, before `max_memory_bytes` limits it further."""
+        if self.max_call_memory_bytes is not None:
+            return self.max_call_memory_bytes
+        return DEFAULT_CALL_BYTES if self.max_memory_bytes is None else self.max_memory_bytes
 
     @property
     def request_limit(self) -> int:
@@ -277,6 +335,15 @@ class ServerConfig:
             )
         if not re.fullmatch(r"CPU|GPU(\.[0-9]{1,3})?", self.device):
             raise ConfigError(f"device is {self.device!r}: use CPU, GPU, or GPU.1 for the second GPU")
+
+    def _check_access_log(self) -> None:
+        try:
+            AccessLogSelection.parse(self.access_log)
+        except ValueError as error:
+            raise ConfigError(
+                f"access_log is {self.access_log!r}: use off, errors, slow, slow:SECONDS, sampled, "
+                "sampled:SHARE (0 to 1), or all"
+            ) from error
 
     def _check_address(self) -> None:
         try:

@@ -11,6 +11,10 @@ from attnlens_server.grpc_api.calls import Calls
 from attnlens_server.grpc_api.methods import EncoderService
 from attnlens_server.grpc_api.model_info import ModelDescriber
 from attnlens_server.grpc_api.responses import Responses, reply_costs
+from attnlens_server.memory_budget import plan_memory
+from attnlens_server.observing.access_log import AccessLog
+from attnlens_server.observing.observer import Observer
+from attnlens_server.serving.admission import RESERVED_SHARE
 from attnlens_server.serving.service import ModelService
 from attnlens_server.text import TextEncoder, UntokenizableError
 
@@ -18,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServedModel:
-    """A verified bundle with its engine and services. Call `engine.start` before use.
+    """A verified bundle with its engine and services. Call `start` before use.
 
     Attributes:
         bundle: Verified bundle.
@@ -26,6 +30,7 @@ class ServedModel:
         max_tokens: Maximum input length in tokens, including special tokens.
         engine: Runs the graphs.
         service: Answers typed requests.
+        observer: Notified of each request.
         calls: Runs gRPC calls.
         methods: gRPC methods.
     """
@@ -73,18 +78,40 @@ class ServedModel:
             max_tokens=self.max_tokens,
             costs=reply_costs(config.max_response_bytes),
         )
+        access = config.access_log_selection
+        self.observer = Observer(None if access.mode == "off" else AccessLog(access))
         self.calls = Calls(
             self.service.admission,
             self.service.check_serving,
             self.service.workers,
             stall_timeout_s=config.stall_timeout_s,
-            log_requests=config.log_requests,
+            observer=self.observer,
         )
+        self._config = config
         self.methods = EncoderService(
             self.service,
             _responses(self.bundle, runtime.name),
             ModelDescriber(self.bundle, config, self.engine, self.service, engine_check),
         )
+
+    def start(self) -> float:
+        """Start the engine, limit the memory of calls, and return the seconds that the engine took.
+
+        Raises:
+            StartupError: A graph cannot be opened, or the memory limit of the process is too low.
+        """
+        seconds = self.engine.start(self.max_tokens)
+        admission, config = self.service.admission, self._config
+        budget = plan_memory(
+            self.bundle,
+            self.engine,
+            limit_bytes=config.max_memory_bytes,
+            calls_bytes=admission.memory.limit,
+            min_calls_bytes=reply_costs(config.max_response_bytes).least_memory_bytes,
+        )
+        admission.memory.resize(budget.calls_bytes * RESERVED_SHARE // (RESERVED_SHARE + 1))
+        logger.info("%s", budget)
+        return seconds
 
 
 def _responses(bundle: Bundle, engine: str) -> Responses:

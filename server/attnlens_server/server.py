@@ -22,16 +22,18 @@ from attnlens_server.errors import StartupError
 from attnlens_server.grpc_api.calls import remember_creators
 from attnlens_server.grpc_api.health import HealthService
 from attnlens_server.grpc_api.identity import Gate
-from attnlens_server.grpc_api.methods import SERVICE_NAME, add_service
+from attnlens_server.grpc_api.methods import DESCRIPTOR, SERVICE_NAME, add_service
 from attnlens_server.grpc_api.reflection import add_reflection
 from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, find_bind_problem
 from attnlens_server.listening.tls import ServerTls, TlsContent
+from attnlens_server.observing.background_log import log_in_background
+from attnlens_server.observing.observer import open_tracer
 from attnlens_server.oip.methods import DESCRIPTOR as INFERENCE_DESCRIPTOR
 from attnlens_server.oip.methods import InferenceService
 from attnlens_server.oip.methods import add_service as add_inference_service
 from attnlens_server.served_model import ServedModel
-from attnlens_server.serving.request_log import is_enabled
 from attnlens_server.serving.service import State
+from attnlens_server.supervisor import LOCKOUT_S, Limits, Supervisor
 
 if TYPE_CHECKING:
     from attnlens_server.http_api.host import HttpHost
@@ -80,7 +82,13 @@ class Ready:
 
 
 class Server:
-    """A gRPC server for one bundle."""
+    """A gRPC server for one bundle.
+
+    Attributes:
+        observer: Notified of each request.
+        supervisor: Supervisor of the server.
+        has_hanging_lane: Whether a graph hangs and could not be interrupted when the server stopped.
+    """
 
     def __init__(self, config: ServerConfig) -> None:
         """Open and verify the bundle, without listening.
@@ -98,10 +106,13 @@ class Server:
         self._bundle, self._model, self._max_tokens = served.bundle, served.model, served.max_tokens
         self._engine, self._service, self._calls = served.engine, served.service, served.calls
         self._inference = InferenceService(served.bundle, served.service, config)
-        if config.log_requests and not is_enabled():
-            logger.warning(
-                "--log-requests logs at level info, which is disabled: use --log-level info or debug"
-            )
+        self.observer = served.observer
+        self.observer.tracer = open_tracer(_method_names())
+        limit_s = config.stuck_timeout_s
+        limits = Limits(batch_s=limit_s, lockout_s=min(limit_s, LOCKOUT_S))
+        self.supervisor = Supervisor(self._service, self._engine, limits, self._update_health)
+        self.has_hanging_lane = False
+        self._supervising: asyncio.Task[None] | None = None
         self._access = open_access(
             config, self._model.name, has_certificates=config.tls_client_ca is not None
         )
@@ -240,18 +251,26 @@ class Server:
                 "--http-port and --metrics-port"
             ) from error
         self._http = HttpHost(
-            self._service, self._served.methods, self._engine, self._bundle, config, AccessGate(self._access)
+            self._service,
+            self._served.methods,
+            self._engine,
+            self._bundle,
+            config,
+            self.observer,
+            AccessGate(self._access),
         )
-        self._calls.on_end = self._http.metrics.observe
+        lag = self.supervisor.lag
+        self._http.metrics.add_lag(lag.BOUNDS_S, lag.counts, lambda: lag.sum_s)
+        if (tls := self._tls) is not None:
+            self._http.metrics.add_certificate(lambda: tls.expires_at)
         await self._http.listen(self._tls.context if self._tls else None)
 
     async def _warm_up(self) -> float:
         loop = asyncio.get_running_loop()
-        seconds = await loop.run_in_executor(None, self._engine.start, self._max_tokens)
+        seconds = await loop.run_in_executor(None, self._served.start)
 
-        def update_health(is_serving: bool) -> None:
-            update = self._health.set_serving(ATTENTIONS_NAME, is_serving=is_serving)
-            asyncio.run_coroutine_threadsafe(update, loop)
+        def update_health(_: bool) -> None:
+            asyncio.run_coroutine_threadsafe(self._update_health(), loop)
 
         self._engine.watch(functools.partial(loop.call_soon_threadsafe, self._fail), update_health)
         if self._bundle.precision == "fp16" and self._engine.runtime.is_on_cpu:
@@ -274,11 +293,20 @@ class Server:
         gc.collect()
         gc.freeze()
         self._service.state = State.SERVING
-        await self._health.set_serving()
+        await self._update_health()
+        self._supervising = asyncio.create_task(self.supervisor.run())
         logger.info("serving %s", self._model.name)
+
+    async def _update_health(self) -> None:
+        is_serving = self._service.is_serving
+        await self._health.set_serving("", SERVICE_NAME, is_serving=is_serving)
+        can_run_attention = is_serving and self._engine.can_run_attention
+        await self._health.set_serving(ATTENTIONS_NAME, is_serving=can_run_attention)
 
     async def _shut_down(self, grpc_server: grpc.aio.Server) -> None:
         self._service.state = State.DRAINING
+        if self._supervising is not None:
+            self._supervising.cancel()
         await self._health.shut_down()
         logger.info("draining, at most %g s", self._config.drain_timeout_s)
         # New calls are rejected from here on. Endless streams, such as those of reflection, are cut off once
@@ -293,10 +321,12 @@ class Server:
         await grpc_server.stop(None)
         await stopping
         drained.cancel()
-        await asyncio.get_running_loop().run_in_executor(None, self._engine.close)
+        self.has_hanging_lane = not await asyncio.get_running_loop().run_in_executor(None, self._engine.close)
         self._service.workers.close()
         if self._http is not None:
             self._http.close()
+        if self.observer.tracer is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self.observer.tracer.close)
         logger.info("stopped")
 
 
@@ -308,8 +338,25 @@ def serve(config: ServerConfig, on_ready: Callable[[Ready], None]) -> None:
         ConfigError: An option does not fit the bundle.
     """
     _use_batch_scheduling()
-    server = Server(config)
-    asyncio.run(server.run(on_ready))
+    with log_in_background() as log:
+        server = Server(config)
+        server.observer.log = log
+        asyncio.run(server.run(on_ready))
+        if server.has_hanging_lane:
+            logger.critical("a graph hangs and cannot be interrupted: the process ends without it")
+    # The runtime would wait for the graph, and the interpreter for the reader of the log.
+    if server.has_hanging_lane or log.is_stalled:
+        os._exit(int(server.has_hanging_lane))
+
+
+def _method_names() -> dict[str, str]:
+    """Return the full names of all gRPC methods that `Calls` runs, by their names."""
+    services = (DESCRIPTOR, INFERENCE_DESCRIPTOR)
+    return {
+        method.name: f"{service.full_name}/{method.name}"
+        for service in services
+        for method in service.methods
+    }
 
 
 def _use_batch_scheduling() -> None:
@@ -334,8 +381,9 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),  # an address in use is an error
         ("grpc.keepalive_time_ms", 30_000),  # detects dead peers and frees their resources
         ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-        ("grpc.keepalive_permit_without_calls", 1),
+        # Answer each PING. gRPC would otherwise close the connection, but create a GOAWAY of 4 KB for each PING
+        # that it has already read: 1 GB of memory a second for a client that sends nothing else.
+        ("grpc.http2.max_ping_strikes", 0),
         # A stream that a client has reset counts until Python has released it. With this limit the C core
         # rejects further streams of the connection. Without it, thousands of them wait for the event loop.
         ("grpc.max_concurrent_streams", MAX_STREAMS),

@@ -27,11 +27,16 @@ RERANK_QUERY = "the man and the sea"
 DOCUMENTS = ["it rained", "a café in the sea", "", "the man", "東京 😀"]
 LONG_DOCUMENT = "the man and the sea " * 20
 """120 tokens. The reranker reads 34 of a query and a document."""
-MAX_INPUTS, MAX_MEMORY_BYTES, HOLDERS = 1024, 16 << 20, 4
+MAX_INPUTS, MAX_CALL_MEMORY_BYTES, HOLDERS = 1024, 16 << 20, 4
 ARGUMENTS = [
     *("--http-port", "0"),
     # Small for `Server.full`. The server uses at least five times the size of a response.
-    *("--max-memory-bytes", str(MAX_MEMORY_BYTES), "--max-response-bytes", str(MAX_MEMORY_BYTES // 8)),
+    *(
+        "--max-call-memory-bytes",
+        str(MAX_CALL_MEMORY_BYTES),
+        "--max-response-bytes",
+        str(MAX_CALL_MEMORY_BYTES // 8),
+    ),
     *("--request-timeout-s", "300"),
 ]
 TIMEOUT_S = 60
@@ -102,7 +107,7 @@ class Server:
         The memory is reserved by requests whose last byte is not sent.
         """
         address = urlsplit(self.url)
-        size = MAX_MEMORY_BYTES // 2 // HOLDERS  # twice the size of a body is reserved
+        size = MAX_CALL_MEMORY_BYTES // 2 // HOLDERS  # twice the size of a body is reserved
         head = f"POST /v1/embeddings HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: {size + 1}\r\n\r\n"
         with ExitStack() as holders:
 
@@ -114,7 +119,7 @@ class Server:
                 holder = socket.create_connection((address.hostname or "", address.port or 0), TIMEOUT_S)
                 holders.enter_context(holder)
                 holder.sendall(head.encode() + bytes(size))
-            self.wait_for_metric("attnlens_reserved_memory_bytes", MAX_MEMORY_BYTES)
+            self.wait_for_metric("attnlens_reserved_memory_bytes", MAX_CALL_MEMORY_BYTES)
             yield release
             release()
 

@@ -36,7 +36,7 @@ def results(server_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Resu
         "long": constants.LONG,
         "rerank_query": constants.RERANK_QUERY,
         "slow": constants.SLOW,
-        "max_memory_bytes": constants.MAX_MEMORY_BYTES,
+        "max_call_memory_bytes": constants.MAX_CALL_MEMORY_BYTES,
         "holders": constants.HOLDERS,
     }
     (tmp_path / "server.json").write_text(json.dumps(settings), encoding="utf-8")

@@ -35,7 +35,7 @@ async function waitForMetric(name, value) {
 /** Call a function while unfinished requests hold all memory, so that the server rejects its requests. */
 async function whileFull(call) {
   const { hostname, port, host } = new URL(server.url);
-  const size = server.max_memory_bytes / 2 / server.holders; // twice the size of a body is reserved
+  const size = server.max_call_memory_bytes / 2 / server.holders; // twice the size of a body is reserved
   const holders = Array.from({ length: server.holders }, () => {
     const holder = connect(Number(port), hostname);
     holder.on("error", () => {});
@@ -48,7 +48,7 @@ async function whileFull(call) {
     await waitForMetric("attnlens_reserved_memory_bytes", 0);
   };
   try {
-    await waitForMetric("attnlens_reserved_memory_bytes", server.max_memory_bytes);
+    await waitForMetric("attnlens_reserved_memory_bytes", server.max_call_memory_bytes);
     return await call(release);
   } finally {
     await release();

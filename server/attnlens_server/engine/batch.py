@@ -150,6 +150,7 @@ class Item:
         queued_at: `time.monotonic` time at which the item was queued.
         turn: Position in the queue, see `scheduler.Turns`.
         future: Resolves to an `ItemResult`. Canceling it drops the item unless it is already running.
+        is_abandoned: Whether nobody needs the result. A long batch of such items is stopped.
     """
 
     input_ids: npt.NDArray[np.int64]
@@ -164,6 +165,12 @@ class Item:
     queued_at: float = 0.0
     turn: float = 0.0
     future: "Future[ItemResult]" = field(default_factory=Future)
+    is_abandoned: bool = False
+
+    def abandon(self) -> None:
+        """Drop the item, or stop its batch if all other items of the batch are abandoned, too."""
+        self.is_abandoned = True
+        self.future.cancel()  # no effect on a running or finished item
 
     @property
     def num_tokens(self) -> int:
@@ -178,8 +185,12 @@ class Item:
             yield from (requested.name for requested in reduction.layers)
 
     def is_dead(self, now: float) -> bool:
-        """Return whether the item was canceled or its deadline has passed."""
-        return self.future.cancelled() or (self.deadline is not None and now >= self.deadline)
+        """Return whether the item was abandoned or canceled, or its deadline has passed."""
+        return (
+            self.is_abandoned
+            or self.future.cancelled()
+            or (self.deadline is not None and now >= self.deadline)
+        )
 
 
 class Batch(NamedTuple):

@@ -13,26 +13,67 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 from loky import cpu_count
 
+from attnlens.reductions import Reduced
 from attnlens_server.bundle import Bundle, Kind
 from attnlens_server.clients import ANONYMOUS, Client
 from attnlens_server.config import ConfigError, ServerConfig
-from attnlens_server.engine.batch import Batch, Item, ItemResult, pad, reductions
-from attnlens_server.engine.runtimes.runtime import Runtime, Session
+from attnlens_server.engine.batch import (
+    Batch,
+    BatchOutputs,
+    Item,
+    ItemResult,
+    RequestedOutput,
+    pad,
+    reductions,
+)
+from attnlens_server.engine.runtimes.runtime import Cancellation, Runtime, Session
 from attnlens_server.engine.scheduler import BatchLimits, ItemQueue, LengthBuckets, Scheduler
 from attnlens_server.engine.sessions import GraphOpener, Sessions
-from attnlens_server.errors import InternalError, StartupError
+from attnlens_server.errors import DeadlineError, InternalError, StartupError
 
 logger = logging.getLogger(__name__)
+
+_Parts = tuple[tuple[npt.NDArray[np.float32], ...], tuple[Reduced, ...]]
 
 MIN_RETRY_S = 0.05
 MAX_RETRY_S = 10.0
 LANE_NICENESS = 5  # a third of the CPU time of a thread with niceness 0
+LONG_BATCH_S = 1.0  # batches that run for longer are stopped if nobody needs their results
+STOP_INTERVAL_S = 0.25  # between two searches for such batches
+HANGING_S = 2.0  # maximum time for a stopped batch to end before `Lanes.close` no longer waits for it
+
+
+class _StoppedError(Exception):
+    """A batch was stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBatch:
+    """A batch that a lane runs.
+
+    Attributes:
+        items: Items of the batch.
+        started: `time.monotonic` time at which it started.
+        min_s: Minimum time after which it may be stopped.
+        cancellation: Stops the batch.
+    """
+
+    items: Sequence[Item]
+    started: float
+    min_s: float
+    cancellation: Cancellation = field(default_factory=Cancellation)
+
+    def is_abandoned(self, now: float) -> bool:
+        """Return whether nobody needs the results."""
+        return all(item.is_dead(now) for item in self.items)
 
 
 def _ignore_death() -> None:
@@ -56,12 +97,14 @@ class Lanes:
         num_lanes: int,
         pad_token_id: int,
         has_express_lane: bool = False,
+        checks_results: bool = False,
     ) -> None:
         self.sessions = sessions
         self.on_death: Callable[[], object] = _ignore_death
         self._queue = ItemQueue(num_lanes)
         self._scheduler = scheduler
         self._pad_token_id = pad_token_id
+        self._checks_results = checks_results  # whether to count batches with NaN or infinity
         # Protects the counters against concurrent writes. Readers do not acquire the lock, so one counter may
         # include a batch that another does not include yet.
         self._counting = threading.Lock()
@@ -69,9 +112,13 @@ class Lanes:
         self.num_computed_tokens = 0  # padding included
         self.num_batches = 0
         self.num_items = 0
+        self.num_bad_batches = 0  # consecutive ones whose first text has NaN or infinity in its results
+        self.num_stopped = 0  # batches that were stopped, which the other counters do not include
         self.compute_s = 0.0  # sum over all batches, including those that ran at the same time
         self._tokens_per_s = 0.0  # moving average over all lanes
         self._num_lanes = num_lanes
+        # Each lane adds and removes its own batch. Other threads only read.
+        self._running: dict[int, RunningBatch] = {}
         self._threads = [
             threading.Thread(target=self._run_lane, name=f"{name}-{lane}", daemon=True)
             for lane in range(num_lanes)
@@ -114,6 +161,9 @@ class Lanes:
             for item, result in zip(batch.items, self._compute(batch, session), strict=True):
                 item.future.set_result(result)
             del item, result
+        except _StoppedError:
+            stopped = DeadlineError("the call was cancelled, or its deadline passed, while its texts ran")
+            fail_items(batch.items, stopped)
         except Exception as error:  # noqa: BLE001 - a failed batch must not end the lane
             can_isolate = session is not None and len(batch.items) > 1
             if can_isolate:
@@ -136,15 +186,25 @@ class Lanes:
         inputs = pad(items, length, self._pad_token_id)
         names = tuple(dict.fromkeys(name for item in items for name in item.output_names))
         started = time.monotonic()
-        outputs = session.run(inputs, names)
-        parts = [
-            (
-                tuple(outputs.part(row, item.num_tokens, requested) for requested in item.requested),
-                reductions(outputs, row, item),
-            )
-            for row, item in enumerate(items)
-        ]
+        # A stopped batch must have taken longer than what its stop costs.
+        min_s = LONG_BATCH_S if session.survives_cancellation else self.sessions.opening_s + LONG_BATCH_S
+        running = self._running[threading.get_ident()] = RunningBatch(items, started, min_s)
+        try:
+            outputs = session.run(inputs, names, running.cancellation)
+            parts = [_parts(outputs, row, running) for row in range(len(items))]
+        except Exception as error:
+            if running.cancellation.is_over:
+                self._count_stopped(running)
+                if not session.survives_cancellation:
+                    self.sessions.discard(session)
+                raise _StoppedError from error
+            raise
+        finally:
+            del self._running[threading.get_ident()]
         compute_s = time.monotonic() - started
+        if self._checks_results:
+            is_finite = all(np.isfinite(array).all() for array in parts[0][0])
+            self.num_bad_batches = 0 if is_finite else self.num_bad_batches + 1
         num_parallel = 1 if batch.has_whole_machine else self._num_lanes
         self._count(items, inputs.input_ids.size, compute_s, num_parallel)
         if logger.isEnabledFor(logging.DEBUG):
@@ -169,12 +229,36 @@ class Lanes:
         """
         self._queue.put(items, client)
 
-    def close(self) -> None:
-        """Run all waiting items, then stop."""
+    def stop_abandoned(self) -> None:
+        """Stop long batches whose items are all abandoned or past their deadlines."""
+        now = time.monotonic()
+        for running in list(self._running.values()):
+            if now - running.started >= running.min_s and running.is_abandoned(now):
+                running.cancellation.end()
+
+    def close(self) -> bool:
+        """Run all waiting items, then stop. Return whether all lanes have ended."""
         self._queue.close()
         for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
+            while thread.is_alive() and not self._is_hanging(thread):
+                thread.join(STOP_INTERVAL_S)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _is_hanging(self, thread: threading.Thread) -> bool:
+        running = self._running.get(thread.ident or 0)
+        stopped_at = None if running is None else running.cancellation.ended_at
+        return stopped_at is not None and time.monotonic() - stopped_at >= HANGING_S
+
+    @property
+    def longest_batch_s(self) -> float:
+        """Elapsed time of the batch that has been running for longest. 0 if there is none."""
+        started = min((running.started for running in list(self._running.values())), default=None)
+        return 0.0 if started is None else time.monotonic() - started
+
+    @property
+    def limits(self) -> BatchLimits:
+        """Limits of a batch."""
+        return self._scheduler.limits
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -203,6 +287,28 @@ class Lanes:
             self.num_live_tokens += live_tokens
             self.num_computed_tokens += computed_tokens
             self._tokens_per_s = rate if self._tokens_per_s == 0 else 0.9 * self._tokens_per_s + 0.1 * rate
+
+    def _count_stopped(self, running: RunningBatch) -> None:
+        compute_s = time.monotonic() - running.started
+        with self._counting:
+            self.num_stopped += 1
+            self.compute_s += compute_s
+        logger.debug(
+            "batch stopped", extra={"texts": len(running.items), "compute_ms": round(1000 * compute_s, 2)}
+        )
+
+
+def _parts(outputs: BatchOutputs, row: int, running: RunningBatch) -> _Parts:
+    """Return the requested outputs and reductions of an item.
+
+    Raises:
+        _StoppedError: The batch was stopped.
+    """
+    if running.cancellation.is_over:
+        raise _StoppedError
+    item = running.items[row]
+    arrays = tuple(outputs.part(row, item.num_tokens, requested) for requested in item.requested)
+    return arrays, reductions(outputs, row, item)
 
 
 def lower_priority() -> None:
@@ -239,6 +345,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PROBE_TOKENS = 8
 TRIAL_LENGTHS = (8, 128)  # the main graph is also tested at the maximum length
 
 
@@ -249,6 +356,7 @@ class Engine:
         runtime: Inference runtime. With the provider `auto`, `start` replaces CUDA with the CPU if CUDA
             cannot run the graphs.
         max_batch_tokens: Maximum number of tokens of a batch, including padding.
+        max_tokens: Maximum number of tokens of a text.
         main_kind: Graph of the model's main results, which is open while the engine runs.
         lanes: Lanes of each graph.
     """
@@ -263,6 +371,9 @@ class Engine:
         self._bundle = bundle
         self.main_kind = bundle.model.main_kind
         self._config = config
+        self.max_tokens = bundle.model.max_tokens
+        self._closed = threading.Event()
+        self._stopper = threading.Thread(target=self._stop_abandoned, name="stopper", daemon=True)
         self._prepare(choose_runtime(config, bundle))
 
     def _prepare(self, runtime: Runtime) -> None:
@@ -312,6 +423,19 @@ class Engine:
         """
         self.lanes[kind].submit(items, client)
         return [item.future for item in items]
+
+    def probe(self) -> Item:
+        """Queue a valid text for the main graph and return its item.
+
+        Raises:
+            ShuttingDownError: The engine is closed.
+        """
+        model = self._bundle.model
+        output = model.outputs.logits or model.outputs.hidden_state(self.main_kind)
+        ids = np.arange(1, min(PROBE_TOKENS, self.max_tokens) + 1, dtype=np.int64) * 11 % model.vocab_size
+        item = Item(ids, (RequestedOutput(output.name, output.layout),))
+        self.submit([item], kind=self.main_kind)
+        return item
 
     def retry_after_s(self, kind: Kind) -> float:
         """Return the retry delay for rejected requests, in seconds."""
@@ -370,6 +494,7 @@ class Engine:
             StartupError: A session cannot be opened with the configured runtime.
         """
         started = time.monotonic()
+        self.max_tokens = max_tokens
         try:
             self._open(max_tokens)
         except StartupError as error:
@@ -381,6 +506,7 @@ class Engine:
             self._open(max_tokens)
         for lanes in self.lanes.values():
             lanes.start()
+        self._stopper.start()
         return time.monotonic() - started
 
     def _open(self, max_tokens: int) -> None:
@@ -403,11 +529,23 @@ class Engine:
         for opener in self._openers.values():
             opener.stop()
 
-    def close(self) -> None:
-        """Run all waiting items, then stop. Items that wait for a session to open fail."""
+    def close(self) -> bool:
+        """Run all waiting items, then stop. Items that wait for a session to open fail.
+
+        Returns:
+            Whether all lanes have ended. Otherwise, a graph hangs and cannot be interrupted.
+        """
         self.stop_opening()
-        for lanes in self.lanes.values():
-            lanes.close()
+        have_ended = all([lanes.close() for lanes in self.lanes.values()])  # noqa: C419 - closes each one
+        self._closed.set()
+        if self._stopper.ident is not None:
+            self._stopper.join()
+        return have_ended
+
+    def _stop_abandoned(self) -> None:
+        while not self._closed.wait(STOP_INTERVAL_S):
+            for lanes in self.lanes.values():
+                lanes.stop_abandoned()
 
     def _opener(self, kind: Kind) -> GraphOpener:
         return GraphOpener(self._bundle, kind, self.runtime, timeout_s=self._config.start_timeout_s)
@@ -430,6 +568,7 @@ class Engine:
             num_lanes=self._num_lanes,
             pad_token_id=model.pad_token_id,
             has_express_lane=self.runtime.is_on_cpu,
+            checks_results=kind == self.main_kind,
         )
 
 

@@ -81,6 +81,8 @@ class Sessions:
         self._opening = threading.Lock()
         self._sessions: dict[Division, Session] = {}
         self._failure: _Failure | None = None
+        self.opening_s = 0.0
+        """Time that the last opening of a session took."""
         self.on_change: Callable[[bool], None] = lambda _: None
         """Called with whether the graph is usable, in any thread, whenever that changes."""
 
@@ -103,7 +105,9 @@ class Sessions:
         with self._opening:
             for division in self._divisions.values():
                 if division not in self._sessions:
+                    started = self._clock()
                     self._keep(division, self._open_session(division))
+                    self.opening_s = self._clock() - started
 
     def get(self, *, has_whole_machine: bool) -> Session:
         """Return the session for a batch.
@@ -118,6 +122,11 @@ class Sessions:
                 session = self._sessions.get(division) or self._open(division)
         self.check_files()
         return session
+
+    def discard(self, session: Session) -> None:
+        """Open a new session instead of this one for the next batch."""
+        with self._opening:
+            self._sessions = {key: kept for key, kept in self._sessions.items() if kept is not session}
 
     def check_files(self) -> None:
         """Verify that the files that the open sessions have memory-mapped are unchanged.
@@ -145,6 +154,7 @@ class Sessions:
         except StartupError as error:
             self._fail(error, self._clock() - started)
             raise self._unavailable() from error
+        self.opening_s = self._clock() - started
         self._keep(division, session)
         if self._failure is not None:
             self._failure = None

@@ -35,10 +35,12 @@ from attnlens_server import errors
 from attnlens_server.clients import BULK, PRIORITY, Client, client_at
 from attnlens_server.grpc_api.responses import SENDING_COPIES
 from attnlens_server.grpc_api.status import CallStatus, call_status
+from attnlens_server.observing.observer import Observer
 from attnlens_server.serving.admission import Admission, Budget, Pool, Reservation
 from attnlens_server.serving.execution import Workers
-from attnlens_server.serving.request_log import RequestRecord, format_peer, validate_request_id
+from attnlens_server.serving.request_record import RequestRecord
 from attnlens_server.serving.requests import Request
+from attnlens_server.serving.stages import mark
 
 logger = logging.getLogger(__name__)
 
@@ -199,11 +201,10 @@ class Calls:
         check_serving: Raises an error while the server does not accept calls.
         workers: Threads that parse large requests.
         stall_timeout_s: Seconds a client may take to read a message.
-        log_requests: Whether to log the end of each call.
+        observer: Notified of each call.
 
     Attributes:
         on_dropped: Called after a call was dropped because its client did not read.
-        on_end: Called with the record of each call that has ended, for metrics.
         identify: Returns the sender of a call to a method, or raises an error if it has no access.
     """
 
@@ -214,12 +215,11 @@ class Calls:
         workers: Workers,
         *,
         stall_timeout_s: float,
-        log_requests: bool = False,
+        observer: Observer,
     ) -> None:
         self.on_dropped: Callable[[], None] = lambda: None
-        self.on_end: Callable[[RequestRecord], None] = lambda _: None
         self.identify: Callable[[Context, str], Client] = client_of
-        self._log_requests = log_requests
+        self._observer = observer
         self._admission = admission
         self._check_serving = check_serving
         self._workers = workers
@@ -234,9 +234,9 @@ class Calls:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - gRPC runs each handler in its own task
         record = RequestRecord(method, method, request_bytes=request_bytes)
-        if self._log_requests:
-            record.peer = format_peer(context.peer())
-            record.request_id = _request_id(context)
+        if self._observer.needs_headers:
+            _read_headers(record, context)
+        self._observer.begin(record)
         lifetime = _Lifetime(task, Reservation(self._admission), record, self.on_dropped)
 
         def on_done(_: object) -> None:
@@ -244,9 +244,7 @@ class Calls:
             self._count -= 1
             if self._count == 0:
                 self._none.set()
-            if self._log_requests:
-                record.write()
-            self.on_end(record)
+            self._observer.end(record)
 
         # `context.add_done_callback` would create a reference cycle that keeps dropped calls alive.
         task.add_done_callback(on_done)
@@ -282,12 +280,17 @@ class Calls:
                     call.record.metrics.num_inputs = len(request.inputs)
                     call.memory.grow(request.memory_bytes)
                 reply = await method(request, call)
+                if reply is not None:
+                    mark("build")
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
                 call.record.disconnect()
                 raise
             except BaseException as error:  # noqa: BLE001 - the outermost frame of a call
                 # The traceback of the exception would keep the frames of the call and their data alive.
-                status = _status(error, name)
+                failure = _request_error(error, name)
+                call.record.fail(failure)
+                self._admission.num_refused += isinstance(failure, errors.OverloadedError)
+                status = call_status(failure)
                 client_reads = not isinstance(error, errors.SlowConsumerError)
                 traceback.clear_frames(error.__traceback__)
             else:
@@ -391,8 +394,16 @@ def client_of(context: Context, method: str) -> Client:
     return replace(client, is_bulk=True) if _header(context, PRIORITY) == BULK else client
 
 
-def _request_id(context: Context) -> str:
-    return validate_request_id(_header(context, REQUEST_ID))
+def _read_headers(record: RequestRecord, context: Context) -> None:
+    record.peer = context.peer()
+    for name, value in context.invocation_metadata() or ():
+        if isinstance(value, str):
+            if name == "traceparent":
+                record.traceparent = value
+            elif name == "tracestate":
+                record.tracestate = value
+            elif name == REQUEST_ID:
+                record.request_id = value
 
 
 def _header(context: Context, name: str) -> str | bytes:
@@ -402,10 +413,10 @@ def _header(context: Context, name: str) -> str | bytes:
     return ""
 
 
-def _status(error: BaseException, method: str) -> CallStatus:
-    """Return the status of a failed call. Unexpected errors are logged, and the client gets only their ID."""
+def _request_error(error: BaseException, method: str) -> errors.RequestError:
+    """Return the error for the client. Unexpected errors are logged, and the client gets only their ID."""
     if isinstance(error, errors.RequestError):
-        return call_status(error)
+        return error
     internal = errors.InternalError(secrets.token_hex(6))
     logger.error("%s failed, error id %s", method, internal.error_id, exc_info=error)
-    return call_status(internal)
+    return internal

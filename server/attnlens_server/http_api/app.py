@@ -10,7 +10,7 @@ import math
 import secrets
 import traceback
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -33,9 +33,11 @@ from attnlens_server.http_api.exchange import (
 from attnlens_server.http_api.identity import Gate
 from attnlens_server.http_api.listener import ABORT, MAX_HEAD_BYTES
 from attnlens_server.http_api.origins import OriginPolicy
+from attnlens_server.observing.observer import Observer
 from attnlens_server.serving.admission import Admission, Budget, Reservation
-from attnlens_server.serving.request_log import RequestRecord, validate_request_id
+from attnlens_server.serving.request_record import RequestRecord, validate_request_id
 from attnlens_server.serving.service import ModelService
+from attnlens_server.serving.stages import mark
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +68,7 @@ class HttpApp:
         max_body_bytes: Maximum size of a body, also after decompression.
         body_timeout_s: Maximum time in seconds to receive a body.
         stall_timeout_s: Time in seconds that a client may take to read a part of a response.
-        log_requests: Whether to log each request.
-        on_end: Called with the record of each request that has ended, for metrics.
+        observer: Notified of each request.
     """
 
     def __init__(
@@ -80,16 +81,14 @@ class HttpApp:
         max_body_bytes: int,
         body_timeout_s: float,
         stall_timeout_s: float,
-        log_requests: bool = False,
-        on_end: Callable[[RequestRecord], None] = lambda _: None,
+        observer: Observer,
     ) -> None:
-        self._on_end = on_end
         self._service = service
         self._origins = origins
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
         self._stall_timeout_s = stall_timeout_s
-        self._log_requests = log_requests
+        self._observer = observer
         self._gate = gate
         self._paths: dict[str, dict[str, Route]] = {}
         self._prefixes: dict[str, dict[str, Route]] = {}
@@ -105,9 +104,13 @@ class HttpApp:
         headers = _headers(scope["headers"])
         record = RequestRecord(
             f"{scope['method']} {scope['path'][:_MAX_PATH]}",
+            protocol="http",
             peer=_peer(scope.get("client")),
             request_id=validate_request_id(headers.get("x-request-id")) or secrets.token_hex(8),
+            traceparent=headers.get("traceparent", ""),
+            tracestate=headers.get("tracestate", ""),
         )
+        self._observer.begin(record)
         memory = Reservation(self._service.admission)
         exchange = _Exchange(scope, receive, send, headers, record, memory, self._stall_timeout_s)
         try:
@@ -125,9 +128,7 @@ class HttpApp:
             memory.release()
             if exchange.is_admitted:
                 self._service.admission.calls.put_back(record.client, 1)
-            if self._log_requests:
-                record.write()
-            self._on_end(record)
+            self._observer.end(record)
 
     async def _respond(self, exchange: "_Exchange") -> None:
         """Answer a request. The response is sent with the dialect of the route, also if it is an error."""
@@ -139,10 +140,14 @@ class HttpApp:
             self._check(route, exchange)
             request = await self._request(path, exchange)
             response = await exchange.unless_disconnected(route.handler(request))
+            if isinstance(response.body, bytes):
+                mark("build")
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, _DisconnectedError):
             raise
         except BaseException as error:  # noqa: BLE001 - the outermost frame, also for panics of Rust code
             failure = request_error(error, exchange.record.method)
+            exchange.record.fail(failure)
+            self._service.admission.num_refused += isinstance(failure, errors.OverloadedError)
             traceback.clear_frames(error.__traceback__)
             response, reason = _error_response(failure, dialect), failure.reason
         await exchange.send(response, dialect)
@@ -362,6 +367,7 @@ class _Exchange:
                     raise
                 except BaseException as error:  # noqa: BLE001 - as in `HttpApp._respond`
                     failure = request_error(error, self.record.method)
+                    self.record.fail(failure)
                     self.record.end(str(dialect.status(failure)), failure.reason)
                     await self._send_part(encode_json(dialect.body(failure)) + b"\n")
                     break

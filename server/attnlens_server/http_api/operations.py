@@ -30,15 +30,15 @@ _STOP_TIMEOUT_S = 1.0
 
 
 class OperationsRoutes:
-    """`/healthz` answers while the process runs, `/readyz` while it accepts requests, and `/metrics`.
+    """`/healthz` answers while the process runs, `/readyz` while it is healthy, and `/metrics`.
 
     Args:
-        check_serving: Raises NotReadyError or ShuttingDownError unless the server accepts requests.
+        check_healthy: Raises NotReadyError or ShuttingDownError unless the server is healthy.
         metrics: Metrics of the server.
     """
 
-    def __init__(self, check_serving: Callable[[], None], metrics: ServerMetrics) -> None:
-        self._check_serving = check_serving
+    def __init__(self, check_healthy: Callable[[], None], metrics: ServerMetrics) -> None:
+        self._check_healthy = check_healthy
         self._metrics = metrics
 
     def routes(self) -> list[Route]:
@@ -56,8 +56,8 @@ class OperationsRoutes:
         return HttpResponse(encode_json({"status": "ok"}))
 
     async def ready(self, _: HttpRequest | None = None) -> HttpResponse:
-        """Return 200, or 503 while the server starts or shuts down, or after the engine has failed."""
-        self._check_serving()
+        """Return 200, or 503 with the reason if the server does not accept requests or is not healthy."""
+        self._check_healthy()
         return await self.live()
 
     async def metrics(self, _: HttpRequest | None = None) -> HttpResponse:

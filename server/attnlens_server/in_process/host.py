@@ -43,7 +43,7 @@ class Host:
         # Held while the model is freed, so that a second `close` waits for the first.
         self._closing = threading.Lock()
         self._is_closed = False
-        self._engine.start(served.max_tokens)
+        served.start()
         self._engine.watch(partial(setattr, self._service, "state", State.FAILED), lambda _: None)
         self._service.state = State.SERVING
         self._loop = asyncio.new_event_loop()

@@ -36,7 +36,8 @@ class LocalSettings(TypedDict, total=False):
     max_text_bytes: int
     max_request_text_bytes: int
     max_response_bytes: int
-    max_memory_bytes: int
+    max_call_memory_bytes: int | None
+    max_memory_bytes: int | None
     max_calls: int
     max_tokens: int | None
     worker_threads: int

@@ -21,7 +21,7 @@ from attnlens_server.oip.models import PLATFORM, VERSION, Models
 from attnlens_server.oip.requests import InferRequest, RequestReader
 from attnlens_server.oip.responses import InferResults, serialize
 from attnlens_server.serving.admission import Budget
-from attnlens_server.serving.service import ModelService, State
+from attnlens_server.serving.service import ModelService
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 SERVICE_NAME: str = DESCRIPTOR.full_name
@@ -46,14 +46,14 @@ class InferenceService:
 
     def ServerReady(self, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
         del request
-        return pb.ServerReadyResponse(ready=self._service.state is State.SERVING)
+        return pb.ServerReadyResponse(ready=self._service.is_serving)
 
     def ModelReady(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         try:
             self._models.find(request.name, request.version)
         except ModelNotFoundError:
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=self._service.state is State.SERVING)
+        return pb.ModelReadyResponse(ready=self._service.is_serving)
 
     # --- Metadata ---------------------------------------------------------------------------------
 

@@ -43,11 +43,26 @@ class Pool:
 
     def __init__(self, capacity: int, small: int) -> None:
         """Start with nothing in use. `small` is the most that a client which uses the reserve may hold."""
-        self.capacity = capacity
         self.used = 0
-        self._reserve = capacity // RESERVED_SHARE
-        self._small = min(small, self._reserve)
+        self._most_small = small
+        self.resize(capacity)
         self._held: dict[str, int] = defaultdict(int)
+
+    def resize(self, capacity: int) -> None:
+        """Set the capacity."""
+        self.capacity = capacity
+        self._reserve = capacity // RESERVED_SHARE
+        self._small = min(self._most_small, self._reserve)
+
+    @property
+    def limit(self) -> int:
+        """Capacity and reserve."""
+        return self.capacity + self._reserve
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients that hold something."""
+        return len(self._held)
 
     def held_by(self, client: Client) -> int:
         """Return how much a client holds."""
@@ -56,7 +71,7 @@ class Pool:
     def available_to(self, client: Client, *, has_other_calls: bool = True) -> int:
         """Return how much more a client may take."""
         held = self.held_by(client)
-        reserved = min(self.capacity + self._reserve - self.used, self._small - held)
+        reserved = min(self.limit - self.used, self._small - held)
         free = self.capacity - self.used
         if has_other_calls:
             factor = FREE_FACTOR * client.share
@@ -88,6 +103,7 @@ class Admission:
     Attributes:
         memory: Memory of all calls in bytes.
         calls: Open calls.
+        num_refused: Number of requests that were refused as overloaded. The protocols count them.
     """
 
     def __init__(
@@ -99,6 +115,7 @@ class Admission:
     ) -> None:
         self.memory = Pool(max_bytes, SMALL_BYTES)
         self.calls = Pool(max_calls, SMALL_CALLS)
+        self.num_refused = 0
         self._max_texts = max_texts
         self._retry_after_s = retry_after_s
         self._texts: dict[Kind, Pool] = {}
@@ -265,8 +282,9 @@ class Reservation:
             needed = self._size_bytes + size_bytes
             raise RequestTooLargeError(
                 f"the call needs {needed} bytes of memory, and the limit for all calls is {pool.capacity}: "
-                "request fewer texts, layers or heads, or start the server with a larger --max-memory-bytes",
-                metadata={"size_bytes": str(needed), "max_memory_bytes": str(pool.capacity)},
+                "request fewer texts, layers or heads, or start the server with a larger "
+                "--max-call-memory-bytes (or --max-memory-bytes)",
+                metadata={"size_bytes": str(needed), "max_call_memory_bytes": str(pool.capacity)},
             )
         held = pool.held_by(client)
         if size_bytes > pool.available_to(client, has_other_calls=held > self._size_bytes):

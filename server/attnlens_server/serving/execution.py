@@ -1,16 +1,19 @@
 """Execution of slow work outside the event loop: functions in worker threads, items in the engine."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from threading import Barrier
 from typing import ParamSpec, TypeVar
 
 from attnlens_server.bundle import Kind
 from attnlens_server.clients import Client
 from attnlens_server.engine import Engine, Item, ItemResult, lower_priority
 from attnlens_server.serving.admission import Admission
+from attnlens_server.serving.stages import mark_run
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -18,10 +21,21 @@ LIGHT_TOKENS = 128  # a call with so few tokens need not wait for a running batc
 
 
 class Workers:
-    """Thread pool for functions that take longer than a few milliseconds."""
+    """Thread pool for functions that take longer than a few milliseconds.
+
+    Attributes:
+        num_threads: Number of threads.
+        num_pending: Number of waiting and running functions.
+    """
 
     def __init__(self, num_threads: int) -> None:
+        self.num_threads = num_threads
+        self.num_pending = 0
         self._executor = ThreadPoolExecutor(num_threads, "worker", lower_priority)
+        # Start all threads now: a process without free memory cannot start any.
+        are_started = Barrier(num_threads)
+        for _ in range(num_threads):
+            self._executor.submit(are_started.wait)
 
     async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a function in a thread.
@@ -30,6 +44,7 @@ class Workers:
         method returns when the function has finished, because it occupies a thread and memory until then.
         """
         future = self._executor.submit(function, *args, **kwargs)
+        self.num_pending += 1
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -39,6 +54,7 @@ class Workers:
                 done.exception()  # retrieve it, otherwise asyncio logs an error
             raise
         finally:
+            self.num_pending -= 1
             del future  # an exception keeps this frame alive
 
     async def run_if(
@@ -73,19 +89,26 @@ class ItemRunner:
         self._is_wake_up_scheduled = False
 
     async def run(self, items: Sequence[Item], kind: Kind, client: Client) -> list[ItemResult]:
-        """Run all items. If one fails or the call is cancelled, the waiting ones are cancelled."""
+        """Run all items. If one fails or the call is cancelled, the others are abandoned."""
         if self._admission.has_one_call_beside_others(client):
             is_light = sum(item.num_tokens for item in items) <= LIGHT_TOKENS
             for item in items:
                 item.is_light = is_light
+        submitted = time.monotonic()
         futures = self._engine.submit(items, kind=kind, client=client)
         try:
             await self._all_done(futures)
-            return [future.result() for future in futures]
+            results = [future.result() for future in futures]
+        except BaseException:
+            for item in items:
+                item.abandon()
+            del item
+            raise
+        else:
+            mark_run(results, submitted)
+            return results
         finally:
-            for future in futures:
-                future.cancel()  # no effect on running or finished items
-            del items, futures, future  # an exception keeps this frame alive
+            del items, futures  # an exception keeps this frame alive
 
     def _all_done(self, futures: "Sequence[Future[ItemResult]]") -> "asyncio.Future[None]":
         """Return a future that is done when all items are done, or when the first one has failed."""

@@ -100,6 +100,7 @@ from attnlens_server.serving.scoring import (
     logits_of,
     scores,
 )
+from attnlens_server.serving.stages import mark, mark_run
 from attnlens_server.serving.streams import Piece, Window, cut_into_pieces, run_pieces
 from attnlens_server.serving.validation import (
     ExplanationValidator,
@@ -147,6 +148,7 @@ class ModelService:
 
     Attributes:
         state: Lifecycle state of the server.
+        problem: Reason why the server is not healthy although it accepts requests, or "".
         admission: Admission control.
         workers: Threads for slow functions.
         max_tokens: Maximum input length in tokens, special tokens included.
@@ -165,10 +167,11 @@ class ModelService:
     ) -> None:
         model = bundle.model
         self.state = State.STARTING
+        self.problem = ""
         self.workers = Workers(config.worker_threads)
         self.admission = Admission(
             config.max_concurrent_inputs,
-            max(config.max_memory_bytes, costs.least_memory_bytes),
+            max(config.call_memory_limit, costs.least_memory_bytes),
             engine.retry_after_s,
             config.max_calls,
         )
@@ -231,8 +234,8 @@ class ModelService:
 
     @property
     def is_serving(self) -> bool:
-        """Whether requests are accepted."""
-        return self.state is State.SERVING
+        """Whether the server accepts requests and is healthy."""
+        return self.state is State.SERVING and not self.problem
 
     def check_serving(self) -> None:
         """Raise NotReadyError or ShuttingDownError unless the server accepts requests."""
@@ -244,6 +247,12 @@ class ModelService:
             raise errors.ShuttingDownError(
                 "the engine has stopped: restart the server, or open the model again"
             )
+
+    def check_healthy(self) -> None:
+        """Raise the errors of `check_serving`, or NotReadyError with the reason if there is a problem."""
+        self.check_serving()
+        if self.problem:
+            raise errors.NotReadyError(f"the server is not healthy: {self.problem}")
 
     def check_model(self, name: str, version: str) -> None:
         """Check that a request is for this model. An empty name or version matches any model.
@@ -420,6 +429,7 @@ class ModelService:
             )
             async with aclosing(run_pieces(window, pieces)) as results:
                 async for piece, result in results:
+                    mark_run([result], piece.item.queued_at)
                     elapsed = timings(tokenize_s, [result])
                     budget.metrics.at_least(elapsed)
                     if piece.has_text:
@@ -441,6 +451,7 @@ class ModelService:
             budget.charge_texts(len(request.inputs))
             for portion in portions([each.size for each in request.inputs]):
                 texts, part_bytes = await self.workers.run(self._tokenize, request, portion, prompt)
+                mark("tokenize")
                 size += part_bytes
                 budget.count_tokens(sum(len(text.tokens.ids) for text in texts))
                 self._sizes.check("the response", size, "send fewer or shorter texts")
@@ -527,7 +538,9 @@ class ModelService:
     async def _validate(self, request: SomeRequest, validate: Callable[[SomeRequest], Plan]) -> Plan:
         """Validate a request, in a worker thread if it is large."""
         self.check_model(request.model, request.model_version)
-        return await self.workers.run_if(request.size > MAX_INLINE_VALIDATION, validate, request)
+        plan = await self.workers.run_if(request.size > MAX_INLINE_VALIDATION, validate, request)
+        mark("validate")
+        return plan
 
     async def _in_portions(
         self,
@@ -546,6 +559,7 @@ class ModelService:
             tokenized = await self.workers.run_if(is_slow, tokenize, portion)
             reserve(tokenized)
             texts += tokenized
+        mark("tokenize")
         return texts
 
     async def _token_ids(
@@ -682,6 +696,7 @@ class ModelService:
             fields=fields,
             prompt=plan.other_prompt,
         )
+        mark("tokenize")
         budget.count_tokens(sum(text.encoded.num_tokens for text, _ in described))
         budget.memory.grow(sum(self._costs.memory_bytes(tokens, plan) for _, tokens in described))
         return [text for text, _ in described]

@@ -125,7 +125,7 @@ async def run_pieces(window: Window, pieces: Sequence[Piece]) -> AsyncGenerator[
             flight.finish_first()
     finally:
         for started in flight.pieces:
-            started.piece.item.future.cancel()
+            started.piece.item.abandon()
 
 
 @dataclass(frozen=True, slots=True)

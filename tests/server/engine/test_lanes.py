@@ -26,6 +26,7 @@ from attnlens_server.engine.batch import (
 )
 from attnlens_server.engine.engine import MAX_RETRY_S, MIN_RETRY_S, Lanes
 from attnlens_server.engine.engine import logger as lanes_logger
+from attnlens_server.engine.runtimes.runtime import Cancellation
 from attnlens_server.engine.scheduler import BatchLimits, Scheduler
 from attnlens_server.engine.sessions import Sessions
 from attnlens_server.errors import InternalError
@@ -41,12 +42,15 @@ class ScriptedSession:
     """Runs a function instead of a graph."""
 
     providers = ("CPUExecutionProvider",)
+    survives_cancellation = True
 
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def run(self, inputs: GraphInputs, output_names: Sequence[str]) -> HostOutputs:
-        del output_names
+    def run(
+        self, inputs: GraphInputs, output_names: Sequence[str], cancellation: Cancellation
+    ) -> HostOutputs:
+        del output_names, cancellation
         return self._run(inputs.input_ids)
 
 

@@ -97,6 +97,6 @@ def test_permanent_and_transient_limits_are_distinguished() -> None:
     status = call_status(caught.value)
     assert status.code == grpc.StatusCode.INVALID_ARGUMENT
     assert "403" in status.message
-    assert "--max-memory-bytes" in status.message
+    assert "--max-call-memory-bytes" in status.message
     assert ("attnlens-error-reason", "REQUEST_TOO_LARGE") in status.trailers
-    assert error_details(caught.value).metadata == {"size_bytes": "403", "max_memory_bytes": "256"}
+    assert error_details(caught.value).metadata == {"size_bytes": "403", "max_call_memory_bytes": "256"}

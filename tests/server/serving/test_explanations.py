@@ -365,7 +365,7 @@ async def test_finished_call_releases_memory_and_slots(dense_bundle: Path) -> No
             assert memory.available_bytes < service.admission.memory.capacity
             memory.release()
             for kind in ("embeddings", "attention", "contributions"):
-                with service.admission.slots(kind, 2048):  # all slots are free
+                with service.admission.slots(kind, 4096):  # all slots are free
                     pass
 
 
@@ -379,7 +379,7 @@ async def test_cancelled_call_stops_running(dense_bundle: Path) -> None:
         await cancelled(service.explain(job, budget(service)), embeddings, before)
         await vectors(service, "a cat")
         assert embeddings.num_live_tokens - before < 10 * 20**2  # of 20 texts with at least 20 tokens each
-        with service.admission.slots("embeddings", 2048):
+        with service.admission.slots("embeddings", 4096):
             pass
 
 
@@ -396,7 +396,7 @@ async def test_cancelled_comparison_stops_running(dense_bundle: Path) -> None:
         await cancelled(service.compare(job, budget(service)), lane, before)
         await explain(service, "a cat")
         assert lane.num_live_tokens - before < 40 * 10 * length
-        with service.admission.slots("contributions", 2048):
+        with service.admission.slots("contributions", 4096):
             pass
 
 

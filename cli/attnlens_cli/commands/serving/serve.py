@@ -88,7 +88,17 @@ _http = partial(config_option, section="HTTP")
 @_limit("max_text_bytes", "Maximum size of a text in bytes.")
 @_limit("max_request_text_bytes", "Maximum size of all texts of a request in bytes.")
 @_limit("max_response_bytes", "Maximum size of a response in bytes.")
-@_limit("max_memory_bytes", "Maximum memory of all calls, including unread responses, in bytes.")
+@_limit(
+    "max_call_memory_bytes",
+    "Maximum memory of all calls, including unread responses, in bytes.  [default: 512 MiB, or the rest of "
+    "--max-memory-bytes]",
+    int,
+)
+@_limit(
+    "max_memory_bytes",
+    "Maximum memory of the process in bytes: graphs, batches and calls.  [default: no limit]",
+    int,
+)
 @_limit("max_calls", "Maximum number of concurrent calls.")
 @_limit("accept_compression", "Accept compressed requests, which may be much larger after decompression.")
 @_limit("max_tokens", "Maximum tokens of a text.  [default: the bundle's maximum]", int)
@@ -96,6 +106,7 @@ _http = partial(config_option, section="HTTP")
 @_time("stall_timeout_s", "Maximum time for a client to read a message before its call is aborted.")
 @_time("start_timeout_s", "Maximum time to open and test a graph, for each number of threads.")
 @_time("drain_timeout_s", "Maximum time for running requests after SIGTERM.")
+@_time("stuck_timeout_s", "Maximum time that a batch may run before health checks fail.")
 @_tls("tls_cert", "Certificate chain (PEM).", click.Path(path_type=Path))
 @_tls("tls_key", "Private key (PEM).", click.Path(path_type=Path))
 @_tls(
@@ -142,8 +153,9 @@ _http = partial(config_option, section="HTTP")
 )
 @_http("request_timeout_s", "Maximum time to receive the head of an HTTP request, and to receive its body.")
 @_log(
-    "log_requests",
-    "Log one line per request: method, client, numbers of texts and tokens, status, times. Never logs texts.",
+    "access_log",
+    "Requests to log: off, errors, slow (at least 1 s, or as in slow:0.5), sampled (1 %, or as in "
+    "sampled:0.1), or all. slow and sampled include errors. Never logs texts.",
 )
 def serve(source: Path, cache_dir: Path | None, **options: Any) -> None:  # noqa: ANN401 - fields of ServerConfig
     """Serve SOURCE over gRPC, and with --http-port over HTTP, until SIGTERM.

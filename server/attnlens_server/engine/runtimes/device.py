@@ -25,8 +25,9 @@ from attnlens_server.engine.runtimes.onnx_session import (
     count_placements,
     open_graph,
     reporting_lack_of_memory,
+    running,
 )
-from attnlens_server.engine.runtimes.runtime import TimeLimit, feed_of
+from attnlens_server.engine.runtimes.runtime import Cancellation, TimeLimit, feed_of
 
 # Both graphs slice the weights (B, H, T', T' or W) from `starts` to `ends`, which are (row, token, column),
 # and gather `heads` (K,). The second graph also averages over heads. There are two graphs because ONNX
@@ -64,15 +65,17 @@ class DeviceSession(OnnxSession):
         self.copied_bytes = COPIED_BYTES
         """Maximum size of the weights of a layer and text that are copied as a whole."""
 
-    def run(self, inputs: Inputs, output_names: Sequence[str]) -> "DeviceOutputs":
+    def run(
+        self, inputs: Inputs, output_names: Sequence[str], cancellation: Cancellation | None = None
+    ) -> "DeviceOutputs":
         """Compute the named outputs of a batch, in fp32."""
-        with reporting_lack_of_memory(*inputs.input_ids.shape):
+        with reporting_lack_of_memory(*inputs.input_ids.shape), running(cancellation) as options:
             binding = self._session.io_binding()
             for name, array in feed_of(inputs, self.inputs).items():
                 binding.bind_cpu_input(name, array)  # may allocate, too: it copies to the device
             for name in output_names:
                 binding.bind_output(name, *(self._device if name in self._kept_there else ("cpu", 0)))
-            self._session.run_with_iobinding(binding)
+            self._session.run_with_iobinding(binding, options)
         self.check_results()
         values = dict(zip(output_names, binding.get_outputs(), strict=True))
         kept = {name: value for name, value in values.items() if self._is_kept(name, value)}

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from attnlens_server.engine.batch import BatchOutputs, HostOutputs, Inputs
-from attnlens_server.engine.runtimes.runtime import TimeLimit, Value, feed_of
+from attnlens_server.engine.runtimes.runtime import Cancellation, TimeLimit, Value, feed_of
 from attnlens_server.engine.runtimes.saturation import int8_products_saturate
 from attnlens_server.errors import OverloadedError, StartupError
 
@@ -47,6 +47,8 @@ MEMORY_RETRY_S = 1.0
 class OnnxSession:
     """An open ONNX graph. Implements `Session`."""
 
+    survives_cancellation = True
+
     def __init__(
         self,
         graph: Path,
@@ -70,20 +72,32 @@ class OnnxSession:
         self.check_results: Callable[[], None] = lambda: None
         """Called after each batch. Raises if the results cannot be trusted."""
 
-    def run(self, inputs: Inputs, output_names: Sequence[str]) -> BatchOutputs:
+    def run(
+        self, inputs: Inputs, output_names: Sequence[str], cancellation: Cancellation | None = None
+    ) -> BatchOutputs:
         """Compute the named outputs of a batch, in fp32."""
         names = list(output_names)
-        with reporting_lack_of_memory(*inputs.input_ids.shape):
-            arrays = self._session.run(names, feed_of(inputs, self.inputs))
+        with reporting_lack_of_memory(*inputs.input_ids.shape), running(cancellation) as options:
+            arrays = self._session.run(names, feed_of(inputs, self.inputs), options)
         self.check_results()
         return HostOutputs(dict(zip(names, arrays, strict=True)))
 
     def run_all(self, inputs: Inputs, limit: TimeLimit) -> dict[str, npt.NDArray[np.generic]]:
         """Compute all outputs of a batch with the graph's own data types."""
-        options = ort.RunOptions()
-        with limit.ending_with(lambda: setattr(options, "terminate", True)):
+        with running(limit) as options:
             arrays = self._session.run(None, feed_of(inputs, self.inputs), options)
         return dict(zip((value.name for value in self.outputs), arrays, strict=True))
+
+
+@contextmanager
+def running(cancellation: Cancellation | None) -> Iterator[ort.RunOptions | None]:
+    """Yield the options of a run that `cancellation` ends before its next node."""
+    if cancellation is None:
+        yield None
+        return
+    options = ort.RunOptions()
+    with cancellation.ending_with(lambda: setattr(options, "terminate", True)):
+        yield options
 
 
 @contextmanager

@@ -2,13 +2,14 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from attnlens_server.engine.batch import HostOutputs, Inputs
-from attnlens_server.engine.runtimes.runtime import TimeLimit, Value, feed_of
+from attnlens_server.engine.runtimes.runtime import Cancellation, TimeLimit, Value, feed_of
 from attnlens_server.errors import StartupError
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class OpenvinoSession:
     """A compiled graph. Implements `Session`."""
 
     providers: tuple[str, ...] = ()
+    # Its nodes then have the shapes of different batches: the next batch in the same stream fails, at best.
+    survives_cancellation = False
 
     def __init__(
         self,
@@ -56,10 +59,12 @@ class OpenvinoSession:
         self.check_results: Callable[[], None] = lambda: None
         """Called after each batch. Raises if the results cannot be trusted."""
 
-    def run(self, inputs: Inputs, output_names: Sequence[str]) -> HostOutputs:
+    def run(
+        self, inputs: Inputs, output_names: Sequence[str], cancellation: Cancellation | None = None
+    ) -> HostOutputs:
         """Compute the named outputs of a batch, in fp32. The next batch in this thread overwrites them."""
         request = self._request()
-        request.infer(feed_of(inputs, self.inputs), share_inputs=True, share_outputs=True)
+        self._infer(request, inputs, cancellation)
         outputs = {name: request.get_output_tensor(self._ports[name]).data for name in output_names}
         self.check_results()
         return HostOutputs(outputs, are_reused=True)
@@ -67,13 +72,17 @@ class OpenvinoSession:
     def run_all(self, inputs: Inputs, limit: TimeLimit) -> dict[str, npt.NDArray[Any]]:
         """Compute all outputs of a batch with the graph's own data types."""
         request = self._request()
-        with limit.ending_with(request.cancel):
-            request.start_async(feed_of(inputs, self.inputs), share_inputs=True)
-            request.wait()
+        self._infer(request, inputs, limit)
         return {
             value.name: request.get_output_tensor(port).data.copy()
             for value, port in zip(self.outputs, self._ports.values(), strict=True)
         }
+
+    def _infer(self, request: "InferRequest", inputs: Inputs, cancellation: Cancellation | None) -> None:
+        """Run a batch. Only an asynchronous run can be cancelled."""
+        with cancellation.ending_with(request.cancel) if cancellation else nullcontext():
+            request.start_async(feed_of(inputs, self.inputs), share_inputs=True)
+            request.wait()
 
     def _request(self) -> "InferRequest":
         """Return the inference request of this thread. Creating one blocks until a stream is idle."""

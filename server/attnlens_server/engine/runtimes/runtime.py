@@ -1,6 +1,7 @@
 """Interfaces of an inference runtime: `Runtime` opens graphs, `Session` runs one of them."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,31 +25,29 @@ class Value(NamedTuple):
     """Axis sizes. A symbolic or unknown size is a name or None."""
 
 
-class TimeLimit:
-    """Context manager that cancels the current step on timeout, or when `end` is called."""
+class Cancellation:
+    """Cancels the current step when `end` is called, in any thread.
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._timer = threading.Timer(seconds, self.end)
-        self._timer.daemon = True
-        # Invariant: once the limit is over, `_cancel` is called exactly once if its step is still running.
+    Attributes:
+        ended_at: `time.monotonic` time of the first call of `end`, or None.
+    """
+
+    def __init__(self) -> None:
+        # Invariant: once the cancellation is over, `_cancel` is called exactly once if its step is running.
         self._changing = threading.Lock()
         self._cancel: Callable[[], None] | None = None
-        self.is_over = False
+        self.ended_at: float | None = None
 
-    def __enter__(self) -> Self:
-        self._timer.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._timer.cancel()
+    @property
+    def is_over(self) -> bool:
+        """Whether `end` was called."""
+        return self.ended_at is not None
 
     def end(self) -> None:
         """Cancel the current step and every later one."""
         with self._changing:
-            self.is_over = True
+            if self.ended_at is None:
+                self.ended_at = time.monotonic()
             if self._cancel is not None:
                 self._cancel()
 
@@ -66,6 +65,25 @@ class TimeLimit:
                 self._cancel = None
 
 
+class TimeLimit(Cancellation):
+    """Context manager that cancels the current step on timeout, or when `end` is called."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self._timer = threading.Timer(seconds, self.end)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+
+
 class Session(Protocol):
     """An open graph. Any number of threads can run it concurrently.
 
@@ -74,15 +92,23 @@ class Session(Protocol):
         outputs: Declared outputs.
         providers: ONNX Runtime execution providers, the preferred one first. Empty for other runtimes.
         check_results: Called after each batch. Raises if the results cannot be trusted.
+        survives_cancellation: Whether the session can be used after a run was cancelled.
     """
 
+    survives_cancellation: bool
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     providers: tuple[str, ...]
     check_results: Callable[[], None]
 
-    def run(self, inputs: Inputs, output_names: Sequence[str]) -> BatchOutputs:
-        """Compute the named outputs of a batch, in fp32."""
+    def run(
+        self, inputs: Inputs, output_names: Sequence[str], cancellation: Cancellation | None = None
+    ) -> BatchOutputs:
+        """Compute the named outputs of a batch, in fp32.
+
+        Raises:
+            Exception: The graph failed, or was cancelled before it completed.
+        """
 
     def run_all(self, inputs: Inputs, limit: TimeLimit) -> dict[str, npt.NDArray[Any]]:
         """Compute all outputs of a batch with the graph's own data types, within `limit`."""
