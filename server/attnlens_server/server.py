@@ -216,8 +216,11 @@ class Server:
         async def call_nothing() -> None:
             options = [("grpc.enable_http_proxy", 0)]
             async with grpc.aio.insecure_channel(address, options=options) as channel:
+                call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+                    "/attnlens/Nothing"
+                )
                 with suppress(grpc.aio.AioRpcError):  # there is no such method, but the call is accepted
-                    await channel.unary_unary("/attnlens/Nothing")(b"", timeout=_RELEASE_TIMEOUT_S)
+                    await call(b"", timeout=_RELEASE_TIMEOUT_S)
 
         if self._releasing is None or self._releasing.done():
             self._releasing = asyncio.get_running_loop().create_task(call_nothing())
