@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 
 from attnlens_server.access import open_access, warn_if_exposed
@@ -215,15 +214,17 @@ class Server:
     def _release_dropped_call(self, address: str) -> None:
         """Call this server, so that grpc.aio releases the previous call and resets its stream."""
 
-        async def check_health() -> None:
+        async def call_nothing() -> None:
             options = [("grpc.enable_http_proxy", 0)]
             async with grpc.aio.insecure_channel(address, options=options) as channel:
-                with suppress(grpc.aio.AioRpcError):  # a rejected call is accepted first
-                    health = health_pb2_grpc.HealthStub(channel)
-                    await health.Check(health_pb2.HealthCheckRequest(), timeout=_RELEASE_TIMEOUT_S)
+                call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+                    "/attnlens/Nothing"
+                )
+                with suppress(grpc.aio.AioRpcError):  # there is no such method, but the call is accepted
+                    await call(b"", timeout=_RELEASE_TIMEOUT_S)
 
         if self._releasing is None or self._releasing.done():
-            self._releasing = asyncio.get_running_loop().create_task(check_health())
+            self._releasing = asyncio.get_running_loop().create_task(call_nothing())
 
     def _bind(self, grpc_server: grpc.aio.Server) -> str:
         """Bind the configured address and return the address for clients."""
