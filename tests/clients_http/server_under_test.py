@@ -31,7 +31,12 @@ MAX_INPUTS, MAX_CALL_MEMORY_BYTES, HOLDERS = 1024, 16 << 20, 4
 ARGUMENTS = [
     *("--http-port", "0"),
     # Small for `Server.full`. The server uses at least five times the size of a response.
-    *("--max-call-memory-bytes", str(MAX_CALL_MEMORY_BYTES), "--max-response-bytes", str(MAX_CALL_MEMORY_BYTES // 8)),
+    *(
+        "--max-call-memory-bytes",
+        str(MAX_CALL_MEMORY_BYTES),
+        "--max-response-bytes",
+        str(MAX_CALL_MEMORY_BYTES // 8),
+    ),
     *("--request-timeout-s", "300"),
 ]
 TIMEOUT_S = 60

@@ -231,7 +231,9 @@ async def test_many_attention_requests_do_not_block_embeddings(minilm_bundle: Pa
 
 async def test_unread_responses_are_limited(minilm_bundle: Path) -> None:
     one = pb.EncodeRequest(inputs=[LONG], attention=[pb.AttentionQuery()])
-    async with listening(minilm_bundle, max_call_memory_bytes=20 << 20, max_response_bytes=20 << 20) as running:
+    async with listening(
+        minilm_bundle, max_call_memory_bytes=20 << 20, max_response_bytes=20 << 20
+    ) as running:
         await running.warm_up()
         results = await asyncio.gather(*(running.stub.Encode(one) for _ in range(8)), return_exceptions=True)
         rejected = [result for result in results if isinstance(result, grpc.aio.AioRpcError)]
