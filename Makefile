@@ -8,7 +8,7 @@ CLIENT_NODE := client/typescript/node_modules/.package-lock.json
 # Without bytecode files, each process would compile torch and transformers again, which takes 15 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-mutations proof pythons test-pythons test-ecosystem test-integrations test-clients test-cuda bench check docs docs-pages docs-pictures docs-site viewer typescript node browser format protos release-record release-check clean
+.PHONY: demo test test-all test-mutations proof pythons test-pythons test-ecosystem test-integrations test-clients test-cuda bench check docs docs-pages docs-pictures docs-site viewer typescript node browser haproxy prometheus format protos release-record release-check clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -36,7 +36,7 @@ test: $(MINILM) ## the product's behavior, with real weights; before each commit
 	$(PYTEST)
 
 # Also: documentation pages, the browser, other runtimes, clean installs, tools, frameworks, databases, other Pythons.
-test-all: $(MINILM) $(VIEWER_NODE) $(CLIENT_NODE) $(NODE) .ecosystem/ready .integrations/ready pythons | browser ## all tests; installs their requirements
+test-all: $(MINILM) $(VIEWER_NODE) $(CLIENT_NODE) $(NODE) .ecosystem/ready .integrations/ready pythons | prometheus ## all tests; installs their requirements
 	$(PYTEST) -m ""
 	tests/other_python.sh test
 
@@ -90,6 +90,12 @@ node: ## install Node.js, which bundles the script of the page
 
 browser: | node ## install Chromium for the tests of the page
 	viewer/install_for_tests.sh chromium
+
+haproxy: | browser ## install HAProxy for the tests of deploy/haproxy.cfg
+	viewer/install_for_tests.sh haproxy
+
+prometheus: | haproxy ## install Prometheus for the tests of deploy/prometheus
+	viewer/install_for_tests.sh prometheus
 
 test-ecosystem: $(MINILM) .ecosystem/ready $(NODE) ## bundles in other tools and npm packages
 	$(PYTEST) -m ecosystem

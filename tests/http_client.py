@@ -14,9 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from attnlens_client import Client
+from attnlens_server.access import Access
 from attnlens_server.http_api.app import HttpApp
 from attnlens_server.http_api.exchange import Route
+from attnlens_server.http_api.identity import AccessGate
 from attnlens_server.http_api.origins import OriginPolicy
+from attnlens_server.observing.observer import Observer
 from attnlens_server.serving.admission import Admission, Budget
 from attnlens_server.serving.requests import EmbedRequest, ScoreRequest
 from attnlens_server.serving.results import EmbedResult, ScoreResult, Timings, Usage
@@ -129,9 +132,11 @@ class StubService:
             cast("Any", self),
             routes,
             OriginPolicy("http", public_origin=None, names=(), allowed_origins=()),
+            AccessGate(Access("model")),
             max_body_bytes=1 << 16,
             body_timeout_s=60,
             stall_timeout_s=60,
+            observer=Observer(),
         )
         scope: dict[str, Any] = {
             "type": "http",

@@ -12,7 +12,7 @@ tests_of() {
         echo tests/client tests/hostile tests/cli/test_main.py tests/cli/test_json_output.py tests/server/grpc_api \
             tests/server/in_process tests/server/listening tests/server/http_api tests/server/engine/test_engine.py \
             tests/server/engine/test_lanes.py tests/server/test_in_process.py tests/server/test_lifecycle.py \
-            tests/server/test_request_log.py tests/server/test_tls.py
+            tests/server/test_access_log.py tests/server/test_tls.py
     fi
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install missing dependencies of the viewer tests. Usage: install_for_tests.sh node chromium
+# Install missing programs that tests require. Usage: install_for_tests.sh node chromium haproxy prometheus
 # Installs with apt-get if run as root on a Debian-based system, otherwise lists what is missing.
 set -euo pipefail
 
@@ -12,6 +12,14 @@ has_node() {
     command -v npm && command -v node && [ "$(node --version | sed 's/^v\([0-9]*\).*/\1/')" -ge 20 ]
 }
 
+has_haproxy() {
+    PATH=$PATH:/usr/sbin command -v haproxy
+}
+
+has_prometheus() {
+    command -v prometheus && command -v promtool
+}
+
 missing() {
     for tool in "$@"; do
         "has_$tool" > /dev/null || echo "$tool"
@@ -19,8 +27,8 @@ missing() {
 }
 
 explain() {
-    echo "The viewer tests require Node.js 20 or later with npm, and Chromium. Missing: $*." >&2
-    echo "On Debian 13, install them as root: apt-get install nodejs npm chromium" >&2
+    echo "Some tests require Node.js 20 or later with npm, Chromium, HAProxy and Prometheus. Missing: $*." >&2
+    echo "On Debian 13, install them as root: apt-get install nodejs npm chromium haproxy prometheus" >&2
     exit 1
 }
 
@@ -32,7 +40,7 @@ fi
 packages=()
 for tool in $missing_tools; do
     case $tool in
-        chromium) packages+=(chromium) ;;
+        chromium | haproxy | prometheus) packages+=("$tool") ;;
         node) packages+=(nodejs npm) ;;
     esac
 done

@@ -6,62 +6,25 @@ behavior under the same attacks. Requires Linux and an otherwise idle machine.
 
 import argparse
 import asyncio
-import gzip
 import json
 import os
-import random
 import re
 import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bench.servers import RunningServer
 from bench.studies.hostile import Measured, served
 
 NUM_SLOW, NUM_CALLS, NUM_HEAVY = 1000, 300, 64
-EXPECTED = {200, 204, 400, 401, 403, 404, 405, 408, 411, 413, 415, 421, 422, 424, 429, 431, 501, 503, 505}
 GOOD = {"input": ["The cat sits.", "A dog runs."], "truncate": True}
 # All weights of the longest text, whose response has about 100 MB.
 HEAVY = {"inputs": ["word " * 250], "attention": [{}], "truncate": True}
-PATHS = (
-    "/v1/embeddings",
-    "/embed",
-    "/embed_all",
-    "/tokenize",
-    "/v2/embed",
-    "/vectors",
-    "/api/embed",
-    "/page",
-    "/v1/attnlens/encode",
-    "/v1/attnlens/explain",
-    "/v1/attnlens/encode_stream",
-    "/v1/models/a",
-    "/nowhere",
-)
-VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    0,
-    -1,
-    1e400,
-    2**70,
-    "",
-    "a",
-    "\ud800",
-    [],
-    [[]],
-    {},
-    [None],
-    ["a", 1],
-    "word " * 300,
-)
 
 
 @dataclass(frozen=True)
@@ -99,86 +62,6 @@ async def answer(reader: asyncio.StreamReader) -> int:
     except (asyncio.IncompleteReadError, ConnectionError):
         return 0
     return int(head.split(" ")[1])
-
-
-# --- random requests ------------------------------------------------------------------------------
-
-
-def random_request(chance: random.Random) -> bytes:
-    """Return a request that is valid, slightly wrong, or wrong in its framing."""
-    path = chance.choice(PATHS)
-    body = dict(GOOD if chance.random() < 0.5 else {"inputs": "a", "texts": ["b"], "text": "c"})
-    for _ in range(chance.randrange(3)):
-        key = chance.choice(
-            ["input", "inputs", "model", "dimensions", "attention", "truncate", "to", "text", "x"]
-        )
-        body[key] = chance.choice(VALUES)
-    content = json.dumps(body).encode()
-    kind = chance.randrange(8)
-    if kind == 0:
-        content = content[: chance.randrange(len(content))] + chance.randbytes(chance.randrange(20))
-    if kind == 1:
-        packed = gzip.compress(content)
-        return request(
-            "POST", path, packed[: len(packed) - chance.choice((0, 0, 1, 9))], "Content-Encoding: gzip"
-        )
-    if kind == 2:
-        size = chance.choice((b"%x" % len(content), b"zz", b"-1", b"%x;a=b" % len(content), b"ffffffffffff"))
-        head = request("POST", path).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
-        return head + size + b"\r\n" + content + b"\r\n0\r\n\r\n"
-    if kind == 3:
-        return request(chance.choice(["GET", "HEAD", "DELETE", "OPTIONS", "PATCH", "BREW"]), path, content)
-    if kind == 4:
-        headers = [f"X-{index}: {'y' * chance.randrange(2000)}" for index in range(chance.randrange(80))]
-        return request("POST", path, content, *headers)
-    if kind == 5:
-        raw = bytearray(request("POST", path, content))
-        for _ in range(chance.randrange(1, 6)):
-            raw[chance.randrange(len(raw))] = chance.randrange(256)
-        return bytes(raw)
-    return request("POST", path, content)
-
-
-async def fuzz(port: int, count: int, seed: int) -> Counter[int]:
-    """Send random requests over connections that are kept as long as the server keeps them."""
-    chance, statuses = random.Random(seed), Counter[int]()
-    connection = None
-    for _ in range(count):
-        if connection is None:
-            connection = await asyncio.open_connection("127.0.0.1", port, limit=64 << 20)
-        reader, writer = connection
-        status = 0
-        with suppress(ConnectionError, TimeoutError):
-            async with asyncio.timeout(1.0):  # requests with wrong framing wait for more data
-                writer.write(random_request(chance))
-                status = await answer(reader)
-        statuses[status] += 1
-        if status in (0, 400, 408, 431, 505) or chance.random() < 0.05:
-            writer.transport.abort()
-            connection = None
-    return statuses
-
-
-def measure_fuzz(bundle: Path, count: int) -> list[Measured]:
-    """Send random requests from 16 clients."""
-    with running(bundle) as ports:
-
-        async def all_clients(number: int) -> Counter[int]:
-            found = await asyncio.gather(*(fuzz(ports.http, number // 16, seed) for seed in range(16)))
-            return sum(found, Counter())
-
-        asyncio.run(all_clients(max(count // 10, min(count, 2000))))  # fills caches and pools
-        before = ports.server.rss_mib
-        statuses = asyncio.run(all_clients(count))
-        good = asyncio.run(good_latencies(ports.http, 3))
-        grown = ports.server.rss_mib - before
-    print("Statuses:", dict(sorted(statuses.items())))
-    unexpected = sum(number for status, number in statuses.items() if status not in EXPECTED | {0})
-    return [
-        Measured(f"{count:,} random requests, unexpected statuses", unexpected, 0, ""),
-        Measured("RSS growth after them", grown, 20, "MiB"),
-        Measured("valid requests answered after them", len(good), 3, "", lower_is_better=False),
-    ]
 
 
 # --- slow clients ---------------------------------------------------------------------------------
@@ -299,7 +182,6 @@ def measure_health(bundle: Path) -> list[Measured]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the cost of hostile HTTP clients.")
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--rows", default="", help="Only measurements whose name contains this text.")
     arguments = parser.parse_args()
     print("| what | value | target | met |\n|---|---|---|---|")
@@ -307,9 +189,6 @@ def main() -> None:
         if arguments.rows in name:
             for row in measure(arguments.bundle):
                 print(row, flush=True)
-    if arguments.rows in "fuzz":
-        for row in measure_fuzz(arguments.bundle, arguments.requests):
-            print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote_to_bytes
 
 import grpc
@@ -20,6 +20,9 @@ SERVICE = "attnlens.v1.EncoderService"
 MAX_TIMEOUT_S = 365 * 24 * 3600.0
 MAX_ATTEMPTS = 5  # gRPC's limit
 UNLIMITED = -1
+PRIORITY = "attnlens-priority"
+"""Metadata with the priority of a call."""
+PRIORITIES = ("interactive", "bulk")
 
 _HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[\w:.%-]+\]):([0-9]{1,5})")
 _OTHER_TARGET = re.compile(r"(?:unix|unix-abstract|dns|ipv4|ipv6|vsock|xds):.+")
@@ -70,7 +73,9 @@ class Connection:
             stream is one call for up to `batch_size` texts, and includes the time that the consumer takes.
         credentials: Credentials for TLS, such as `grpc.ssl_channel_credentials(...)`. None means no
             encryption.
-        metadata: Metadata sent with each call, such as `(("authorization", "Bearer ..."),)`.
+        api_key: API key, sent as `authorization: Bearer KEY`. Without TLS, anyone in between can read it.
+        priority: Priority of the calls. "bulk" lets calls of all interactive clients go first.
+        metadata: Further metadata sent with each call.
         batch_size: Maximum number of texts per call. More texts are split into several calls.
         max_in_flight: Maximum number of concurrent calls of one method.
         max_attempts: Maximum number of attempts, up to 5, until a server has answered for the first time.
@@ -90,6 +95,8 @@ class Connection:
     _: KW_ONLY
     timeout_s: float | None = 60.0
     credentials: grpc.ChannelCredentials | None = None
+    api_key: str | None = None
+    priority: Literal["interactive", "bulk"] = "interactive"
     metadata: Sequence[tuple[str, str | bytes]] = ()
     batch_size: int = 128
     max_in_flight: int = 4
@@ -107,6 +114,9 @@ class Connection:
             ("max_attempts", MAX_ATTEMPTS),
         ):
             check_number(name, getattr(self, name), maximum)
+        check_key(self.api_key)
+        if self.priority not in PRIORITIES:
+            raise ValueError(f"priority is {self.priority!r}: use one of {', '.join(PRIORITIES)}")
         self._session = Session(
             address=self.address,
             timeout_s=self.timeout_s,
@@ -116,8 +126,14 @@ class Connection:
             uses_tls=self.credentials is not None,
         )
 
+    @property
+    def call_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        """Metadata sent with each call, including key and priority."""
+        priority = [(PRIORITY, self.priority)] if self.priority != PRIORITIES[0] else []
+        return (*key_metadata(self.api_key), *priority, *self.metadata)
+
     def __repr__(self) -> str:
-        # Metadata and channel options may contain secrets.
+        # Keys, metadata and channel options may contain secrets.
         parts = [repr(self.address), *(["TLS"] if self.credentials is not None else [])]
         models = {model.name: f"model={model.name!r}" for model in self._session.models.values()}
         return f"{type(self).__name__}({', '.join([*parts, *models.values()])})"
@@ -141,6 +157,26 @@ def check_timeout(timeout_s: float | None) -> None:
         )
 
 
+def check_key(api_key: str | None) -> None:
+    """Validate an API key, which is not part of the message.
+
+    Raises:
+        ValueError: The key is empty, or contains a character that metadata cannot contain.
+        TypeError: The key is not a string.
+    """
+    if api_key is None:
+        return
+    if not isinstance(api_key, str):
+        raise TypeError(f"api_key is {type(api_key).__name__}: use a str, or None for no key")
+    if not re.fullmatch("[!-~]+", api_key):
+        raise ValueError("api_key is empty or contains a space, or is not ASCII: use a key of the server")
+
+
+def key_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the metadata that contains an API key."""
+    return () if api_key is None else (("authorization", f"Bearer {api_key}"),)
+
+
 def check_number(name: str, value: int, maximum: float = math.inf) -> None:
     """Validate an integer from 1 to `maximum`.
 
@@ -152,6 +188,18 @@ def check_number(name: str, value: int, maximum: float = math.inf) -> None:
         raise ValueError(
             f"{name} is {value}: use 1 " + (f"to {maximum}" if maximum < math.inf else "or more")
         )
+
+
+def trace_metadata() -> tuple[tuple[str, str], ...]:
+    """Return metadata with the trace context of the caller. Empty unless the process uses OpenTelemetry."""
+    # A process that has not imported the API has no current span.
+    if "opentelemetry.trace" not in sys.modules:
+        return ()
+    from opentelemetry.propagate import inject  # noqa: PLC0415 - not a dependency
+
+    carrier: dict[str, str] = {}
+    inject(carrier)
+    return tuple((name.lower(), value) for name, value in carrier.items())
 
 
 def grpc_options(connection: Connection) -> list[tuple[str, Any]]:

@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
-from attnlens_client.connection import SERVICE, checked_address
+from attnlens_client.connection import SERVICE, check_key, checked_address, key_metadata
 from attnlens_client.errors import BadReplyError, DeadlineExceededError, UnavailableError, from_rpc_error
 
 HealthStatus: TypeAlias = Literal["unknown", "serving", "not_serving", "service_unknown"]
@@ -32,6 +32,7 @@ def check_health(
     timeout_s: float = 5.0,
     wait_s: float = 0.0,
     credentials: grpc.ChannelCredentials | None = None,
+    api_key: str | None = None,
     channel_options: Sequence[tuple[str, Any]] = (),
 ) -> HealthStatus:
     """Return the health of a service.
@@ -42,6 +43,7 @@ def check_health(
         timeout_s: Timeout of one check in seconds.
         wait_s: Maximum time in seconds to wait until the status is "serving".
         credentials: See `Client`.
+        api_key: See `Client`. Only needed if the server restricts health checks.
         channel_options: See `Client`.
 
     Raises:
@@ -53,6 +55,7 @@ def check_health(
     'serving'
     """
     checked_address(address)
+    check_key(api_key)
     options = [*_CHANNEL_OPTIONS, *channel_options]
     deadline = time.monotonic() + wait_s
     with (
@@ -63,9 +66,8 @@ def check_health(
         while True:
             left_s = deadline - time.monotonic()
             try:
-                status = _check(
-                    channel, service, min(timeout_s, max(_PAUSE_S, left_s)) if wait_s else timeout_s
-                )
+                once_s = min(timeout_s, max(_PAUSE_S, left_s)) if wait_s else timeout_s
+                status = _check(channel, service, once_s, key_metadata(api_key))
             except (DeadlineExceededError, UnavailableError):
                 if time.monotonic() >= deadline:
                     raise
@@ -75,11 +77,13 @@ def check_health(
             time.sleep(max(0.0, min(_PAUSE_S, deadline - time.monotonic())))
 
 
-def _check(channel: grpc.Channel, service: str, timeout_s: float) -> HealthStatus:
+def _check(
+    channel: grpc.Channel, service: str, timeout_s: float, metadata: tuple[tuple[str, str], ...]
+) -> HealthStatus:
     check: grpc.UnaryUnaryMultiCallable[StringValue, bytes]
     check = channel.unary_unary(_METHOD, request_serializer=StringValue.SerializeToString)
     try:
-        reply = check(StringValue(value=service), timeout=timeout_s)
+        reply = check(StringValue(value=service), timeout=timeout_s, metadata=metadata)
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.NOT_FOUND:
             return "service_unknown"

@@ -8,10 +8,11 @@ from functools import partial
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from attnlens_server.config import ServerConfig
-from attnlens_server.http_api.app import Authenticate
+from attnlens_server.access import open_access
+from attnlens_server.access.files import watch
+from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.http_api.host import HttpHost
-from attnlens_server.http_api.keys import bearer_keys
+from attnlens_server.http_api.identity import AccessGate, Authenticate, HeaderGate, bearer_keys
 from attnlens_server.served_model import ServedModel
 from attnlens_server.serving.service import State
 
@@ -28,10 +29,16 @@ class ModelApp:
 
     Args:
         config: Configuration. Options for gRPC, ports and TLS have no effect.
-        authenticate: Checks the headers of each request, such as `bearer_keys`. If None, no key is needed.
+        authenticate: Checks the headers of each request and may return its sender, such as `bearer_keys`. If
+            None, `api_keys` and `policy` of the configuration apply.
+
+    Raises:
+        ConfigError: `authenticate` is given, and the configuration has keys or a policy.
     """
 
     def __init__(self, config: ServerConfig, *, authenticate: Authenticate | None = None) -> None:
+        if authenticate is not None and (config.api_keys or config.policy):
+            raise ConfigError("api_keys or policy is set in addition to authenticate: use one of them")
         self._config = config
         self._authenticate = authenticate
         self._app: ASGIApp | None = None
@@ -62,7 +69,10 @@ class ModelApp:
         loop = asyncio.get_running_loop()
         served = await loop.run_in_executor(None, ServedModel, self._config)
         service, engine = served.service, served.engine
-        host = HttpHost(service, served.methods, engine, served.bundle, self._config, self._authenticate)
+        access = open_access(self._config, served.model.name, has_certificates=False)
+        gate = HeaderGate(self._authenticate) if self._authenticate else AccessGate(access)
+        host = HttpHost(service, served.methods, engine, served.bundle, self._config, served.observer, gate)
+        watching = asyncio.create_task(watch(access.files))
         try:
             await loop.run_in_executor(None, served.start)
             fail = partial(setattr, service, "state", State.FAILED)
@@ -71,6 +81,7 @@ class ModelApp:
             logger.info("serving %s", served.model.name)
             yield self
         finally:
+            watching.cancel()
             service.state, self._app = State.DRAINING, None
             await host.stop(0)
             await loop.run_in_executor(None, engine.close)

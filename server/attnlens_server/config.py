@@ -15,6 +15,7 @@ GraphPrecision = Literal["fp32", "fp16", "int8"]
 """Precision of a graph in a bundle."""
 Precision = Literal["fp32", "fp16", "int8", "bf16"]
 """Precision of embeddings. bf16 is a way to execute the fp32 graph."""
+AccessLogMode = Literal["off", "errors", "slow", "sampled", "all"]
 
 
 def graph_precision(precision: Precision) -> GraphPrecision:
@@ -66,6 +67,38 @@ _KINDS: dict[type, tuple[type, str]] = {
     float: (Real, "a number"),
     str: (str, "a str"),
 }
+
+
+_ACCESS_LOG_VALUES: dict[AccessLogMode, float] = {"slow": 1.0, "sampled": 0.01}
+
+
+@dataclass(frozen=True, slots=True)
+class AccessLogSelection:
+    """Which requests are logged.
+
+    Attributes:
+        mode: `off`; `errors`; `slow` and `sampled`, which include errors; or `all`.
+        value: Minimum duration of a slow request in seconds, or share of sampled requests.
+    """
+
+    mode: AccessLogMode
+    value: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> "AccessLogSelection":
+        """Return the selection for a mode, which may be followed by `:` and its value.
+
+        Raises:
+            ValueError: The text is invalid.
+        """
+        name, _, value = text.partition(":")
+        mode = next((mode for mode in get_args(AccessLogMode) if mode == name), None)
+        if mode is None or (value and mode not in _ACCESS_LOG_VALUES):
+            raise ValueError(text)
+        number = float(value) if value else _ACCESS_LOG_VALUES.get(mode, 0.0)
+        if not 0 <= number <= (1 if mode == "sampled" else 86_400):  # also for NaN
+            raise ValueError(text)
+        return cls(mode, number)
 
 
 class ConfigError(ValueError):
@@ -130,6 +163,11 @@ class ServerConfig:
         tls_key: Private key in PEM format.
         tls_client_ca: Root certificates in PEM format. If set, clients must present a certificate (mutual
             TLS).
+        api_keys: File with the API keys of clients, one line `NAME sha256:HEX` each. If set, clients need a
+            key or, with `tls_client_ca`, a certificate.
+        policy: TOML file with the methods, rates and queue share of each client.
+        reflection: Whether to serve gRPC reflection if clients are identified by `api_keys` or
+            `tls_client_ca`. Otherwise it is always served.
         http_port: Port for HTTP (the APIs of OpenAI and others, the viewer, health checks), with the same TLS
             settings. 0 selects a free port. None disables HTTP.
         http_host: Host to listen on for HTTP.
@@ -139,12 +177,15 @@ class ServerConfig:
         cors_origins: Origins of other web pages that may call the HTTP APIs, separated by commas, or `*`.
         http_token_ids: Whether OpenAI's API accepts token ids. Only for clients that use this model's
             tokenizer.
-        metrics_port: Port for health checks and Prometheus metrics, on `http_host`, without TLS. It is served
-            by a thread of its own. 0 selects a free port. None leaves them on the HTTP port only.
+        metrics_port: Port for health checks and Prometheus metrics, on `http_host`, without TLS and without
+            access control. It is served by a thread of its own. 0 selects a free port. None leaves them on
+            the HTTP port only.
         max_connections: Number of HTTP connections. If there are more, idle ones are closed first.
         request_timeout_s: Maximum time in seconds to receive the head of an HTTP request, and to receive its
             body.
-        log_requests: Whether to log each request at level info. Texts are never logged.
+        access_log: Which requests are logged when they have ended: `off`, `errors`, `slow` (at least 1 s, or
+            as in `slow:0.5`), `sampled` (one in a hundred, or as in `sampled:0.1`) or `all`. `slow` and
+            `sampled` include errors. Texts are never logged.
     """
 
     bundle: Path
@@ -163,7 +204,7 @@ class ServerConfig:
     max_attention_bytes: int = 256 * MIB
     explain: bool = True
     max_computed_tokens: int = 1 << 18
-    max_concurrent_inputs: int = 2048
+    max_concurrent_inputs: int = 4096
     max_inputs_per_request: int = 1024
     max_text_bytes: int = MIB // 8
     max_request_text_bytes: int = 4 * MIB
@@ -181,6 +222,9 @@ class ServerConfig:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
+    api_keys: Path | None = None
+    policy: Path | None = None
+    reflection: bool = False
     http_port: int | None = None
     http_host: str = "127.0.0.1"
     http_origin: str | None = None
@@ -189,7 +233,7 @@ class ServerConfig:
     metrics_port: int | None = None
     max_connections: int = 512
     request_timeout_s: float = 30.0
-    log_requests: bool = False
+    access_log: str = "off"
 
     def __post_init__(self) -> None:
         """Validate all fields. Raises ConfigError for the first invalid one."""
@@ -202,6 +246,7 @@ class ServerConfig:
             raise ConfigError(f"engine is {self.engine!r}: use one of {', '.join(get_args(EngineName))}")
         self._check_engine()
         self._check_address()
+        self._check_access_log()
         for name, (low, high) in _RANGES.items():
             if getattr(self, name) is not None:
                 self._check_range(name, low, high)
@@ -218,6 +263,11 @@ class ServerConfig:
     def listens_at(self) -> Address:
         """Address to listen on."""
         return parse_address(self.address) if self.address is not None else TcpAddress(self.host, self.port)
+
+    @property
+    def access_log_selection(self) -> AccessLogSelection:
+        """Which requests are logged."""
+        return AccessLogSelection.parse(self.access_log)
 
     @property
     def allowed_origins(self) -> tuple[str, ...]:
@@ -285,6 +335,15 @@ class ServerConfig:
             )
         if not re.fullmatch(r"CPU|GPU(\.[0-9]{1,3})?", self.device):
             raise ConfigError(f"device is {self.device!r}: use CPU, GPU, or GPU.1 for the second GPU")
+
+    def _check_access_log(self) -> None:
+        try:
+            AccessLogSelection.parse(self.access_log)
+        except ValueError as error:
+            raise ConfigError(
+                f"access_log is {self.access_log!r}: use off, errors, slow, slow:SECONDS, sampled, "
+                "sampled:SHARE (0 to 1), or all"
+            ) from error
 
     def _check_address(self) -> None:
         try:

@@ -8,8 +8,10 @@ RequestError
 |- TooExpensiveError       INVALID_ARGUMENT     400  REQUEST_TOO_EXPENSIVE
 |- MalformedRequestError   INVALID_ARGUMENT     400  MALFORMED_REQUEST
 |- UnauthenticatedError    UNAUTHENTICATED      401  UNAUTHENTICATED
+|- PermissionDeniedError   PERMISSION_DENIED    403  PERMISSION_DENIED
 |- ModelNotFoundError      NOT_FOUND            404  MODEL_NOT_FOUND
 |- OverloadedError         RESOURCE_EXHAUSTED   429  OVERLOADED
+|- RateLimitedError        RESOURCE_EXHAUSTED   429  RATE_LIMITED
 |- GraphUnavailableError   FAILED_PRECONDITION  503  GRAPH_UNAVAILABLE
 |- NotSupportedError       FAILED_PRECONDITION  400  NOT_SUPPORTED
 |- NotReadyError           UNAVAILABLE          503  NOT_READY
@@ -183,6 +185,14 @@ class UnauthenticatedError(RequestError):
     reason = "UNAUTHENTICATED"
 
 
+class PermissionDeniedError(RequestError):
+    """The policy does not allow the client to call the method."""
+
+    status = "PERMISSION_DENIED"
+    http_status = 403
+    reason = "PERMISSION_DENIED"
+
+
 class ModelNotFoundError(RequestError):
     """The requested model, or the requested version of the model, is not loaded.
 
@@ -217,6 +227,14 @@ class OverloadedError(RequestError):
     status = "RESOURCE_EXHAUSTED"
     http_status = 429
     reason = "OVERLOADED"
+
+
+class RateLimitedError(RequestError):
+    """The client has used up its rate."""
+
+    status = "RESOURCE_EXHAUSTED"
+    http_status = 429
+    reason = "RATE_LIMITED"
 
 
 class GraphUnavailableError(RequestError):

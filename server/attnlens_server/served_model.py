@@ -12,6 +12,9 @@ from attnlens_server.grpc_api.methods import EncoderService
 from attnlens_server.grpc_api.model_info import ModelDescriber
 from attnlens_server.grpc_api.responses import Responses, reply_costs
 from attnlens_server.memory_budget import plan_memory
+from attnlens_server.observing.access_log import AccessLog
+from attnlens_server.observing.observer import Observer
+from attnlens_server.serving.admission import RESERVED_SHARE
 from attnlens_server.serving.service import ModelService
 from attnlens_server.text import TextEncoder, UntokenizableError
 
@@ -27,6 +30,7 @@ class ServedModel:
         max_tokens: Maximum input length in tokens, including special tokens.
         engine: Runs the graphs.
         service: Answers typed requests.
+        observer: Notified of each request.
         calls: Runs gRPC calls.
         methods: gRPC methods.
     """
@@ -74,13 +78,14 @@ class ServedModel:
             max_tokens=self.max_tokens,
             costs=reply_costs(config.max_response_bytes),
         )
+        access = config.access_log_selection
+        self.observer = Observer(None if access.mode == "off" else AccessLog(access))
         self.calls = Calls(
             self.service.admission,
             self.service.check_serving,
             self.service.workers,
-            max_calls=config.max_calls,
             stall_timeout_s=config.stall_timeout_s,
-            log_requests=config.log_requests,
+            observer=self.observer,
         )
         self._config = config
         self.methods = EncoderService(
@@ -101,10 +106,10 @@ class ServedModel:
             self.bundle,
             self.engine,
             limit_bytes=config.max_memory_bytes,
-            calls_bytes=admission.max_bytes,
+            calls_bytes=admission.memory.limit,
             min_calls_bytes=reply_costs(config.max_response_bytes).least_memory_bytes,
         )
-        admission.max_bytes = budget.calls_bytes
+        admission.memory.resize(budget.calls_bytes * RESERVED_SHARE // (RESERVED_SHARE + 1))
         logger.info("%s", budget)
         return seconds
 

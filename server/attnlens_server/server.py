@@ -6,30 +6,33 @@ import gc
 import logging
 import os
 import signal
-import ssl
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 
+from attnlens_server.access import open_access, warn_if_exposed
+from attnlens_server.access.files import WatchedFiles, watch
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import StartupError
 from attnlens_server.grpc_api.calls import remember_creators
 from attnlens_server.grpc_api.health import HealthService
-from attnlens_server.grpc_api.methods import SERVICE_NAME, add_service
+from attnlens_server.grpc_api.identity import Gate
+from attnlens_server.grpc_api.methods import DESCRIPTOR, SERVICE_NAME, add_service
 from attnlens_server.grpc_api.reflection import add_reflection
 from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, find_bind_problem
-from attnlens_server.listening.tls import tls_context, validity_problem
+from attnlens_server.listening.tls import ServerTls, TlsContent
+from attnlens_server.observing.background_log import log_in_background
+from attnlens_server.observing.observer import open_tracer
 from attnlens_server.oip.methods import DESCRIPTOR as INFERENCE_DESCRIPTOR
 from attnlens_server.oip.methods import InferenceService
 from attnlens_server.oip.methods import add_service as add_inference_service
 from attnlens_server.served_model import ServedModel
-from attnlens_server.serving.request_log import is_enabled
 from attnlens_server.serving.service import State
 from attnlens_server.supervisor import LOCKOUT_S, Limits, Supervisor
 
@@ -83,6 +86,7 @@ class Server:
     """A gRPC server for one bundle.
 
     Attributes:
+        observer: Notified of each request.
         supervisor: Supervisor of the server.
         has_hanging_lane: Whether a graph hangs and could not be interrupted when the server stopped.
     """
@@ -95,20 +99,28 @@ class Server:
             ConfigError: An option does not fit the bundle.
         """
         self._config = config
+        self._tls = _tls(config)
+        self._watched: list[WatchedFiles[Any]] = []
+        if self._tls is not None:
+            self._watched.append(WatchedFiles(self._tls.files, self._tls.load, self._tls.use))
         served = self._served = ServedModel(config)
         self._bundle, self._model, self._max_tokens = served.bundle, served.model, served.max_tokens
         self._engine, self._service, self._calls = served.engine, served.service, served.calls
         self._inference = InferenceService(served.bundle, served.service, config)
-        if config.log_requests and not is_enabled():
-            logger.warning(
-                "--log-requests logs at level info, which is disabled: use --log-level info or debug"
-            )
-        self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME])
+        self.observer = served.observer
+        self.observer.tracer = open_tracer(_method_names())
         limit_s = config.stuck_timeout_s
         limits = Limits(batch_s=limit_s, lockout_s=min(limit_s, LOCKOUT_S))
         self.supervisor = Supervisor(self._service, self._engine, limits, self._update_health)
         self.has_hanging_lane = False
         self._supervising: asyncio.Task[None] | None = None
+        self._access = open_access(
+            config, self._model.name, has_certificates=config.tls_client_ca is not None
+        )
+        self._watched += self._access.files
+        self._gate = Gate(self._access)
+        self._calls.identify = self._gate.identify
+        self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME], self._gate.check_health)
         self._releasing: asyncio.Task[None] | None = None
         self._http: HttpHost | None = None
         self._socket_file: UnixSocket | None = None
@@ -121,6 +133,7 @@ class Server:
         """
         with _stop_signals() as stop:
             grpc_server, address = await self._listen()
+            watching = asyncio.create_task(self._watch_files())
             try:
                 await self._listen_for_http()
                 warm_up_s = await self._warm_up_unless(stop)
@@ -129,7 +142,12 @@ class Server:
                     _announce(on_ready, self._ready(address, warm_up_s))
                 await stop.wait()
             finally:
+                watching.cancel()
                 await self._shut_down(grpc_server)
+
+    async def _watch_files(self) -> None:
+        """Use changed keys, policies and certificates, and report a certificate that expires soon."""
+        await watch(self._watched, self._tls.check_expiry if self._tls else lambda: None)
 
     def _ready(self, address: str, warm_up_s: float) -> Ready:
         engine = self._engine
@@ -171,12 +189,21 @@ class Server:
         )
         add_service(grpc_server, self._served.methods, self._calls, self._config.max_inputs_per_request)
         self._health.add_to(grpc_server)
-        add_inference_service(grpc_server, self._inference, self._calls, self._config.max_inputs_per_request)
-        add_reflection(
+        add_inference_service(
             grpc_server,
-            [SERVICE_NAME, INFERENCE_DESCRIPTOR.full_name, HEALTH_SERVICE_NAME],
-            INFERENCE_DESCRIPTOR.file.pool,
+            self._inference,
+            self._calls,
+            self._config.max_inputs_per_request,
+            self._gate.check_health,
         )
+        if self._config.reflection or not self._access.is_on:
+            add_reflection(
+                grpc_server,
+                [SERVICE_NAME, INFERENCE_DESCRIPTOR.full_name, HEALTH_SERVICE_NAME],
+                INFERENCE_DESCRIPTOR.file.pool,
+                check_access=self._gate.check,
+            )
+        warn_if_exposed(self._access, _hosts(self._config))
         address = self._bind(grpc_server)
         if self._config.tls_cert is None:
             self._calls.on_dropped = functools.partial(self._release_dropped_call, address)
@@ -200,7 +227,7 @@ class Server:
     def _bind(self, grpc_server: grpc.aio.Server) -> str:
         """Bind the configured address and return the address for clients."""
         config, address = self._config, self._config.listens_at
-        credentials = _credentials(config)
+        credentials = None if self._tls is None else _credentials(self._tls)
         if not isinstance(address, UnixAddress):
             port = _add_port(grpc_server, str(address), credentials)
             if port is None:
@@ -219,14 +246,26 @@ class Server:
             return
         try:
             from attnlens_server.http_api.host import HttpHost  # noqa: PLC0415 - an optional dependency
+            from attnlens_server.http_api.identity import AccessGate  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise StartupError(
                 f"HTTP needs {error.name}, which is not installed: install attnlens[http], or omit "
                 "--http-port and --metrics-port"
             ) from error
-        self._http = HttpHost(self._service, self._served.methods, self._engine, self._bundle, config)
-        self._calls.on_end = self._http.metrics.observe
-        await self._http.listen(_tls_context(config))
+        self._http = HttpHost(
+            self._service,
+            self._served.methods,
+            self._engine,
+            self._bundle,
+            config,
+            self.observer,
+            AccessGate(self._access),
+        )
+        lag = self.supervisor.lag
+        self._http.metrics.add_lag(lag.BOUNDS_S, lag.counts, lambda: lag.sum_s)
+        if (tls := self._tls) is not None:
+            self._http.metrics.add_certificate(lambda: tls.expires_at)
+        await self._http.listen(self._tls.context if self._tls else None)
 
     async def _warm_up(self) -> float:
         loop = asyncio.get_running_loop()
@@ -288,6 +327,8 @@ class Server:
         self._service.workers.close()
         if self._http is not None:
             self._http.close()
+        if self.observer.tracer is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self.observer.tracer.close)
         logger.info("stopped")
 
 
@@ -299,12 +340,25 @@ def serve(config: ServerConfig, on_ready: Callable[[Ready], None]) -> None:
         ConfigError: An option does not fit the bundle.
     """
     _use_batch_scheduling()
-    server = Server(config)
-    asyncio.run(server.run(on_ready))
-    if server.has_hanging_lane:
-        logger.critical("a graph hangs and cannot be interrupted: the process ends without it")
-        logging.shutdown()
-        os._exit(1)  # the runtime would wait for the graph
+    with log_in_background() as log:
+        server = Server(config)
+        server.observer.log = log
+        asyncio.run(server.run(on_ready))
+        if server.has_hanging_lane:
+            logger.critical("a graph hangs and cannot be interrupted: the process ends without it")
+    # The runtime would wait for the graph, and the interpreter for the reader of the log.
+    if server.has_hanging_lane or log.is_stalled:
+        os._exit(int(server.has_hanging_lane))
+
+
+def _method_names() -> dict[str, str]:
+    """Return the full names of all gRPC methods that `Calls` runs, by their names."""
+    services = (DESCRIPTOR, INFERENCE_DESCRIPTOR)
+    return {
+        method.name: f"{service.full_name}/{method.name}"
+        for service in services
+        for method in service.methods
+    }
 
 
 def _use_batch_scheduling() -> None:
@@ -329,8 +383,9 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),  # an address in use is an error
         ("grpc.keepalive_time_ms", 30_000),  # detects dead peers and frees their resources
         ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-        ("grpc.keepalive_permit_without_calls", 1),
+        # Answer each PING. gRPC would otherwise close the connection, but create a GOAWAY of 4 KB for each PING
+        # that it has already read: 1 GB of memory a second for a client that sends nothing else.
+        ("grpc.http2.max_ping_strikes", 0),
         # A stream that a client has reset counts until Python has released it. With this limit the C core
         # rejects further streams of the connection. Without it, thousands of them wait for the event loop.
         ("grpc.max_concurrent_streams", MAX_STREAMS),
@@ -349,23 +404,47 @@ def _add_port(
         return None
 
 
-def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
-    context = _tls_context(config)
-    if context is None or config.tls_cert is None or config.tls_key is None:
-        return None
-    roots = config.tls_client_ca.read_bytes() if config.tls_client_ca else None
-    chain = (config.tls_key.read_bytes(), config.tls_cert.read_bytes())
-    if problem := validity_problem(context, config.tls_cert):
-        logger.warning("clients will reject %s: %s", config.tls_cert, problem)
-    return grpc.ssl_server_credentials(
-        [chain], root_certificates=roots, require_client_auth=roots is not None
+def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
+    """Return credentials that use the current content of the TLS files for new connections."""
+
+    def configuration(content: TlsContent) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(content.key, content.certificate)], root_certificates=content.client_ca
+        )
+
+    used = tls.content
+
+    def changed_configuration() -> grpc.ServerCertificateConfiguration | None:
+        """Return the configuration if it has changed. gRPC calls this for each handshake, in its threads."""
+        nonlocal used
+        content = tls.content
+        if content is used:
+            return None
+        used = content
+        return configuration(content)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(used),
+        changed_configuration,  # type: ignore[arg-type]  # None is allowed: nothing has changed
+        require_client_authentication=used.client_ca is not None,
     )
 
 
-def _tls_context(config: ServerConfig) -> ssl.SSLContext | None:
+def _hosts(config: ServerConfig) -> dict[str, str]:
+    """Return the hosts that clients connect to, by the option that sets them."""
+    address = config.listens_at
+    hosts = {}
+    if isinstance(address, TcpAddress):
+        hosts["--host" if config.address is None else "--address"] = address.host
+    if config.http_port is not None:
+        hosts["--http-host"] = config.http_host
+    return hosts
+
+
+def _tls(config: ServerConfig) -> ServerTls | None:
     if config.tls_cert is None or config.tls_key is None:
         return None
-    return tls_context(config.tls_cert, config.tls_key, config.tls_client_ca)
+    return ServerTls(config.tls_cert, config.tls_key, config.tls_client_ca)
 
 
 def _announce(on_ready: Callable[[Ready], None], ready: Ready) -> None:

@@ -20,6 +20,7 @@ from attnlens_client import (
     UnavailableError,
 )
 from attnlens_client.core.calls import Attempts
+from attnlens_server.clients import BULK, PRIORITY
 from scripted import ScriptedServer, fails, refuse, vectors
 
 SOON_S = 20.0
@@ -31,6 +32,33 @@ def test_metadata_is_sent_with_every_call(server: ScriptedServer, connect: Call)
     with connect(server.address, metadata=[("authorization", "Bearer x")]) as call:
         call("embed", ["a", "b"])
     assert [metadata.get("authorization") for metadata in server.metadata] == ["Bearer x"] * 2
+
+
+def test_key_and_priority_are_sent_with_every_call(server: ScriptedServer, connect: Call) -> None:
+    with connect(server.address, api_key="k", priority="bulk", metadata=[("x", "y")]) as call:
+        call("embed", ["a", "b"])
+    with connect(server.address) as call:
+        call("get_model")
+    names = ("authorization", PRIORITY, "x")
+    sent = [tuple(metadata.get(name) for name in names) for metadata in server.metadata]
+    assert sent == [("Bearer k", BULK, "y"), ("Bearer k", BULK, "y"), (None, None, None)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"api_key": ""}, "api_key is empty or contains a space"),
+        ({"api_key": "a b"}, "api_key is empty or contains a space"),
+        ({"api_key": "ü"}, "or is not ASCII: use a key of the server"),
+        ({"priority": "high"}, "priority is 'high': use one of interactive, bulk"),
+    ],
+)
+def test_invalid_keys_and_priorities_are_rejected_without_showing_keys(
+    options: dict[str, Any], message: str
+) -> None:
+    for kind in (Client, AsyncClient):
+        with pytest.raises(ValueError, match=message):
+            kind("localhost:1", **options)
 
 
 def test_overload_is_retried(server: ScriptedServer, connect: Call) -> None:

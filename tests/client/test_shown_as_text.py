@@ -97,7 +97,7 @@ def test_long_text_shows_its_first_tokens() -> None:
 
 
 async def test_client_shows_its_address_and_model_without_secrets(server: ScriptedServer) -> None:
-    with Client(server.address, metadata=(("authorization", "Bearer secret"),)) as client:
+    with Client(server.address, api_key="secret", metadata=(("x", "secret"),)) as client:
         assert repr(client) == f"Client({server.address!r})"
         client.get_model()
         client.get_model("scripted")

@@ -25,6 +25,7 @@ EXTRAS = {
 OPTIONAL = {
     "protos/attnlens/dense.py",
     "server/attnlens_server/asgi.py",
+    "server/attnlens_server/observing/tracing.py",
     "viewer/attnlens_viewer/widget.py",
 }
 

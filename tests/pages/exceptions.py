@@ -20,6 +20,8 @@ ELSEWHERE = {
     ("docs/http_native.md", "from pathlib"): "server/http_api/test_asgi.py",
     ("docs/integrations.md", '"""'): "integrations/test_pages.py",
     ("docs/integrations.md", "python with_"): "integrations/test_recipes.py",
+    ("docs/operations.md", "prometheus --config"): "deploy/test_monitoring.py",
+    ("docs/operations.md", "promtool "): "deploy/test_monitoring.py",
     ("docs/pitfalls.md", "attnlens check-layer"): "cli/commands/test_check_layer.py",
     ("docs/layouts.md", "# -1 is a dynamic axis"): "export/layouts/test_layouts.py",
     ("docs/layouts.md", "{"): "export/layouts/test_layouts.py",
@@ -47,6 +49,7 @@ GPU = "needs an NVIDIA GPU"
 INSTALLS = "installs or starts a system service; tests/installed/test_unit.py verifies the unit"
 MAKE = "CI runs the commands of this target, or it writes into the checkout"
 MINUTES = "exports MiniLM in another precision, which takes minutes; tests/export covers each precision"
+PROXY = "settings of the system; tests/hostile/test_proxy.py and test_proxied_tokens.py run the configuration"
 PLACEHOLDER = "has a placeholder"
 OPENAI = "needs the package openai, which the test environment does not contain"
 PROCESSOR = "its output depends on the processor; tests/export/engines tests the command"
@@ -71,8 +74,15 @@ NOT_RUN = {
     ("docs/http.md", "from openai import OpenAI"): OPENAI,
     ("docs/layouts.md", "export SOURCE"): PLACEHOLDER,
     ("docs/layouts.md", "tritonserver "): "the program cannot be installed with pip",
+    ("docs/kubernetes.md", "kubectl "): "needs a cluster; tests/installed/test_kubernetes.py checks the manifests",
+    ("docs/kubernetes.md", "readinessProbe"): "a variant of a manifest",
+    ("docs/proxy.md", "apt-get "): PROXY,
+    ("docs/proxy.md", "python -m bench"): "takes minutes",
+    ("docs/proxy.md", "ATTNLENS_JWT_KEY"): PROXY,
+    ("docs/proxy.md", "search-service "): PROXY,
     ("docs/oip.md", "perf_analyzer "): "the program cannot be installed with pip on all systems",
     ("docs/layouts.md", "ovms "): "the program cannot be installed with pip",
+    ("docs/operations.md", "pip install '.[otel]'"): "already installed in the test environment",
     ("docs/operations.md", "NAME"): PLACEHOLDER,
     ("docs/operations.md", "--precision int8"): MINUTES,
     ("docs/operations.md", "--output bundles/minilm --precision fp16"): MINUTES,

@@ -270,7 +270,7 @@ async def test_equal_documents_are_computed_once(served: ServedModel) -> None:
 
 
 async def test_deadline_and_cancellation_free_everything(served: ServedModel) -> None:
-    reserved = served.service.admission.reserved_bytes  # by other tests
+    reserved = served.service.admission.memory.used  # by other tests
     late, resources = budget(served, time.monotonic() - 1), budget(served)
     with pytest.raises(errors.DeadlineError):
         await served.service.score(documents("a"), late)
@@ -282,7 +282,7 @@ async def test_deadline_and_cancellation_free_everything(served: ServedModel) ->
     assert served.service.admission.num_texts("logits") == 0
     for each in (late, resources):
         each.memory.release()
-    assert served.service.admission.reserved_bytes == reserved
+    assert served.service.admission.memory.used == reserved
 
 
 async def test_full_queue_rejects_classification_too(served: ServedModel) -> None:

@@ -212,7 +212,7 @@ async def test_texts_past_their_deadline_do_not_run_and_free_their_slots(minilm_
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await running.stub.Embed(pb.EmbedRequest(inputs=[LONG] * 400), timeout=0.5)
         assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        await until(lambda: not running.service.admission._num_texts["embeddings"])
+        await until(lambda: not running.service.admission.num_texts("embeddings"))
         await running.embed("a")
         assert running.engine.lanes["embeddings"].num_live_tokens - before < 0.7 * 400 * 252
 
@@ -221,7 +221,7 @@ async def test_many_attention_requests_do_not_block_embeddings(minilm_bundle: Pa
     async with listening(minilm_bundle, max_concurrent_inputs=8) as running:
         await running.warm_up()
         attention = running.stub.Encode(ATTENTION)
-        await until(lambda: running.service.admission._num_texts["attention"] == 8)
+        await until(lambda: running.service.admission.num_texts("attention") == 8)
         await running.embed("a")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await running.stub.Encode(ATTENTION)
@@ -239,7 +239,7 @@ async def test_unread_responses_are_limited(minilm_bundle: Path) -> None:
         rejected = [result for result in results if isinstance(result, grpc.aio.AioRpcError)]
         assert 1 <= len(rejected) <= 7
         assert {read_failure(error).reason for error in rejected} == {"OVERLOADED"}
-        await until(lambda: not running.service.admission._num_bytes)
+        await until(lambda: not running.service.admission.memory.used)
         await running.stub.Encode(one)
 
 
@@ -249,7 +249,7 @@ async def test_unread_stream_is_ended(minilm_bundle: Path) -> None:
         await running.warm_up()
         stream = running.stub.EncodeStream(request)
         await anext(aiter(stream))
-        await until(lambda: not running.service.admission._num_texts["attention"])
+        await until(lambda: not running.service.admission.num_texts("attention"))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             _ = [part async for part in stream]
         failure = read_failure(caught.value)
@@ -265,7 +265,7 @@ async def test_client_that_leaves_a_stream_causes_no_error(
         stream = running.stub.EncodeStream(request)
         await anext(aiter(stream))
         stream.cancel()
-        await until(lambda: not running.service.admission._num_texts["attention"])
+        await until(lambda: not running.service.admission.num_texts("attention"))
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 

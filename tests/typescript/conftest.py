@@ -90,7 +90,7 @@ def _file_server() -> Iterator[int]:
 def server(minilm_bundle: Path) -> Iterator[Server]:
     with _file_server() as port:
         origin = f"http://127.0.0.1:{port}"
-        options = ("--http-port", "0", "--cors-origins", origin, "--log-requests")
+        options = ("--http-port", "0", "--cors-origins", origin, "--access-log", "all")
         limits = ("--max-concurrent-inputs", str(MAX_TEXTS), "--max-inputs-per-request", str(MAX_TEXTS))
         with ServerProcess(minilm_bundle, *options, *limits) as process:
             yield Server(process, process.http_url(), origin)

@@ -25,6 +25,11 @@ def _extras(record: logging.LogRecord) -> dict[str, Any]:
     return {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
 
 
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """Return the traceback of a record, which may have been formatted already. Empty if there is none."""
+    return formatter.formatException(record.exc_info) if record.exc_info else record.exc_text or ""
+
+
 class HumanFormatter(logging.Formatter):
     """`12:34:56 INFO  message key=value`."""
 
@@ -33,7 +38,8 @@ class HumanFormatter(logging.Formatter):
         time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
         pairs = "".join(f" {key}={_quoted(value)}" for key, value in _extras(record).items())
         line = f"{time} {record.levelname:<7} {printable(record.getMessage())}{pairs}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        traceback = _traceback(self, record)
+        return f"{line}\n{traceback}" if traceback else line
 
 
 class JsonFormatter(logging.Formatter):
@@ -48,8 +54,8 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             **_extras(record),
         }
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
+        if traceback := _traceback(self, record):
+            entry["exception"] = traceback
         return _UNSAFE.sub(
             lambda match: f"\\u{ord(match[0]):04x}", json.dumps(entry, ensure_ascii=False, default=str)
         )

@@ -15,6 +15,7 @@ DEFAULT_SECTION = "Options"
 SHARED_VARIABLES = frozenset(
     {
         "ATTNLENS_ADDRESS",
+        "ATTNLENS_API_KEY",
         "ATTNLENS_CACHE_DIR",
         "ATTNLENS_MODEL",
         "ATTNLENS_TIMEOUT_S",

@@ -31,6 +31,12 @@ _ADDRESS = _option(
     metavar="ADDRESS",
     help="Address of the server: HOST:PORT or unix:PATH. ATTNLENS_ADDRESS sets it for all commands.",
 )
+_API_KEY = _option(
+    "--api-key",
+    metavar="KEY",
+    type=TEXT,
+    help="API key of the server. Set it by ATTNLENS_API_KEY: other users of this machine can see options.",
+)
 _MODEL = _option("--model", type=TEXT, default="", help="Name of the model.  [default: the server's model]")
 _TLS = (
     _option("--tls", is_flag=True, help="Use TLS with gRPC's root certificates."),
@@ -61,6 +67,7 @@ class ClientSettings(TypedDict):
 
     timeout_s: float
     credentials: "grpc.ChannelCredentials | None"
+    api_key: str | None
     channel_options: tuple[tuple[str, str], ...]
 
 
@@ -71,6 +78,7 @@ class ServerOptions:
     address: str
     model: str
     timeout_s: float
+    api_key: str | None
     tls: bool
     tls_ca: Path | None
     tls_cert: Path | None
@@ -78,12 +86,16 @@ class ServerOptions:
     tls_server_name: str | None
 
     def __post_init__(self) -> None:
-        from attnlens_client.connection import checked_address  # noqa: PLC0415 - heavy
+        from attnlens_client.connection import check_key, checked_address  # noqa: PLC0415 - heavy
 
         try:
             checked_address(self.address)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="'--address'") from error
+        try:
+            check_key(self.api_key)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="'--api-key'") from error
         if math.isnan(self.timeout_s):
             raise click.BadParameter("it is not a number", param_hint="'--timeout-s'")
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -101,6 +113,7 @@ class ServerOptions:
         return {
             "timeout_s": self.timeout_s,
             "credentials": self._credentials(),
+            "api_key": self.api_key,
             "channel_options": (("grpc.ssl_target_name_override", name),) if name else (),
         }
 
@@ -192,12 +205,12 @@ def _read_pem(path: Path | None, option: str, part: str) -> bytes | None:
 
 def server_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the connection options to `command`, which receives them as the argument `server`."""
-    return _with_options(command, (_ADDRESS, _MODEL, _timeout(60.0), *_TLS))
+    return _with_options(command, (_ADDRESS, _API_KEY, _MODEL, _timeout(60.0), *_TLS))
 
 
 def connection_options(timeout_s: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return `server_options` without --model. `timeout_s` is the default of --timeout-s."""
-    return functools.partial(_with_options, options=(_ADDRESS, _timeout(timeout_s), *_TLS))
+    return functools.partial(_with_options, options=(_ADDRESS, _API_KEY, _timeout(timeout_s), *_TLS))
 
 
 def _with_options(command: Callable[..., None], options: tuple[Any, ...]) -> Callable[..., None]:

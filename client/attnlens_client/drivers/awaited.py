@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import grpc
 
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
-from attnlens_client.connection import Connection, grpc_options
+from attnlens_client.connection import Connection, grpc_options, trace_metadata
 from attnlens_client.core.events import Cancel, Ended, Event, Failed, Item, Reply, Start, Steps
 from attnlens_client.errors import AttnlensError, closed_error, undecodable_reply_error
 
@@ -25,7 +25,7 @@ class AsyncDriver:
             else grpc.aio.secure_channel(connection.address, credentials, options)
         )
         self.stub = EncoderServiceStub(self.channel)
-        self.metadata = tuple(connection.metadata)
+        self.metadata = connection.call_metadata
         self.calls: set[grpc.aio.Call] = set()  # running calls of all methods
         self.is_closed = False
 
@@ -81,7 +81,8 @@ class _Running:
         if self._driver.is_closed:
             raise closed_error()
         method, call_id = getattr(self._driver.stub, command.method), command.call_id
-        call = method(command.request, timeout=command.timeout_s, metadata=self._driver.metadata)
+        metadata = self._driver.metadata + trace_metadata()
+        call = method(command.request, timeout=command.timeout_s, metadata=metadata)
         self._calls.add(call)
         self._driver.calls.add(call)
         if command.method == "EncodeStream":

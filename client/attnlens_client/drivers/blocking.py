@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
-from attnlens_client.connection import Connection, grpc_options
+from attnlens_client.connection import Connection, grpc_options, trace_metadata
 from attnlens_client.core.events import Cancel, Ended, Event, Failed, Item, Reply, Start, Steps
 from attnlens_client.errors import closed_error
 
@@ -80,7 +80,7 @@ class Driver(StepsDriver):
             else grpc.secure_channel(connection.address, credentials, options)
         )
         self.stub = EncoderServiceStub(self.channel)
-        self.metadata = tuple(connection.metadata)
+        self.metadata = connection.call_metadata
         self.is_closed = False
 
     def close(self) -> None:
@@ -101,7 +101,8 @@ class _Running:
 
     def start(self, command: Start) -> None:
         method, call_id = getattr(self._driver.stub, command.method), command.call_id
-        options = {"timeout": command.timeout_s, "metadata": self._driver.metadata}
+        metadata = self._driver.metadata + trace_metadata()
+        options = {"timeout": command.timeout_s, "metadata": metadata}
         try:
             if command.method == "EncodeStream":
                 self._stream = call_id, method(command.request, **options)

@@ -15,7 +15,7 @@ from attnlens_server.engine.batch import (
     TokenPooling,
     WeightedPooling,
 )
-from attnlens_server.engine.engine import Engine
+from attnlens_server.engine.engine import Engine, lower_priority
 
 __all__ = [
     "Engine",
@@ -27,4 +27,5 @@ __all__ = [
     "Target",
     "TokenPooling",
     "WeightedPooling",
+    "lower_priority",
 ]

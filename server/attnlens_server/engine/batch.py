@@ -142,10 +142,13 @@ class Item:
         reductions: Reductions to return.
         target: Target of the contributions graph. None for all other graphs.
         masked_token: Index of the token to mask for leave-one-out. If None, no token is masked.
-        is_background: Whether the item belongs to a call with many runs. Other items overtake it.
+        is_background: Whether the item belongs to a call with many runs, or to a bulk client. Other items
+            overtake it.
         deadline: `time.monotonic` time after which the item is dropped if it has not started. None if the
             call has no deadline.
+        is_light: Whether the item belongs to a small call beside others: the express lane may run it.
         queued_at: `time.monotonic` time at which the item was queued.
+        turn: Position in the queue, see `scheduler.Turns`.
         future: Resolves to an `ItemResult`. Canceling it drops the item unless it is already running.
         is_abandoned: Whether nobody needs the result. A long batch of such items is stopped.
     """
@@ -158,7 +161,9 @@ class Item:
     target: Target | None = None
     masked_token: int | None = None
     is_background: bool = False
+    is_light: bool = False
     queued_at: float = 0.0
+    turn: float = 0.0
     future: "Future[ItemResult]" = field(default_factory=Future)
     is_abandoned: bool = False
 
@@ -192,7 +197,7 @@ class Batch(NamedTuple):
     """Items that run together."""
 
     items: list[Item]
-    """Oldest first."""
+    """In the order of the queue."""
     has_whole_machine: bool
     """Whether no other batch is running or waiting."""
 

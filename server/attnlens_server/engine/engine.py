@@ -6,25 +6,30 @@ thread that takes batches from the queue of its graph, runs them and returns the
 """
 
 import logging
+import os
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from loky import cpu_count
 
+from attnlens.reductions import Reduced
 from attnlens_server.bundle import Bundle, Kind
+from attnlens_server.clients import ANONYMOUS, Client
 from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine.batch import (
     Batch,
     BatchOutputs,
     Item,
     ItemResult,
-    Reduced,
     RequestedOutput,
     pad,
     reductions,
@@ -40,6 +45,7 @@ _Parts = tuple[tuple[npt.NDArray[np.float32], ...], tuple[Reduced, ...]]
 
 MIN_RETRY_S = 0.05
 MAX_RETRY_S = 10.0
+LANE_NICENESS = 5  # a third of the CPU time of a thread with niceness 0
 LONG_BATCH_S = 1.0  # batches that run for longer are stopped if nobody needs their results
 STOP_INTERVAL_S = 0.25  # between two searches for such batches
 HANGING_S = 2.0  # maximum time for a stopped batch to end before `Lanes.close` no longer waits for it
@@ -90,6 +96,7 @@ class Lanes:
         *,
         num_lanes: int,
         pad_token_id: int,
+        has_express_lane: bool = False,
         checks_results: bool = False,
     ) -> None:
         self.sessions = sessions
@@ -109,20 +116,31 @@ class Lanes:
         self.num_stopped = 0  # batches that were stopped, which the other counters do not include
         self.compute_s = 0.0  # sum over all batches, including those that ran at the same time
         self._tokens_per_s = 0.0  # moving average over all lanes
+        self._num_lanes = num_lanes
         # Each lane adds and removes its own batch. Other threads only read.
         self._running: dict[int, RunningBatch] = {}
         self._threads = [
             threading.Thread(target=self._run_lane, name=f"{name}-{lane}", daemon=True)
             for lane in range(num_lanes)
         ]
+        if has_express_lane:
+            run = partial(self._run_lane, is_express=True)
+            self._threads.append(threading.Thread(target=run, name=f"{name}-express", daemon=True))
 
     # --- worker threads ---------------------------------------------------------------------------
 
-    def _run_lane(self) -> None:
-        """Run batches until the queue is closed. If one lane fails, all lanes stop."""
+    def _run_lane(self, *, is_express: bool = False) -> None:
+        """Run batches until the queue is closed. If one lane fails, all lanes stop.
+
+        The express lane only runs texts of small calls, beside the batches of the other lanes and with more
+        CPU time than they have.
+        """
         batch: Batch | None = None
+        take = self._queue.take_light if is_express else self._queue.take
+        if not is_express:
+            lower_priority()
         try:
-            while batch := self._queue.take(self._scheduler.choose):
+            while batch := take(self._scheduler.choose):
                 self._run(batch)
                 batch = None  # otherwise, an idle lane keeps the results of its last batch in memory
         except BaseException as error:
@@ -187,7 +205,7 @@ class Lanes:
         if self._checks_results:
             is_finite = all(np.isfinite(array).all() for array in parts[0][0])
             self.num_bad_batches = 0 if is_finite else self.num_bad_batches + 1
-        num_parallel = 1 if batch.has_whole_machine else len(self._threads)
+        num_parallel = 1 if batch.has_whole_machine else self._num_lanes
         self._count(items, inputs.input_ids.size, compute_s, num_parallel)
         if logger.isEnabledFor(logging.DEBUG):
             _log_batch(batch, inputs.input_ids.size, compute_s)
@@ -203,13 +221,13 @@ class Lanes:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, items: Sequence[Item]) -> None:
-        """Queue items.
+    def submit(self, items: Sequence[Item], client: Client = ANONYMOUS) -> None:
+        """Queue items of a client.
 
         Raises:
             ShuttingDownError: The lanes are closed.
         """
-        self._queue.put(items)
+        self._queue.put(items, client)
 
     def stop_abandoned(self) -> None:
         """Stop long batches whose items are all abandoned or past their deadlines."""
@@ -291,6 +309,13 @@ def _parts(outputs: BatchOutputs, row: int, running: RunningBatch) -> _Parts:
     item = running.items[row]
     arrays = tuple(outputs.part(row, item.num_tokens, requested) for requested in item.requested)
     return arrays, reductions(outputs, row, item)
+
+
+def lower_priority() -> None:
+    """Give the calling thread less CPU time than the event loop and the express lanes have."""
+    if sys.platform == "linux":  # elsewhere, niceness belongs to processes
+        with suppress(OSError):  # not permitted in some sandboxes
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LANE_NICENESS)
 
 
 def _log_batch(batch: Batch, computed_tokens: int, compute_s: float) -> None:
@@ -388,13 +413,15 @@ class Engine:
         self._openers: dict[Kind, GraphOpener] = {kind: self._opener(kind) for kind in limits}
         self.lanes: dict[Kind, Lanes] = {kind: self._make_lanes(kind, limits[kind]) for kind in limits}
 
-    def submit(self, items: Sequence[Item], *, kind: Kind) -> "list[Future[ItemResult]]":
-        """Queue items for a graph and return their futures.
+    def submit(
+        self, items: Sequence[Item], *, kind: Kind, client: Client = ANONYMOUS
+    ) -> "list[Future[ItemResult]]":
+        """Queue items of a client for a graph and return their futures.
 
         Raises:
             ShuttingDownError: The engine is closed.
         """
-        self.lanes[kind].submit(items)
+        self.lanes[kind].submit(items, client)
         return [item.future for item in items]
 
     def probe(self) -> Item:
@@ -540,6 +567,7 @@ class Engine:
             Scheduler(limits, buckets, self.runtime.batch_counts),
             num_lanes=self._num_lanes,
             pad_token_id=model.pad_token_id,
+            has_express_lane=self.runtime.is_on_cpu,
             checks_results=kind == self.main_kind,
         )
 

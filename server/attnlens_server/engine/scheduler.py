@@ -1,11 +1,15 @@
 """Queue of a graph and batch scheduling.
 
+Clients take turns: each gets its share of the computed tokens, and the texts of one client run in the order
+of their arrival.
+
 A batch is padded to its longest text, or slightly longer if the runtime requires certain lengths. The
 scheduler therefore groups texts of similar length. It limits the number of tokens of a batch, because time
-and memory depend on it. The oldest text is always in the batch, so the number of batches that a text waits
-for is at most the number of texts ahead of it.
+and memory depend on it. The first text in the queue is always in the batch, so the number of batches that a
+text waits for is at most the number of texts ahead of it.
 """
 
+import bisect
 import logging
 import math
 import threading
@@ -15,12 +19,14 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from threading import get_ident
 
+from attnlens_server.clients import ANONYMOUS, Client
 from attnlens_server.engine.batch import Batch, Item
 from attnlens_server.errors import DeadlineError, ShuttingDownError
 
 logger = logging.getLogger(__name__)
 
 WINDOW = 512  # maximum number of waiting items to consider for a batch
+MAX_CLIENTS = 1024  # clients without waiting items are forgotten if there are more
 # If background items wait and no lane runs any, one batch in this many is a background batch.
 BACKGROUND_INTERVAL = 16
 # After the arrival of an interactive item, one lane runs no background items for this long.
@@ -31,8 +37,39 @@ Choose = Callable[[Sequence[int], int], Collection[int]]
 """Returns the indices of a batch, given the lengths of the waiting items and the number of idle lanes."""
 
 
+class Turns:
+    """Fair order of the items of several clients: start-time fair queuing (Goyal, Vin and Cheng, 1996).
+
+    Turns are numbers in tokens of a client with share 1. An item's turn is the end of its client's previous
+    item, or the turn that is being served if the client has nothing waiting. A client that sends more
+    therefore delays only its own items: others wait for at most one batch and their own tokens in proportion
+    to their share.
+    """
+
+    def __init__(self) -> None:
+        self._current = 0.0
+        self._ends: dict[str, float] = {}
+
+    def assign(self, client: Client, num_tokens: int) -> float:
+        """Return the turn of a client's next item."""
+        turn = max(self._current, self._ends.get(client.name, 0.0))
+        self._ends[client.name] = turn + num_tokens / client.share
+        return turn
+
+    def serve(self, turn: float) -> None:
+        """Record that the item with this turn, the smallest one that waits, is served."""
+        self._current = max(self._current, turn)
+        if len(self._ends) > MAX_CLIENTS:
+            self._ends = {name: end for name, end in self._ends.items() if end > turn}
+
+
+_position = attrgetter("is_background", "turn")
+
+
 class ItemQueue:
-    """Waiting items, oldest first, background items last. Any thread may put items; lanes take batches.
+    """Waiting items in the order of their turns, background items last.
+
+    Any thread may put items; lanes take batches.
 
     A batch never mixes background items with others, so a short request never runs in a background batch.
     The queue itself is unbounded: admission control limits the number of waiting texts before tokenization.
@@ -43,14 +80,20 @@ class ItemQueue:
         self._num_lanes = num_lanes
         # Protects _waiting: one lane at a time chooses its batch. `put` never acquires this lock.
         self._choosing = threading.Lock()
-        # Sorted by is_background, then by arrival. Newer items are in _arrived.
+        # Sorted by _position. Newer items are in _arrived.
         self._waiting: list[Item] = []
         self._num_overtaken = 0  # consecutive batches that overtook background items
-        # Protects the fields below. _arrived contains the items that no lane has received yet. _num_tokens is
+        # Protects the fields below and wakes lanes. _light wakes the express lane, which runs the _num_light
+        # items of small calls. _turns are those of items and of background items.
+        # _arrived contains the items that no lane has received yet. _num_tokens is
         # the total length of both lists. _num_idle is the number of lanes inside `take`. _background_lanes
         # contains the threads that run background items, which may use all lanes after _interactive_until.
         # No items are added once _closed is set.
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed, self._light = threading.Condition(lock), threading.Condition(lock)
+        self._num_light = 0
+        self._is_express_busy = True
+        self._turns = (Turns(), Turns())
         self._arrived: list[Item] = []
         self._num_tokens = 0
         self._num_idle = 0
@@ -68,8 +111,8 @@ class ItemQueue:
         """Number of waiting lanes. May already be stale."""
         return self._num_idle
 
-    def put(self, items: Sequence[Item]) -> None:
-        """Add items and record the time.
+    def put(self, items: Sequence[Item], client: Client = ANONYMOUS) -> None:
+        """Add items of a client and record the time.
 
         Raises:
             ShuttingDownError: The queue is closed.
@@ -80,11 +123,42 @@ class ItemQueue:
         with self._changed:
             if self._closed:
                 raise ShuttingDownError("the server is shutting down: use another server")
+            for item in items:
+                item.is_background = item.is_background or client.is_bulk
+                self._num_light += item.is_light
+                item.turn = self._turns[item.is_background].assign(client, item.num_tokens)
             self._arrived.extend(items)
             if not all(item.is_background for item in items):
                 self._interactive_until = now + INTERACTIVE_S
             self._num_tokens += sum(item.num_tokens for item in items)
-            self._changed.notify()
+            if items[0].is_light and not self._is_express_busy:
+                self._light.notify()
+            else:
+                self._changed.notify()
+
+    def take_light(self, choose: Choose) -> Batch | None:
+        """Wait for items of small calls and return a batch of them, or None once closed.
+
+        Only one thread, the express lane, may call this.
+        """
+        while True:
+            with self._changed:
+                self._is_express_busy = False
+                while not (self._num_light or self._closed):
+                    self._light.wait()
+                self._is_express_busy = True
+                if self._closed:
+                    return None
+            with self._choosing:
+                self._receive_arrived()
+                self._drop_dead()
+                light = [index for index, item in enumerate(self._waiting) if item.is_light]
+                if not light:
+                    continue
+                lengths = [self._waiting[index].num_tokens for index in light[:WINDOW]]
+                batch = self._remove({light[index] for index in self._chosen(choose, lengths, 1)})
+                if batch:
+                    return Batch(batch, has_whole_machine=False)
 
     def take(self, choose: Choose) -> Batch | None:
         """Wait for items and return the batch that `choose` selects, or None once closed and drained.
@@ -115,6 +189,7 @@ class ItemQueue:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            self._light.notify_all()
 
     def fail_all(self, error: Callable[[], Exception]) -> None:
         """Reject new items and fail the waiting ones, each with its own exception."""
@@ -134,11 +209,16 @@ class ItemQueue:
         with self._changed:
             while not (self._closed or self._may_take()):
                 self._changed.wait(self._time_to_background_s())
-            if self._arrived:
-                self._waiting += self._arrived
-                self._waiting.sort(key=attrgetter("is_background"))
-                self._arrived = []
-            return self._closed
+            is_closed = self._closed
+        self._receive_arrived()
+        return is_closed
+
+    def _receive_arrived(self) -> None:
+        """Sort the new items into the queue."""
+        with self._changed:
+            for item in self._arrived:
+                bisect.insort_right(self._waiting, item, key=_position)
+            self._arrived = []
 
     def _may_take(self) -> bool:
         """Return whether there is an item that this lane may run."""
@@ -169,19 +249,18 @@ class ItemQueue:
         is_background = self._waiting[first].is_background
         window = self._waiting[first : first + WINDOW]
         lengths = [item.num_tokens for item in window if item.is_background == is_background]
-        chosen = {first + index for index in self._chosen(choose, lengths)}
-        batch = [item for index, item in enumerate(self._waiting) if index in chosen]
-        self._waiting = [item for index, item in enumerate(self._waiting) if index not in chosen]
-        self._subtract_tokens(batch)
-        live = [item for item in batch if item.future.set_running_or_notify_cancel()]
+        turn = self._waiting[first].turn
+        chosen = self._chosen(choose, lengths, self._num_idle)
+        live = self._remove({first + index for index in chosen})
         with self._changed:
+            self._turns[is_background].serve(turn)
             if is_background:
                 self._background_lanes.add(get_ident())
             is_all = not self._waiting and not self._arrived
             return Batch(live, has_whole_machine=is_all and self._num_idle == self._num_lanes)
 
     def _first_candidate(self) -> int:
-        """Return the index of the oldest item of the next batch."""
+        """Return the index of the first item of the next batch."""
         waiting = self._waiting
         is_mixed = waiting[-1].is_background and not waiting[0].is_background
         if not is_mixed or self._background_lanes:
@@ -193,16 +272,24 @@ class ItemQueue:
         self._num_overtaken = 0
         return next(index for index, item in enumerate(waiting) if item.is_background)
 
-    def _chosen(self, choose: Choose, lengths: Sequence[int]) -> set[int]:
+    def _remove(self, chosen: Collection[int]) -> list[Item]:
+        """Remove items from the queue. Return those that can no longer be cancelled."""
+        batch = [item for index, item in enumerate(self._waiting) if index in chosen]
+        self._waiting = [item for index, item in enumerate(self._waiting) if index not in chosen]
+        self._subtract_tokens(batch)
+        return [item for item in batch if item.future.set_running_or_notify_cancel()]
+
+    def _chosen(self, choose: Choose, lengths: Sequence[int], num_idle: int) -> set[int]:
         try:
-            return set(choose(lengths, self._num_idle))
+            return set(choose(lengths, num_idle))
         except Exception:
-            logger.exception("no batch could be chosen: the oldest text runs alone")
+            logger.exception("no batch could be chosen: the first text runs alone")
             return {0}
 
     def _subtract_tokens(self, items: Sequence[Item]) -> None:
         with self._changed:
             self._num_tokens -= sum(item.num_tokens for item in items)
+            self._num_light -= sum(item.is_light for item in items)
 
 
 def _fail_expired(item: Item) -> None:
@@ -271,11 +358,11 @@ class Scheduler:
         """Return the indices of the texts of the next batch.
 
         Args:
-            lengths: Number of tokens of each waiting text, oldest first.
+            lengths: Number of tokens of each waiting text, in the order of the queue.
             num_idle: Number of idle lanes, including the calling one.
         """
         padded = [self.padded_length(length) for length in lengths]
-        chosen = pack(padded, share(padded, self.limits, num_idle))  # the oldest comes first
+        chosen = pack(padded, share(padded, self.limits, num_idle))
         return chosen[: self._round_down(len(chosen))]
 
     def padded_length(self, num_tokens: int) -> int:
@@ -301,11 +388,11 @@ def share(lengths: Sequence[int], limits: BatchLimits, num_idle: int) -> BatchLi
 def pack(lengths: Sequence[int], limits: BatchLimits) -> list[int]:
     """Choose the texts of the next batch.
 
-    Starting from the oldest text, add the text with the most similar length until the next shorter and the
+    Starting from the first text, add the text with the most similar length until the next shorter and the
     next longer text would both exceed a limit.
 
     Args:
-        lengths: Number of tokens of each waiting text, oldest first. Must not be empty.
+        lengths: Number of tokens of each waiting text, in the order of the queue. Must not be empty.
         limits: Limits of a batch.
 
     Returns:

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
 
 import grpc
@@ -32,12 +32,15 @@ from google.protobuf.message import Message as ProtobufMessage
 
 from attnlens.wire import LENGTH_DELIMITED, Field, read_fields
 from attnlens_server import errors
+from attnlens_server.clients import BULK, PRIORITY, Client, client_at
 from attnlens_server.grpc_api.responses import SENDING_COPIES
 from attnlens_server.grpc_api.status import CallStatus, call_status
-from attnlens_server.serving.admission import Admission, Budget, Reservation
+from attnlens_server.observing.observer import Observer
+from attnlens_server.serving.admission import Admission, Budget, Pool, Reservation
 from attnlens_server.serving.execution import Workers
-from attnlens_server.serving.request_log import RequestRecord, format_peer, validate_request_id
+from attnlens_server.serving.request_record import RequestRecord
 from attnlens_server.serving.requests import Request
+from attnlens_server.serving.stages import mark
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +50,6 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 AnyTask = asyncio.Task[Any]
 
 REQUEST_ID = "x-request-id"  # header with the client's identifier of a call, for the log
-CALL_RETRY_S = 0.25
 STATUS_GRACE_S = 1.0  # time to send the status of a call whose client does not read
 SMALL_BYTES = 1 << 16  # messages up to this size are parsed on the event loop, without counting fields
 MAX_OTHER_FIELDS = 1024  # maximum number of other fields in a larger message
@@ -83,6 +85,7 @@ class _Lifetime:
     ) -> None:
         self.memory = memory
         self.record = record
+        self.counted_in: Pool | None = None
         self._on_dropped = on_dropped
         self._loop = asyncio.get_running_loop()
         self._tasks = [weakref.ref(task), _creator.get()]
@@ -109,6 +112,8 @@ class _Lifetime:
     def close(self) -> None:
         """Release the memory. The call has completed, or it was cancelled or dropped."""
         self.memory.release()
+        if self.counted_in is not None:
+            self.counted_in.put_back(self.record.client, 1)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -130,6 +135,16 @@ class Call:
         self._lifetime = lifetime
         self._stall_timeout_s = stall_timeout_s
         self._has_sent_headers = False
+
+    def admit(self, client: Client, admission: Admission) -> None:
+        """Attribute the call to a client.
+
+        Raises:
+            OverloadedError: There are too many calls, or too many of this client.
+        """
+        self.record.client = self.memory.client = client
+        admission.acquire_call(client)
+        self._lifetime.counted_in = admission.calls
 
     def budget(self) -> Budget:
         """Return the budget of the call: memory, deadline and metrics."""
@@ -185,13 +200,12 @@ class Calls:
         admission: Memory limit of all calls.
         check_serving: Raises an error while the server does not accept calls.
         workers: Threads that parse large requests.
-        max_calls: Maximum number of open calls.
         stall_timeout_s: Seconds a client may take to read a message.
-        log_requests: Whether to log the end of each call.
+        observer: Notified of each call.
 
     Attributes:
         on_dropped: Called after a call was dropped because its client did not read.
-        on_end: Called with the record of each call that has ended, for metrics.
+        identify: Returns the sender of a call to a method, or raises an error if it has no access.
     """
 
     def __init__(
@@ -200,15 +214,13 @@ class Calls:
         check_serving: Callable[[], None],
         workers: Workers,
         *,
-        max_calls: int,
         stall_timeout_s: float,
-        log_requests: bool = False,
+        observer: Observer,
     ) -> None:
         self.on_dropped: Callable[[], None] = lambda: None
-        self.on_end: Callable[[RequestRecord], None] = lambda _: None
-        self._log_requests = log_requests
+        self.identify: Callable[[Context, str], Client] = client_of
+        self._observer = observer
         self._admission = admission
-        self._max_calls = max_calls
         self._check_serving = check_serving
         self._workers = workers
         self._stall_timeout_s = stall_timeout_s
@@ -216,22 +228,15 @@ class Calls:
         self._none = asyncio.Event()
         self._none.set()
 
-    def _check_count(self) -> None:
-        if self._count > self._max_calls:
-            raise errors.OverloadedError(
-                f"the server has {self._max_calls} open calls, which is its limit: try again later",
-                retry_after_s=CALL_RETRY_S,
-            )
-
     def _begin(self, context: Context, method: str, request_bytes: int) -> Call:
         self._count += 1
         self._none.clear()
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - gRPC runs each handler in its own task
         record = RequestRecord(method, method, request_bytes=request_bytes)
-        if self._log_requests:
-            record.peer = format_peer(context.peer())
-            record.request_id = _request_id(context)
+        if self._observer.needs_headers:
+            _read_headers(record, context)
+        self._observer.begin(record)
         lifetime = _Lifetime(task, Reservation(self._admission), record, self.on_dropped)
 
         def on_done(_: object) -> None:
@@ -239,9 +244,7 @@ class Calls:
             self._count -= 1
             if self._count == 0:
                 self._none.set()
-            if self._log_requests:
-                record.write()
-            self.on_end(record)
+            self._observer.end(record)
 
         # `context.add_done_callback` would create a reference cycle that keeps dropped calls alive.
         task.add_done_callback(on_done)
@@ -268,7 +271,7 @@ class Calls:
             request: Parsed | None
             try:
                 self._check_serving()
-                self._check_count()
+                call.admit(self.identify(context, name), self._admission)
                 call.memory.grow(parser.copies * call.request_bytes)
                 request = await self._workers.run_if(len(data) > SMALL_BYTES, parser.parse, data)
                 data = b""
@@ -277,13 +280,17 @@ class Calls:
                     call.record.metrics.num_inputs = len(request.inputs)
                     call.memory.grow(request.memory_bytes)
                 reply = await method(request, call)
+                if reply is not None:
+                    mark("build")
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
                 call.record.disconnect()
                 raise
             except BaseException as error:  # noqa: BLE001 - the outermost frame of a call
                 # The traceback of the exception would keep the frames of the call and their data alive.
-                status = _status(error, name)
-                self._admission.num_refused += isinstance(error, errors.OverloadedError)
+                failure = _request_error(error, name)
+                call.record.fail(failure)
+                self._admission.num_refused += isinstance(failure, errors.OverloadedError)
+                status = call_status(failure)
                 client_reads = not isinstance(error, errors.SlowConsumerError)
                 traceback.clear_frames(error.__traceback__)
             else:
@@ -380,17 +387,36 @@ def _has_elements(descriptor: Descriptor) -> bool:
     return any(field.message_type or field.type == field.TYPE_BYTES for field in descriptor.fields)
 
 
-def _request_id(context: Context) -> str:
+def client_of(context: Context, method: str) -> Client:
+    """Return the client at the address of a call."""
+    del method
+    client = client_at(context.peer())
+    return replace(client, is_bulk=True) if _header(context, PRIORITY) == BULK else client
+
+
+def _read_headers(record: RequestRecord, context: Context) -> None:
+    record.peer = context.peer()
+    for name, value in context.invocation_metadata() or ():
+        if isinstance(value, str):
+            if name == "traceparent":
+                record.traceparent = value
+            elif name == "tracestate":
+                record.tracestate = value
+            elif name == REQUEST_ID:
+                record.request_id = value
+
+
+def _header(context: Context, name: str) -> str | bytes:
     for key, value in context.invocation_metadata() or ():
-        if key == REQUEST_ID:
-            return validate_request_id(value)
+        if key == name:
+            return value
     return ""
 
 
-def _status(error: BaseException, method: str) -> CallStatus:
-    """Return the status of a failed call. Unexpected errors are logged, and the client gets only their ID."""
+def _request_error(error: BaseException, method: str) -> errors.RequestError:
+    """Return the error for the client. Unexpected errors are logged, and the client gets only their ID."""
     if isinstance(error, errors.RequestError):
-        return call_status(error)
+        return error
     internal = errors.InternalError(secrets.token_hex(6))
     logger.error("%s failed, error id %s", method, internal.error_id, exc_info=error)
-    return call_status(internal)
+    return internal

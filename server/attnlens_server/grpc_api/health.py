@@ -13,6 +13,7 @@ import grpc
 from grpc_health.v1.health import SERVICE_NAME
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
+from attnlens_server.grpc_api.identity import Check, accept
 from attnlens_server.grpc_api.status import parse_or_abort
 
 MAX_QUOTED_CHARACTERS = 100
@@ -20,9 +21,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class HealthService:
-    """Health of each service: NOT_SERVING until `set_serving`, and permanently after `shut_down`."""
+    """Health of each service: NOT_SERVING until `set_serving`, and permanently after `shut_down`.
 
-    def __init__(self, service_names: Sequence[str]) -> None:
+    Args:
+        service_names: Names of the services.
+        check_access: Checks whether the sender of a call may see the health.
+    """
+
+    def __init__(self, service_names: Sequence[str], check_access: Check = accept) -> None:
+        self._check_access = check_access
         # Guards the two attributes below and notifies watchers of changes.
         self._changed = asyncio.Condition()
         self._statuses = dict.fromkeys(("", *service_names), HealthCheckResponse.NOT_SERVING)
@@ -55,6 +62,7 @@ class HealthService:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
 
     async def Check(self, data: bytes, context: Context) -> HealthCheckResponse:
+        await self._check_access(context, "Check")
         request = await parse_or_abort(HealthCheckRequest, data, context)
         if request.service not in self._statuses:
             quoted = repr(request.service[:MAX_QUOTED_CHARACTERS])
@@ -62,6 +70,7 @@ class HealthService:
         return HealthCheckResponse(status=self._statuses[request.service])
 
     async def Watch(self, data: bytes, context: Context) -> None:
+        await self._check_access(context, "Watch")
         request = await parse_or_abort(HealthCheckRequest, data, context)
         sent = None
         while not self._is_shut_down or sent != self._status_of(request.service):

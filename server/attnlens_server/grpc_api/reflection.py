@@ -9,6 +9,7 @@ from google.protobuf.descriptor_pool import Default, DescriptorPool
 from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
+from attnlens_server.grpc_api.identity import Check, accept
 from attnlens_server.grpc_api.status import parse_or_abort
 
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
@@ -31,7 +32,12 @@ class _Pools:
         return find
 
 
-def add_reflection(server: grpc.aio.Server, service_names: Sequence[str], *pools: DescriptorPool) -> None:
+def add_reflection(
+    server: grpc.aio.Server,
+    service_names: Sequence[str],
+    *pools: DescriptorPool,
+    check_access: Check = accept,
+) -> None:
     """Register grpc.reflection.v1 and v1alpha for services in the default pool or in `pools`.
 
     grpcio-reflection only has v1alpha. v1 has the same messages under another service name (gRFC A15).
@@ -40,6 +46,8 @@ def add_reflection(server: grpc.aio.Server, service_names: Sequence[str], *pools
     servicer = reflection.aio.ReflectionServicer(service_names=names, pool=_Pools(*pools, Default()))
 
     async def reflect(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
+        await check_access(context, "ServerReflectionInfo")
+
         async def requests() -> AsyncIterator[ServerReflectionRequest]:
             async for data in messages:
                 yield await parse_or_abort(ServerReflectionRequest, data, context)

@@ -10,15 +10,18 @@ import math
 import secrets
 import traceback
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
 from attnlens_server import errors
+from attnlens_server.clients import Client
 from attnlens_server.http_api.exchange import (
+    HEALTH,
     NATIVE,
+    PUBLIC,
     Dialect,
     HttpError,
     HttpRequest,
@@ -27,17 +30,18 @@ from attnlens_server.http_api.exchange import (
     encode_json,
     rename_fields,
 )
+from attnlens_server.http_api.identity import Gate
 from attnlens_server.http_api.listener import ABORT, MAX_HEAD_BYTES
 from attnlens_server.http_api.origins import OriginPolicy
-from attnlens_server.serving.admission import Budget, Reservation
-from attnlens_server.serving.request_log import RequestRecord, validate_request_id
+from attnlens_server.observing.observer import Observer
+from attnlens_server.serving.admission import Admission, Budget, Reservation
+from attnlens_server.serving.request_record import RequestRecord, validate_request_id
 from attnlens_server.serving.service import ModelService
+from attnlens_server.serving.stages import mark
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Authenticate = Callable[[Mapping[str, str]], None]
-"""Raises UnauthenticatedError unless the headers (by lower-case name) contain valid credentials."""
 
 MAX_HEADERS = 64
 BODY_COPIES = 2  # the body and the parsed request without its texts
@@ -60,12 +64,11 @@ class HttpApp:
         service: Service of the model.
         routes: Routes. The first one that matches is used.
         origins: Which web pages may send requests.
+        gate: Access control.
         max_body_bytes: Maximum size of a body, also after decompression.
         body_timeout_s: Maximum time in seconds to receive a body.
         stall_timeout_s: Time in seconds that a client may take to read a part of a response.
-        log_requests: Whether to log each request.
-        authenticate: Checks the credentials of routes that are not public. If None, none are needed.
-        on_end: Called with the record of each request that has ended, for metrics.
+        observer: Notified of each request.
     """
 
     def __init__(
@@ -73,22 +76,20 @@ class HttpApp:
         service: ModelService,
         routes: Iterable[Route],
         origins: OriginPolicy,
+        gate: Gate,
         *,
         max_body_bytes: int,
         body_timeout_s: float,
         stall_timeout_s: float,
-        log_requests: bool = False,
-        authenticate: Authenticate | None = None,
-        on_end: Callable[[RequestRecord], None] = lambda _: None,
+        observer: Observer,
     ) -> None:
-        self._on_end = on_end
         self._service = service
         self._origins = origins
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
         self._stall_timeout_s = stall_timeout_s
-        self._log_requests = log_requests
-        self._authenticate = authenticate
+        self._observer = observer
+        self._gate = gate
         self._paths: dict[str, dict[str, Route]] = {}
         self._prefixes: dict[str, dict[str, Route]] = {}
         for route in routes:
@@ -103,9 +104,13 @@ class HttpApp:
         headers = _headers(scope["headers"])
         record = RequestRecord(
             f"{scope['method']} {scope['path'][:_MAX_PATH]}",
+            protocol="http",
             peer=_peer(scope.get("client")),
             request_id=validate_request_id(headers.get("x-request-id")) or secrets.token_hex(8),
+            traceparent=headers.get("traceparent", ""),
+            tracestate=headers.get("tracestate", ""),
         )
+        self._observer.begin(record)
         memory = Reservation(self._service.admission)
         exchange = _Exchange(scope, receive, send, headers, record, memory, self._stall_timeout_s)
         try:
@@ -121,9 +126,9 @@ class HttpApp:
         finally:
             exchange.close()
             memory.release()
-            if self._log_requests:
-                record.write()
-            self._on_end(record)
+            if exchange.is_admitted:
+                self._service.admission.calls.put_back(record.client, 1)
+            self._observer.end(record)
 
     async def _respond(self, exchange: "_Exchange") -> None:
         """Answer a request. The response is sent with the dialect of the route, also if it is an error."""
@@ -135,10 +140,13 @@ class HttpApp:
             self._check(route, exchange)
             request = await self._request(path, exchange)
             response = await exchange.unless_disconnected(route.handler(request))
+            if isinstance(response.body, bytes):
+                mark("build")
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, _DisconnectedError):
             raise
         except BaseException as error:  # noqa: BLE001 - the outermost frame, also for panics of Rust code
             failure = request_error(error, exchange.record.method)
+            exchange.record.fail(failure)
             self._service.admission.num_refused += isinstance(failure, errors.OverloadedError)
             traceback.clear_frames(error.__traceback__)
             response, reason = _error_response(failure, dialect), failure.reason
@@ -179,8 +187,10 @@ class HttpApp:
             message = "the body has both Content-Length and Transfer-Encoding: send one of them"
             raise HttpError(400, "MALFORMED_REQUEST", message, {"Connection": "close"})
         self._origins.check(route.method, headers, needs_page=route.needs_page)
-        if self._authenticate is not None and not route.is_public:
-            self._authenticate(headers)
+        if route.methods == PUBLIC or (route.methods == HEALTH and self._gate.has_open_health):
+            return
+        client = self._gate.identify(exchange.scope, headers, exchange.record.peer, route.methods)
+        exchange.admit(client, self._service.admission)
 
     async def _request(self, path: str, exchange: "_Exchange") -> HttpRequest:
         """Receive the body.
@@ -259,6 +269,7 @@ class _Exchange:
         self.scope = scope
         self.headers = headers
         self.record = record
+        self.is_admitted = False
         self.memory = memory
         self._receive = receive
         self._send = send
@@ -278,6 +289,16 @@ class _Exchange:
             yield message.get("body", b"")
             if not message.get("more_body"):
                 return
+
+    def admit(self, client: Client, admission: Admission) -> None:
+        """Attribute the request to a client.
+
+        Raises:
+            OverloadedError: There are too many requests, or too many of this client.
+        """
+        self.record.client = self.memory.client = client
+        admission.acquire_call(client)
+        self.is_admitted = True
 
     async def unless_disconnected(self, awaitable: Awaitable[Result]) -> Result:
         """Return a result. If the client disconnects first, cancel it.
@@ -346,6 +367,7 @@ class _Exchange:
                     raise
                 except BaseException as error:  # noqa: BLE001 - as in `HttpApp._respond`
                     failure = request_error(error, self.record.method)
+                    self.record.fail(failure)
                     self.record.end(str(dialect.status(failure)), failure.reason)
                     await self._send_part(encode_json(dialect.body(failure)) + b"\n")
                     break

@@ -10,7 +10,14 @@ import numpy.typing as npt
 
 from attnlens.embedding_types import EmbeddingType, quantize
 from attnlens_server.bundle import Model
-from attnlens_server.http_api.exchange import BodyParser, Dialect, HttpRequest, HttpResponse, Route
+from attnlens_server.http_api.exchange import (
+    EMBED,
+    BodyParser,
+    Dialect,
+    HttpRequest,
+    HttpResponse,
+    Route,
+)
 from attnlens_server.http_api.json_bodies import (
     Dimensions,
     invalid,
@@ -80,7 +87,9 @@ class CohereRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        return [Route("POST", "/v2/embed", self.embed, DIALECT, body=CohereBody, response=dict[str, Any])]
+        return [
+            Route("POST", "/v2/embed", self.embed, DIALECT, EMBED, body=CohereBody, response=dict[str, Any])
+        ]
 
     async def embed(self, request: HttpRequest) -> HttpResponse:
         """Return one embedding of each type for each text."""

@@ -118,6 +118,12 @@ class Dialect:
         return self.statuses.get(error.reason, error.http_status)
 
 
+PUBLIC: tuple[str, ...] = ()
+HEALTH = ("Check",)
+EMBED, ENCODE, TOKENIZE = ("Embed",), ("Encode",), ("Tokenize",)
+SCORE, CLASSIFY, MODELS = ("Score",), ("Classify",), ("GetModel",)
+
+
 class Route(NamedTuple):
     """A route. A path that ends in `*` matches all paths with that beginning.
 
@@ -126,7 +132,7 @@ class Route(NamedTuple):
         path: Path.
         handler: Returns the response to a request.
         dialect: How errors are reported.
-        is_public: Whether the route needs no credentials.
+        methods: Methods of a policy that the route belongs to, `HEALTH`, or `PUBLIC` if anyone may use it.
         needs_page: Whether browsers may only send the request from this server's own pages.
         summary: What the route does, for the OpenAPI document. Defaults to the docstring of the handler.
         body: Type of the request body, for the OpenAPI document: a msgspec type, a JSON schema, or a
@@ -140,12 +146,17 @@ class Route(NamedTuple):
     path: str
     handler: Handler
     dialect: Dialect
-    is_public: bool = False
+    methods: tuple[str, ...]
     needs_page: bool = False
     summary: str = ""
     body: Any = None
     response: Any = None
     media_type: str = JSON
+
+    @property
+    def is_public(self) -> bool:
+        """Whether the route needs no credentials by default."""
+        return self.methods in (PUBLIC, HEALTH)
 
 
 def encode_json(value: Any) -> bytes:  # noqa: ANN401 - any JSON value

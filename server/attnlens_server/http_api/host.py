@@ -2,18 +2,21 @@
 
 import ssl
 import time
+from collections.abc import Iterator
 from typing import Any
 
+from prometheus_client.core import CounterMetricFamily, Metric
 from starlette.middleware.cors import CORSMiddleware
 
 from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine
 from attnlens_server.grpc_api.methods import EncoderService
-from attnlens_server.http_api.app import Authenticate, HttpApp
+from attnlens_server.http_api.app import HttpApp
 from attnlens_server.http_api.cohere import CohereRoutes
+from attnlens_server.http_api.identity import Gate
 from attnlens_server.http_api.listener import HttpListener
-from attnlens_server.http_api.metrics import ServerMetrics
+from attnlens_server.http_api.metrics import ServerMetrics, gauge, limited
 from attnlens_server.http_api.native import NativeRoutes
 from attnlens_server.http_api.ollama import OllamaRoutes
 from attnlens_server.http_api.openai import OpenAIRoutes
@@ -28,6 +31,7 @@ from attnlens_server.http_api.viewer import ViewerRoutes
 from attnlens_server.http_api.vllm import VllmRoutes
 from attnlens_server.http_api.weaviate import WeaviateRoutes
 from attnlens_server.listening import TcpAddress
+from attnlens_server.observing.observer import Observer
 from attnlens_server.serving.service import ModelService
 
 _EXPOSED_HEADERS = ("X-Request-Id", "Retry-After", "Retry-After-Ms", "X-Should-Retry")
@@ -42,7 +46,8 @@ class HttpHost:
         engine: Engine of the model.
         bundle: Bundle of the model.
         config: Server configuration.
-        authenticate: Checks the credentials of a request. If None, none are needed.
+        observer: Notified of each request. It gets the metrics of this host.
+        gate: Access control.
 
     Attributes:
         app: ASGI application with all routes.
@@ -58,11 +63,14 @@ class HttpHost:
         engine: Engine,
         bundle: Bundle,
         config: ServerConfig,
-        authenticate: Authenticate | None = None,
+        observer: Observer,
+        gate: Gate,
     ) -> None:
         model = bundle.model
         self.url = self.metrics_url = ""
-        self.metrics = ServerMetrics(service, engine, model, bundle.precision)
+        self.metrics = ServerMetrics(service, engine, model, bundle.precision, observer)
+        observer.count = self.metrics.observe
+        self.metrics.add(self._own_metrics)
         self._config = config
         self._scheme = "http" if config.tls_cert is None else "https"
         self._viewer = ViewerRoutes(service, Pages(service, model), config.max_response_bytes)
@@ -84,7 +92,7 @@ class HttpHost:
             *OllamaRoutes(service).routes(),
             *self._viewer.routes(),
         ]
-        routes += OpenApiRoutes(routes, needs_key=authenticate is not None).routes()
+        routes += OpenApiRoutes(routes, needs_key=gate.needs_key).routes()
         origins = OriginPolicy(
             self._scheme,
             public_origin=config.http_origin,
@@ -95,12 +103,11 @@ class HttpHost:
             service,
             routes,
             origins,
+            gate,
             max_body_bytes=config.request_limit,
             body_timeout_s=config.request_timeout_s,
             stall_timeout_s=config.stall_timeout_s,
-            log_requests=config.log_requests,
-            authenticate=authenticate,
-            on_end=self.metrics.observe,
+            observer=observer,
         )
         self.app: Any = _with_cors(app, config.allowed_origins) if config.allowed_origins else app
         self._listener = HttpListener(
@@ -123,6 +130,16 @@ class HttpHost:
                 TcpAddress(config.http_host, config.http_port), context, "http-port"
             )
             self.url = f"{self._scheme}://{address}/"
+
+    def _own_metrics(self) -> Iterator[Metric]:
+        yield from limited("attnlens_http_connections", "Open HTTP connections", self._listener.connections)
+        yield CounterMetricFamily(
+            "attnlens_http_connections_rejected",
+            "HTTP connections that were closed at once because of a limit.",
+            value=self._listener.num_rejected,
+        )
+        if (limit := self._config.max_memory_bytes) is not None:
+            yield gauge("attnlens_process_memory_limit_bytes", "Limit of the memory of the process.", limit)
 
     async def stop(self, timeout_s: float) -> None:
         """Reject new requests, and end running ones. Health checks and metrics remain until `close`."""

@@ -1,9 +1,9 @@
 """Listens for HTTP connections on the event loop of the caller.
 
-uvicorn parses HTTP. This module adds what it lacks: a limit on connections, which closes idle ones first; a
-time limit for the head of a request; a limit on small chunks; errors in JSON, which also reach clients that
-send a long body; and a way to abort a connection whose client does not read. `HttpApp` limits the size and
-the duration of bodies.
+uvicorn parses HTTP. This module adds what it lacks: a limit on connections, which clients share and which
+closes idle ones first; a time limit for the head of a request; a limit on small chunks; errors in JSON, which
+also reach clients that send a long body; and a way to abort a connection whose client does not read.
+`HttpApp` limits the size and the duration of bodies.
 
 Everything runs on one event loop.
 """
@@ -19,10 +19,12 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
+from attnlens_server.clients import Client
 from attnlens_server.errors import StartupError
 from attnlens_server.http_api.exchange import JSON, NATIVE, HttpError, encode_json
 from attnlens_server.listening import TcpAddress
 from attnlens_server.listening.bind_problems import bind_problem
+from attnlens_server.serving.admission import Pool
 
 MAX_HEAD_BYTES = 32 << 10
 KEEP_ALIVE_S = 75  # longer than the idle timeout of common proxies and client pools
@@ -31,6 +33,10 @@ ABORT = "attnlens.abort"
 
 If it is set, the application's task is cancelled when the client disconnects.
 """
+SMALL_CONNECTIONS = 4
+"""A client that has no more connections may use the reserve, see `Pool`."""
+TLS = "attnlens.tls"
+"""Key of the ASGI scope with the SSL object of the connection. None without TLS."""
 MAX_SMALL_CHUNKS = 1024
 _SMALL_CHUNK_BYTES = 256  # larger chunks are not limited
 _LINGER_S = 2.0  # time to read the rest of a rejected body, so that the client receives the response
@@ -50,15 +56,17 @@ class HttpListener:
         request_timeout_s: Maximum time in seconds to receive the head of a request.
 
     Attributes:
-        max_connections: See above.
+        connections: Open connections.
         request_timeout_s: See above.
         idle: Connections that wait for their client, the one that has waited longest first.
+        num_rejected: Number of connections that were closed at once because of the limit.
     """
 
     def __init__(self, app: Any, *, max_connections: int, request_timeout_s: float) -> None:  # noqa: ANN401
-        self.max_connections = max_connections
+        self.connections = Pool(max_connections, SMALL_CONNECTIONS)
         self.request_timeout_s = request_timeout_s
         self.idle: dict[_Connection, None] = {}
+        self.num_rejected = 0
         self._config = Config(
             app,
             http=_Connection,
@@ -74,11 +82,6 @@ class HttpListener:
         self._config.load()
         self._state = ServerState()
         self._server: asyncio.Server | None = None
-
-    @property
-    def num_connections(self) -> int:
-        """Number of open connections."""
-        return len(self._state.connections)
 
     async def start(self, address: TcpAddress, context: ssl.SSLContext | None, option: str) -> TcpAddress:
         """Listen and return the address with its port.
@@ -126,16 +129,21 @@ class HttpListener:
         if self._state.tasks:
             await asyncio.wait(self._state.tasks)
 
-    def make_room(self) -> bool:
-        """Close the connection that has waited longest for its client, if there are too many connections.
+    def make_room(self, client: Client) -> bool:
+        """Make room for a connection of a client, if there are too many or too many of this client.
+
+        The connection that has waited longest for its client is closed, preferably one of the same client.
 
         Returns:
-            Whether the number of connections is within the limit.
+            Whether there is room.
         """
-        if self.num_connections <= self.max_connections:
+        pool = self.connections
+        if pool.available_to(client, has_other_calls=pool.held_by(client) > 0):
             return True
-        connection = next(iter(self.idle), None)
+        others = iter(self.idle) if pool.used >= pool.capacity else iter(())
+        connection = next((idle for idle in self.idle if idle.sender == client), next(others, None))
         if connection is None:
+            self.num_rejected += 1
             return False
         del self.idle[connection]
         connection.transport.abort()
@@ -166,7 +174,11 @@ class _Parser(h11.Connection):
 
 
 class _Connection(H11Protocol):
-    """A connection. It is idle until a request has been received completely."""
+    """A connection. It is idle until a request has been received completely.
+
+    Attributes:
+        sender: Client at the address of the connection.
+    """
 
     conn: _Parser
 
@@ -183,6 +195,7 @@ class _Connection(H11Protocol):
 
     async def _run(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - types of ASGI
         scope[ABORT] = self.transport.abort
+        scope[TLS] = self.transport.get_extra_info("ssl_object")
         self._task = asyncio.current_task()
         is_early = False
 
@@ -222,7 +235,11 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Reject the connection if there are too many, otherwise wait for a request."""
         super().connection_made(transport)
-        if not self._listener.make_room():
+        host, *_ = transport.get_extra_info("peername") or ("unix",)
+        self.sender = Client(str(host))
+        has_room = self._listener.make_room(self.sender)
+        self._listener.connections.take(self.sender, 1)
+        if not has_room:
             transport.abort()
             return
         self._wait()
@@ -231,6 +248,7 @@ class _Connection(H11Protocol):
         """Stop the timers and the running request."""
         self._set_timer(None)
         self._listener.idle.pop(self, None)
+        self._listener.connections.put_back(self.sender, 1)
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
         if self._task is not None:

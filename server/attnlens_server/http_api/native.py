@@ -103,6 +103,7 @@ class NativeRoutes:
             f"{PREFIX}/{name}",
             handler,
             NATIVE,
+            (method.name,),
             summary=summary,
             body=body,
             response=method.output_type,
@@ -112,7 +113,9 @@ class NativeRoutes:
     def _model_route(self, path: str, name: str, summary: str) -> Route:
         method = DESCRIPTOR.methods_by_name[name]
         handler = partial(self._model, method)
-        return Route("GET", f"{PREFIX}/{path}", handler, NATIVE, summary=summary, response=method.output_type)
+        return Route(
+            "GET", f"{PREFIX}/{path}", handler, NATIVE, (name,), summary=summary, response=method.output_type
+        )
 
     async def _respond(self, name: str, method: MethodDescriptor, request: HttpRequest) -> HttpResponse:
         typed, as_base64 = await self._parse(name, method, request)

@@ -7,7 +7,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from attnlens_server.http_api.exchange import BodyParser, Dialect, HttpRequest, HttpResponse, Route
+from attnlens_server.http_api.exchange import (
+    EMBED,
+    BodyParser,
+    Dialect,
+    HttpRequest,
+    HttpResponse,
+    Route,
+)
 from attnlens_server.http_api.json_bodies import Dimensions, Texts, embed, num_tokens, text_inputs
 from attnlens_server.serving.requests import EmbedRequest
 from attnlens_server.serving.results import EmbedResult
@@ -44,7 +51,9 @@ class OllamaRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        return [Route("POST", "/api/embed", self.embed, DIALECT, body=OllamaBody, response=dict[str, Any])]
+        return [
+            Route("POST", "/api/embed", self.embed, DIALECT, EMBED, body=OllamaBody, response=dict[str, Any])
+        ]
 
     async def embed(self, request: HttpRequest) -> HttpResponse:
         """Return one embedding of length 1 for each text."""

@@ -8,6 +8,8 @@ import numpy as np
 
 from attnlens_server.errors import ModelNotFoundError, RequestError
 from attnlens_server.http_api.exchange import (
+    EMBED,
+    MODELS,
     BodyParser,
     Dialect,
     HttpRequest,
@@ -165,10 +167,10 @@ class OpenAIRoutes:
         """Return the routes."""
         embeddings: dict[str, Any] = {"body": EmbeddingsBody, "response": EmbeddingsResponse}
         return [
-            Route("POST", "/v1/embeddings", self.embeddings, DIALECT, **embeddings),
-            Route("POST", "/embeddings", self.embeddings, DIALECT, **embeddings),
-            Route("GET", "/v1/models", self.models, DIALECT, response=ModelList),
-            Route("GET", "/v1/models/*", self.model, DIALECT, response=ServedModel),
+            Route("POST", "/v1/embeddings", self.embeddings, DIALECT, EMBED, **embeddings),
+            Route("POST", "/embeddings", self.embeddings, DIALECT, EMBED, **embeddings),
+            Route("GET", "/v1/models", self.models, DIALECT, MODELS, response=ModelList),
+            Route("GET", "/v1/models/*", self.model, DIALECT, MODELS, response=ServedModel),
         ]
 
     async def embeddings(self, request: HttpRequest) -> HttpResponse:

@@ -17,7 +17,14 @@ from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.grpc_api.methods import INPUT_FIELDS
 from attnlens_server.grpc_api.model_info import own_version
 from attnlens_server.http_api import viewer
-from attnlens_server.http_api.exchange import NATIVE, HttpRequest, HttpResponse, Route, encode_json
+from attnlens_server.http_api.exchange import (
+    NATIVE,
+    PUBLIC,
+    HttpRequest,
+    HttpResponse,
+    Route,
+    encode_json,
+)
 from attnlens_server.http_api.native import ARRAYS, TranscodedBody
 from attnlens_server.http_api.transcoding import (
     DURATION,
@@ -63,10 +70,10 @@ class OpenApiRoutes:
     def routes(self) -> list[Route]:
         """Return the routes."""
         pages = [
-            Route("GET", path, partial(_send_file, *file), viewer.DIALECT, is_public=True, needs_page=True)
+            Route("GET", path, partial(_send_file, *file), viewer.DIALECT, PUBLIC, needs_page=True)
             for path, file in _FILES.items()
         ]
-        return [Route("GET", "/openapi.json", self.document, NATIVE, is_public=True), *pages]
+        return [Route("GET", "/openapi.json", self.document, NATIVE, PUBLIC), *pages]
 
     async def document(self, request: HttpRequest) -> HttpResponse:
         """Return the OpenAPI document."""

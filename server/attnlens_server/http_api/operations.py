@@ -12,7 +12,14 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from attnlens_server.errors import RequestError
-from attnlens_server.http_api.exchange import NATIVE, HttpRequest, HttpResponse, Route, encode_json
+from attnlens_server.http_api.exchange import (
+    HEALTH,
+    NATIVE,
+    HttpRequest,
+    HttpResponse,
+    Route,
+    encode_json,
+)
 from attnlens_server.http_api.listener import HttpListener
 from attnlens_server.http_api.metrics import CONTENT_TYPE, ServerMetrics
 from attnlens_server.listening import TcpAddress
@@ -37,9 +44,11 @@ class OperationsRoutes:
     def routes(self) -> list[Route]:
         """Return the routes. Metrics need the same credentials as requests."""
         return [
-            Route("GET", "/healthz", self.live, NATIVE, is_public=True, response=dict[str, str]),
-            Route("GET", "/readyz", self.ready, NATIVE, is_public=True, response=dict[str, str]),
-            Route("GET", "/metrics", self.metrics, NATIVE, response=str, media_type=CONTENT_TYPE),
+            Route("GET", "/healthz", self.live, NATIVE, HEALTH, response=dict[str, str]),
+            Route("GET", "/readyz", self.ready, NATIVE, HEALTH, response=dict[str, str]),
+            Route(
+                "GET", "/metrics", self.metrics, NATIVE, ("Metrics",), response=str, media_type=CONTENT_TYPE
+            ),
         ]
 
     async def live(self, _: HttpRequest | None = None) -> HttpResponse:

@@ -20,6 +20,7 @@ from attnlens_server.engine import Engine
 from attnlens_server.errors import RequestError
 from attnlens_server.http_api import tei
 from attnlens_server.http_api.exchange import (
+    SCORE,
     BodyParser,
     Dialect,
     HttpError,
@@ -179,11 +180,28 @@ class RerankRoutes:
                 "/rerank",
                 self.rerank,
                 SHARED_DIALECT,
+                SCORE,
                 body=RerankBody,
                 response=ranked | list[dict[str, Any]],
             ),
-            Route("POST", "/v1/rerank", self.rerank_documents, DIALECT, body=DocumentsBody, response=ranked),
-            Route("POST", "/v2/rerank", self.rerank_documents, DIALECT, body=DocumentsBody, response=ranked),
+            Route(
+                "POST",
+                "/v1/rerank",
+                self.rerank_documents,
+                DIALECT,
+                SCORE,
+                body=DocumentsBody,
+                response=ranked,
+            ),
+            Route(
+                "POST",
+                "/v2/rerank",
+                self.rerank_documents,
+                DIALECT,
+                SCORE,
+                body=DocumentsBody,
+                response=ranked,
+            ),
         ]
         classifier = self.model.classifier
         if classifier is not None and classifier.is_reranker:

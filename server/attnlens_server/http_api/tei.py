@@ -21,6 +21,12 @@ from attnlens_server.engine import Engine
 from attnlens_server.errors import NotSupportedError, RequestError
 from attnlens_server.grpc_api.model_info import own_version
 from attnlens_server.http_api.exchange import (
+    CLASSIFY,
+    EMBED,
+    ENCODE,
+    HEALTH,
+    MODELS,
+    TOKENIZE,
     BodyParser,
     Dialect,
     HttpError,
@@ -213,8 +219,10 @@ class TeiRoutes:
     def routes(self) -> list[Route]:
         """Return the routes. `GET /` is the page of the viewer."""
         predictions = list[Prediction | list[Prediction]]
-        predict = Route("POST", "/predict", self.predict, DIALECT, body=PredictBody, response=predictions)
-        embed = Route("POST", "/embed", self.embed, DIALECT, body=EmbedBody, response=_VECTORS)
+        predict = Route(
+            "POST", "/predict", self.predict, DIALECT, CLASSIFY, body=PredictBody, response=predictions
+        )
+        embed = Route("POST", "/embed", self.embed, DIALECT, EMBED, body=EmbedBody, response=_VECTORS)
         classifier = self.model.classifier
         default = [(embed if classifier is None else predict)._replace(path="/")]
         if classifier is not None and classifier.is_reranker:
@@ -228,16 +236,27 @@ class TeiRoutes:
                 "/embed_all",
                 self.embed_all,
                 DIALECT,
+                ENCODE,
                 body=EmbedBody,
                 response=list[list[list[float]]],
             ),
-            Route("POST", "/similarity", self.similarity, DIALECT, body=SimilarityBody, response=list[float]),
-            Route("POST", "/tokenize", self.tokenize, DIALECT, body=TokenizeBody, response=_TOKENS),
-            Route("POST", "/decode", self.decode, DECODE_DIALECT, body=DecodeBody, response=list[str]),
-            Route("GET", "/info", self.info, DIALECT, response=dict[str, Any]),
-            Route("GET", "/health", self.health, DIALECT, is_public=True, media_type=""),
-            Route("GET", "/ping", self.health, DIALECT, is_public=True, media_type=""),
-            Route("POST", "/embed_sparse", self.embed_sparse, DIALECT),
+            Route(
+                "POST",
+                "/similarity",
+                self.similarity,
+                DIALECT,
+                EMBED,
+                body=SimilarityBody,
+                response=list[float],
+            ),
+            Route("POST", "/tokenize", self.tokenize, DIALECT, TOKENIZE, body=TokenizeBody, response=_TOKENS),
+            Route(
+                "POST", "/decode", self.decode, DECODE_DIALECT, TOKENIZE, body=DecodeBody, response=list[str]
+            ),
+            Route("GET", "/info", self.info, DIALECT, MODELS, response=dict[str, Any]),
+            Route("GET", "/health", self.health, DIALECT, HEALTH, media_type=""),
+            Route("GET", "/ping", self.health, DIALECT, HEALTH, media_type=""),
+            Route("POST", "/embed_sparse", self.embed_sparse, DIALECT, EMBED),
         ]
 
     async def embed(self, request: HttpRequest) -> HttpResponse:

@@ -9,6 +9,7 @@ from typing import Any
 from attnlens_server.errors import InputTooLongError, RequestError
 from attnlens_server.http_api.exchange import (
     JSON,
+    PUBLIC,
     Dialect,
     HttpError,
     HttpRequest,
@@ -21,6 +22,8 @@ from attnlens_server.serving.execution import Workers
 from attnlens_server.serving.service import ModelService
 from attnlens_viewer.live import POLICY, LiveFile, live_files, live_reply
 
+PAGE = ("Encode", "Explain", "Compare")
+"""Methods that compute a result of the form."""
 MAX_PAGES = 2  # concurrently, since other requests have priority
 MAX_FORM_BYTES = 256 << 10
 PAGE_TIMEOUT_S = 60.0
@@ -64,10 +67,10 @@ class ViewerRoutes:
         """Return the routes. The files are public, because browsers open a page without a key."""
         files = {"/favicon.ico": LiveFile("image/x-icon", b""), **live_files(self._pages.model)}
         routes = [
-            Route("GET", path, partial(_send_file, file), DIALECT, is_public=True, needs_page=True)
+            Route("GET", path, partial(_send_file, file), DIALECT, PUBLIC, needs_page=True)
             for path, file in files.items()
         ]
-        return [*routes, Route("POST", "/page", self.page, DIALECT, needs_page=True)]
+        return [*routes, Route("POST", "/page", self.page, DIALECT, PAGE, needs_page=True)]
 
     def close(self) -> None:
         """Stop the worker thread."""

@@ -14,7 +14,15 @@ from attnlens.classifiers import ScoreActivation
 from attnlens_server.bundle import Model
 from attnlens_server.errors import FieldViolation, InvalidFieldsError, RequestError
 from attnlens_server.http_api import openai
-from attnlens_server.http_api.exchange import BodyParser, Dialect, HttpRequest, HttpResponse, Route
+from attnlens_server.http_api.exchange import (
+    CLASSIFY,
+    SCORE,
+    BodyParser,
+    Dialect,
+    HttpRequest,
+    HttpResponse,
+    Route,
+)
 from attnlens_server.http_api.json_bodies import (
     Texts,
     check_count,
@@ -100,9 +108,17 @@ class VllmRoutes:
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
-            Route("POST", "/score", self.score, DIALECT, body=ScoreBody, response=dict[str, Any]),
-            Route("POST", "/v1/score", self.score, DIALECT, body=ScoreBody, response=dict[str, Any]),
-            Route("POST", "/classify", self.classify, DIALECT, body=ClassifyBody, response=dict[str, Any]),
+            Route("POST", "/score", self.score, DIALECT, SCORE, body=ScoreBody, response=dict[str, Any]),
+            Route("POST", "/v1/score", self.score, DIALECT, SCORE, body=ScoreBody, response=dict[str, Any]),
+            Route(
+                "POST",
+                "/classify",
+                self.classify,
+                DIALECT,
+                CLASSIFY,
+                body=ClassifyBody,
+                response=dict[str, Any],
+            ),
         ]
 
     async def score(self, request: HttpRequest) -> HttpResponse:

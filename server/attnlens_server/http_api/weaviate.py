@@ -8,6 +8,9 @@ import numpy as np
 
 from attnlens_server.bundle import Model
 from attnlens_server.http_api.exchange import (
+    EMBED,
+    HEALTH,
+    MODELS,
     BodyParser,
     Dialect,
     HttpRequest,
@@ -63,11 +66,13 @@ class WeaviateRoutes:
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
-            Route("POST", "/vectors", self.vectors, DIALECT, body=VectorsBody, response=dict[str, Any]),
-            Route("POST", "/vectors/", self.vectors, DIALECT),
-            Route("GET", "/meta", self.meta, DIALECT, response=dict[str, Any]),
-            Route("GET", "/.well-known/live", self.live, DIALECT, is_public=True, media_type=""),
-            Route("GET", "/.well-known/ready", self.ready, DIALECT, is_public=True, media_type=""),
+            Route(
+                "POST", "/vectors", self.vectors, DIALECT, EMBED, body=VectorsBody, response=dict[str, Any]
+            ),
+            Route("POST", "/vectors/", self.vectors, DIALECT, EMBED),
+            Route("GET", "/meta", self.meta, DIALECT, MODELS, response=dict[str, Any]),
+            Route("GET", "/.well-known/live", self.live, DIALECT, HEALTH, media_type=""),
+            Route("GET", "/.well-known/ready", self.ready, DIALECT, HEALTH, media_type=""),
         ]
 
     async def vectors(self, request: HttpRequest) -> HttpResponse:

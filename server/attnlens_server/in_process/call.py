@@ -84,6 +84,13 @@ class LocalCall:
 
     # --- Context of the handler -------------------------------------------------------------------
 
+    def peer(self) -> str:
+        """Return the same name for all calls."""
+        return "in-process"
+
+    def invocation_metadata(self) -> None:
+        """Return None, since there is no connection."""
+
     def time_remaining(self) -> float | None:
         """Return the remaining time in seconds, or None if there is no deadline."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())

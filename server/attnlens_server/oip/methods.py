@@ -14,6 +14,7 @@ from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import ModelNotFoundError, RequestError, ResponseTooLargeError
 from attnlens_server.grpc_api.calls import REQUEST_COPIES, SMALL_BYTES, Call, Calls, Parser
+from attnlens_server.grpc_api.identity import Check, Context, accept
 from attnlens_server.grpc_api.model_info import own_version
 from attnlens_server.grpc_api.status import parse_or_abort
 from attnlens_server.oip.models import PLATFORM, VERSION, Models
@@ -118,14 +119,20 @@ class InferenceService:
         return results
 
 
-def add_service(server: grpc.aio.Server, service: InferenceService, calls: Calls, max_texts: int) -> None:
-    """Register the methods of `service`."""
+def add_service(
+    server: grpc.aio.Server,
+    service: InferenceService,
+    calls: Calls,
+    max_texts: int,
+    check_health_access: Check = accept,
+) -> None:
+    """Register the methods of `service`. `check_health_access` checks the senders of health checks."""
     rpc_handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in DESCRIPTOR.methods:
         message_class = GetMessageClass(method.input_type)
         answer = getattr(service, method.name)
         if method.name in ("ServerLive", "ServerReady", "ModelReady"):
-            handle: Any = _health_handler(message_class, answer)
+            handle: Any = _health_handler(method.name, message_class, answer, check_health_access)
         else:
             is_infer = method.name == "ModelInfer"
             contents = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
@@ -142,9 +149,10 @@ def add_service(server: grpc.aio.Server, service: InferenceService, calls: Calls
 
 
 def _health_handler(
-    message_class: type[Message], answer: Callable[[Any], Message]
-) -> Callable[[bytes, grpc.aio.ServicerContext[Any, Any]], Awaitable[bytes]]:
-    async def handle(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+    name: str, message_class: type[Message], answer: Callable[[Any], Message], check_access: Check
+) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    async def handle(data: bytes, context: Context) -> bytes:
+        await check_access(context, name)
         return answer(await parse_or_abort(message_class, data, context)).SerializeToString()
 
     return handle

@@ -196,8 +196,8 @@ class ReductionCosts:
             if query.reduction is not None
         }
 
-    def check(self, runs: Iterable[tuple[Sequence[Part], int]], max_computed_tokens: int) -> None:
-        """Compare the cost of all runs with the limit.
+    def check(self, runs: Iterable[tuple[Sequence[Part], int]], max_computed_tokens: int) -> int:
+        """Return the cost of all runs.
 
         Args:
             runs: Parts and number of tokens of each run of the attention graph.
@@ -207,7 +207,7 @@ class ReductionCosts:
             TooExpensiveError: The cost exceeds the limit.
         """
         if not self._equal:
-            return
+            return 0
         costs: Counter[int] = Counter()  # keyed by query index
         cache: dict[tuple[int, int, int], int] = {}
         for parts, num_tokens in runs:
@@ -219,6 +219,7 @@ class ReductionCosts:
         if costs.total() > max_computed_tokens:
             fields = {f"attention[{index}].reduction": cost for index, cost in costs.items()}
             raise TooExpensiveError(fields, max_computed_tokens, "request fewer layers, heads or reductions")
+        return costs.total()
 
     def _num_layers(self, parts: Sequence[Part]) -> Counter[int]:
         """Return the number of reduced layers by query index. Equal queries count once."""

@@ -1,6 +1,7 @@
 """Execution of slow work outside the event loop: functions in worker threads, items in the engine."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,17 +10,28 @@ from threading import Barrier
 from typing import ParamSpec, TypeVar
 
 from attnlens_server.bundle import Kind
-from attnlens_server.engine import Engine, Item, ItemResult
+from attnlens_server.clients import Client
+from attnlens_server.engine import Engine, Item, ItemResult, lower_priority
+from attnlens_server.serving.admission import Admission
+from attnlens_server.serving.stages import mark_run
 
 P = ParamSpec("P")
 R = TypeVar("R")
+LIGHT_TOKENS = 128  # a call with so few tokens need not wait for a running batch
 
 
 class Workers:
-    """Thread pool for functions that take longer than a few milliseconds."""
+    """Thread pool for functions that take longer than a few milliseconds.
+
+    Attributes:
+        num_threads: Number of threads.
+        num_pending: Number of waiting and running functions.
+    """
 
     def __init__(self, num_threads: int) -> None:
-        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="worker")
+        self.num_threads = num_threads
+        self.num_pending = 0
+        self._executor = ThreadPoolExecutor(num_threads, "worker", lower_priority)
         # Start all threads now: a process without free memory cannot start any.
         are_started = Barrier(num_threads)
         for _ in range(num_threads):
@@ -32,6 +44,7 @@ class Workers:
         method returns when the function has finished, because it occupies a thread and memory until then.
         """
         future = self._executor.submit(function, *args, **kwargs)
+        self.num_pending += 1
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -41,6 +54,7 @@ class Workers:
                 done.exception()  # retrieve it, otherwise asyncio logs an error
             raise
         finally:
+            self.num_pending -= 1
             del future  # an exception keeps this frame alive
 
     async def run_if(
@@ -65,25 +79,34 @@ class Workers:
 class ItemRunner:
     """Runs items in an engine, for calls of one event loop."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, admission: Admission) -> None:
         self._engine = engine
+        self._admission = admission
         # Finished items with their calls: lanes append, the event loop removes. Waking the event loop costs
         # more than passing on a result, so the items of a batch wake it once. A lane appends before it reads
         # the flag, and the loop clears the flag before it removes, so no item is left behind.
         self._done: deque[tuple[_PendingCall, Future[ItemResult]]] = deque()
         self._is_wake_up_scheduled = False
 
-    async def run(self, items: Sequence[Item], kind: Kind) -> list[ItemResult]:
+    async def run(self, items: Sequence[Item], kind: Kind, client: Client) -> list[ItemResult]:
         """Run all items. If one fails or the call is cancelled, the others are abandoned."""
-        futures = self._engine.submit(items, kind=kind)
+        if self._admission.has_one_call_beside_others(client):
+            is_light = sum(item.num_tokens for item in items) <= LIGHT_TOKENS
+            for item in items:
+                item.is_light = is_light
+        submitted = time.monotonic()
+        futures = self._engine.submit(items, kind=kind, client=client)
         try:
             await self._all_done(futures)
-            return [future.result() for future in futures]
+            results = [future.result() for future in futures]
         except BaseException:
             for item in items:
                 item.abandon()
             del item
             raise
+        else:
+            mark_run(results, submitted)
+            return results
         finally:
             del items, futures  # an exception keeps this frame alive
 

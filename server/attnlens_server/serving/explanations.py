@@ -200,7 +200,7 @@ class Runs:
             requested = [RequestedOutput(hidden.name, hidden.layout, pooling)]
             requested += [RequestedOutput(hidden.name, hidden.layout)] if with_tokens else []
             items.append(self._item(text, call, tuple(requested)))
-        results = await self._runner.run(items, self.vector_kind)
+        results = await self._runner.run(items, self.vector_kind, call.slots.client)
         call.clock.add(results)
         embeddings = self._finish([result.arrays[0] for result in results], call.plan)
         return [
@@ -220,7 +220,7 @@ class Runs:
             item = self._item(text, call, requested)
             item.target = self._target(text, None if direction is None else direction / scale, plan)
             items.append(item)
-        results = await self._runner.run(items, "contributions")
+        results = await self._runner.run(items, "contributions", call.slots.client)
         self._release("contributions", call)
         call.clock.add(results)
         found = []
@@ -249,7 +249,7 @@ class Runs:
             for layer in layers
         )
         items = [self._item(text, call, requested) for text in texts]
-        results = await self._runner.run(items, "attention")
+        results = await self._runner.run(items, "attention", call.slots.client)
         self._release("attention", call)
         call.clock.add(results)
         return [[array[0] for array in result.arrays] for result in results]
@@ -273,7 +273,7 @@ class Runs:
                     items.append(item)
                 if not items:
                     return
-                results = await self._runner.run(items, "contributions")
+                results = await self._runner.run(items, "contributions", call.slots.client)
             call.clock.add(results)
             rows = [np.append(result.arrays[0], result.arrays[1]) for result in results]
             yield np.asarray(rows, dtype=np.float64)
@@ -327,7 +327,7 @@ class Runs:
                     item = self._item(texts[number], call, (requested,))
                     item.masked_token = token
                     items.append(item)
-                results = await self._runner.run(items, self.vector_kind)
+                results = await self._runner.run(items, self.vector_kind, call.slots.client)
             call.clock.add(results)
             pooled = [result.arrays[0] for result in results]
             finished = await self._workers.run(self._finish, pooled, plan)

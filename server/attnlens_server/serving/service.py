@@ -25,6 +25,7 @@ from attnlens.explanations import ExplainLevel, ExplainMethod, Float64Array, Pai
 from attnlens.pooling import FloatArray, finish
 from attnlens_server import errors
 from attnlens_server.bundle import Bundle, Model
+from attnlens_server.clients import Client
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, Item, ItemResult, RequestedOutput, TokenPooling
 from attnlens_server.serving.admission import Admission, Budget, Slots
@@ -100,6 +101,7 @@ from attnlens_server.serving.scoring import (
     logits_of,
     scores,
 )
+from attnlens_server.serving.stages import mark, mark_run
 from attnlens_server.serving.streams import Piece, Window, cut_into_pieces, run_pieces
 from attnlens_server.serving.validation import (
     ExplanationValidator,
@@ -172,6 +174,7 @@ class ModelService:
             config.max_concurrent_inputs,
             max(config.call_memory_limit, costs.least_memory_bytes),
             engine.retry_after_s,
+            config.max_calls,
         )
         self.max_tokens = max_tokens
         self.takes_pairs = bool(model.takes_pairs and text_encoder and text_encoder.takes_pairs)
@@ -180,7 +183,7 @@ class ModelService:
         self._window_bytes = config.max_response_bytes
         self._max_computed_tokens = config.max_computed_tokens
         self._engine = engine
-        self._runner = ItemRunner(engine)
+        self._runner = ItemRunner(engine, self.admission)
         self._runs = Runs(bundle, engine, self._runner, self.workers)
         self._encoder = InputEncoder(text_encoder, max_tokens, exclude_prompt=model.exclude_prompt)
         self._validator = RequestValidator(
@@ -270,7 +273,8 @@ class ModelService:
         """
         plan = await self._validate(request, self._validator.embed)
         num_texts = len(request.inputs)
-        with self.admission.slots("embeddings", num_texts):
+        with self.admission.slots("embeddings", num_texts, budget.client):
+            budget.charge_texts(num_texts)
             result_bytes = self._sizes.check_embed(num_texts, plan)
             vector_bytes = FLOAT32.itemsize * num_texts * plan.dimensions if plan.is_quantized else 0
             budget.memory.grow(
@@ -280,7 +284,7 @@ class ModelService:
             )
             inputs, tokenize_s = await self._token_ids(request, plan.prompt, budget)
             items = list(self._embed_items(inputs, plan, budget))
-            results = await self._runner.run(items, "embeddings")
+            results = await self._runner.run(items, "embeddings", budget.client)
             is_slow = bool(self._dense) or result_bytes + vector_bytes > MAX_INLINE_RESULT_BYTES
             embeddings = await self.workers.run_if(is_slow, self._embeddings, results, plan)
         elapsed = budget.metrics.add(timings(tokenize_s, results))
@@ -295,9 +299,10 @@ class ModelService:
         plan = await self._validate(request, self._classifiers.score)
         firsts, rows = distinct(request.inputs)
         num_explained = min(request.top_n or len(firsts), len(firsts)) if plan.explanation else 0
-        slots, clock = Slots(self.admission), Clock()
+        slots, clock = Slots(self.admission, budget.client), Clock()
         try:
             slots.acquire({"logits": len(firsts), "contributions": num_explained})
+            budget.charge_texts(len(request.inputs))
             result_bytes = len(rows) * self._sizes.costs.text_bytes
             self._sizes.check("the response", result_bytes, "send fewer texts")
             budget.memory.grow(
@@ -338,7 +343,8 @@ class ModelService:
         plan = await self._validate(request, self._classifiers.classify)
         assert self._model.classifier is not None  # noqa: S101 - ensured by the validation
         labels, num_texts = self._model.classifier.labels, len(request.inputs)
-        with self.admission.slots("logits", num_texts):
+        with self.admission.slots("logits", num_texts, budget.client):
+            budget.charge_texts(num_texts)
             result_bytes = num_texts * (2 * FLOAT32.itemsize * len(labels) + self._sizes.costs.text_bytes)
             result_bytes += len("".join(labels).encode()) + self._sizes.costs.text_bytes * len(labels)
             self._sizes.check("the response", result_bytes, "send fewer texts")
@@ -351,7 +357,7 @@ class ModelService:
                 Item(encoded.input_ids, outputs, encoded.token_type_ids, budget.deadline)
                 for encoded in inputs
             ]
-            results = await self._runner.run(items, "logits")
+            results = await self._runner.run(items, "logits", budget.client)
         logits = logits_of(results)  # (N, C)
         check_logits(logits, [f"inputs[{index}]" for index in range(num_texts)])
         return ClassifyResult(
@@ -370,12 +376,14 @@ class ModelService:
             RequestError: See `attnlens_server.errors`.
         """
         plan = await self._validate(request, self._validator.encode)
-        with self.admission.slots(plan.kind, len(request.inputs)):
+        with self.admission.slots(plan.kind, len(request.inputs), budget.client):
+            budget.charge_texts(len(request.inputs))
             started = time.monotonic()
             inputs, tokens = await self._described_inputs(request, plan, budget)
             tokenize_s = time.monotonic() - started
             parts = plan.parts
-            self._check_reductions(plan, ((parts, encoded.num_tokens) for encoded in inputs))
+            runs = ((parts, encoded.num_tokens) for encoded in inputs)
+            budget.charge_tokens(self._reductions_cost(plan, runs))
             outputs = plan.outputs(parts)
             reduced = [part for part in parts if part[0].reduction is not None]
             items = [
@@ -388,7 +396,7 @@ class ModelService:
                 )
                 for encoded in inputs
             ]
-            results = await self._runner.run(items, plan.kind)
+            results = await self._runner.run(items, plan.kind, budget.client)
         texts = [_encoded_text(*text, plan) for text in zip(inputs, tokens, results, strict=True)]
         return EncodeResult(texts, budget.metrics.add(timings(tokenize_s, results)))
 
@@ -403,16 +411,18 @@ class ModelService:
             RequestError: See `attnlens_server.errors`.
         """
         plan = await self._validate(request, self._validator.encode)
-        with self.admission.slots(plan.kind, 1):
+        with self.admission.slots(plan.kind, 1, budget.client):
+            budget.charge_texts(len(request.inputs))
             budget.memory.grow(len(request.inputs) * TEXT_MEMORY_BYTES)
             inputs, tokenize_s = await self._token_ids(request, plan.prompt, budget, plan)
             piece_bytes = budget.memory.available_bytes // 2
             pieces = deque(
                 cut_into_pieces(inputs, plan, self._sizes, max_bytes=piece_bytes, deadline=budget.deadline)
             )
-            self._check_reductions(plan, ((piece.parts, piece.item.num_tokens) for piece in pieces))
+            runs = ((piece.parts, piece.item.num_tokens) for piece in pieces)
+            budget.charge_tokens(self._reductions_cost(plan, runs))
             window = Window(
-                lambda items, kind: self._engine.submit(items, kind=kind),
+                lambda items, kind: self._engine.submit(items, kind=kind, client=budget.client),
                 plan.kind,
                 self.admission,
                 budget.memory,
@@ -420,6 +430,7 @@ class ModelService:
             )
             async with aclosing(run_pieces(window, pieces)) as results:
                 async for piece, result in results:
+                    mark_run([result], piece.item.queued_at)
                     elapsed = timings(tokenize_s, [result])
                     budget.metrics.at_least(elapsed)
                     if piece.has_text:
@@ -437,11 +448,13 @@ class ModelService:
         """
         prompt = await self._validate(request, self._validator.tokenize)
         costs, size = self._sizes.costs, 0
-        with self.admission.slots("embeddings", len(request.inputs)):
+        with self.admission.slots("embeddings", len(request.inputs), budget.client):
+            budget.charge_texts(len(request.inputs))
             for portion in portions([each.size for each in request.inputs]):
                 texts, part_bytes = await self.workers.run(self._tokenize, request, portion, prompt)
+                mark("tokenize")
                 size += part_bytes
-                budget.metrics.num_tokens += sum(len(text.tokens.ids) for text in texts)
+                budget.count_tokens(sum(len(text.tokens.ids) for text in texts))
                 self._sizes.check("the response", size, "send fewer or shorter texts")
                 budget.memory.grow(costs.sending_copies * part_bytes)  # the part, and its copy in the whole
                 yield texts
@@ -455,6 +468,7 @@ class ModelService:
             RequestError: See `attnlens_server.errors`.
         """
         await self._validate(request, self._validator.tokenize)
+        budget.charge_texts(len(request.inputs))
         texts: list[str] = []
         for portion in portions([each.size for each in request.inputs]):
             decoded = await self.workers.run(
@@ -472,10 +486,11 @@ class ModelService:
         """
         plan = await self._validate(request, self._explanations.explain)
         targets = request.target.inputs
-        with self._explanation_slots(plan, len(request.inputs), len(targets)) as slots:
+        with self._explanation_slots(plan, len(request.inputs), len(targets), budget.client) as slots:
+            budget.charge_texts(len(request.inputs))
             started = time.monotonic()
             texts = await self._described_texts(request.inputs, plan, budget)
-            self._check_further_runs([text for text, _ in texts], plan)
+            budget.charge_tokens(self._further_runs_cost([text for text, _ in texts], plan))
             target_texts = await self._target_texts(targets, plan, budget)
             tokenize_s = time.monotonic() - started
             call = Call(plan, budget.deadline, slots)
@@ -494,7 +509,8 @@ class ModelService:
         """
         plan = await self._validate(request, self._explanations.compare)
         count = len(request.inputs)
-        with self._explanation_slots(plan, 2 * count, 2 * count) as slots:
+        with self._explanation_slots(plan, 2 * count, 2 * count, budget.client) as slots:
+            budget.charge_texts(2 * count)
             started = time.monotonic()
             fields = [f"pairs[{index}].{side}" for side in "ab" for index in range(count)]
             described = await self._described_texts(request.inputs, plan, budget, fields[:count])
@@ -504,7 +520,7 @@ class ModelService:
             texts = [text for text, _ in described]
             pairs = list(zip(texts[:count], texts[count:], strict=True))
             self._reserve_matrices(pairs, plan, budget)
-            self._check_further_runs(texts, plan, pairs)
+            budget.charge_tokens(self._further_runs_cost(texts, plan, pairs))
             tokenize_s = time.monotonic() - started
             call = Call(plan, budget.deadline, slots)
             vectors = await self._runs.vectors(texts, call, with_tokens=plan.needs_token_vectors)
@@ -523,7 +539,9 @@ class ModelService:
     async def _validate(self, request: SomeRequest, validate: Callable[[SomeRequest], Plan]) -> Plan:
         """Validate a request, in a worker thread if it is large."""
         self.check_model(request.model, request.model_version)
-        return await self.workers.run_if(request.size > MAX_INLINE_VALIDATION, validate, request)
+        plan = await self.workers.run_if(request.size > MAX_INLINE_VALIDATION, validate, request)
+        mark("validate")
+        return plan
 
     async def _in_portions(
         self,
@@ -542,6 +560,7 @@ class ModelService:
             tokenized = await self.workers.run_if(is_slow, tokenize, portion)
             reserve(tokenized)
             texts += tokenized
+        mark("tokenize")
         return texts
 
     async def _token_ids(
@@ -556,7 +575,7 @@ class ModelService:
 
         def reserve(texts: list[EncodedInput]) -> None:
             num_tokens = sum(text.num_tokens for text in texts)
-            budget.metrics.num_tokens += num_tokens
+            budget.count_tokens(num_tokens)
             budget.memory.grow(token_bytes * num_tokens)
 
         started = time.monotonic()
@@ -588,7 +607,7 @@ class ModelService:
                 raise errors.TooExpensiveError(costs, self._max_computed_tokens, "truncate long documents")
             num_tokens = sum(each.num_tokens for each in inputs)
             num_extra_parts = sum(len(each.ranges) - 1 for each in inputs)
-            budget.metrics.num_tokens += num_tokens
+            budget.count_tokens(num_tokens)
             budget.memory.grow(2 * TOKEN_ID_BYTES * num_tokens + num_extra_parts * TEXT_MEMORY_BYTES)
 
         query_size = len(plan.prompt) + sum(each.size for each in request.other_inputs)
@@ -615,7 +634,7 @@ class ModelService:
             memory_bytes = 0
             for encoded, _, tokens_bytes in texts:
                 num_tokens = encoded.num_tokens
-                budget.metrics.num_tokens += num_tokens
+                budget.count_tokens(num_tokens)
                 tensor_bytes = sizes.tensor_bytes(encoded, plan)
                 size += tokens_bytes + tensor_bytes
                 # The arrays of a text exist while its tensors are copied into the message.
@@ -651,7 +670,7 @@ class ModelService:
 
         def reserve(texts: list[Described]) -> None:
             nonlocal message_bytes
-            budget.metrics.num_tokens += sum(text.encoded.num_tokens for text, _ in texts)
+            budget.count_tokens(sum(text.encoded.num_tokens for text, _ in texts))
             message_bytes += self._reserve_explanations(texts, message_bytes, plan, budget)
 
         tokenize = partial(
@@ -678,7 +697,8 @@ class ModelService:
             fields=fields,
             prompt=plan.other_prompt,
         )
-        budget.metrics.num_tokens += sum(text.encoded.num_tokens for text, _ in described)
+        mark("tokenize")
+        budget.count_tokens(sum(text.encoded.num_tokens for text, _ in described))
         budget.memory.grow(sum(self._costs.memory_bytes(tokens, plan) for _, tokens in described))
         return [text for text, _ in described]
 
@@ -705,18 +725,20 @@ class ModelService:
         return added
 
     @contextmanager
-    def _explanation_slots(self, plan: ExplanationPlan, num_texts: int, num_vectors: int) -> Iterator[Slots]:
+    def _explanation_slots(
+        self, plan: ExplanationPlan, num_texts: int, num_vectors: int, client: Client
+    ) -> Iterator[Slots]:
         """Acquire the queue slots for the first runs of a call. `Runs` releases them as it proceeds."""
-        slots = Slots(self.admission)
+        slots = Slots(self.admission, client)
         try:
             slots.acquire(self._runs.first_slots(plan, num_texts, num_vectors))
             yield slots
         finally:
             slots.release()
 
-    def _check_reductions(self, plan: EncodePlan, runs: Iterable[tuple[Sequence[Part], int]]) -> None:
-        """Raise TooExpensiveError if the reductions of a request exceed the limit."""
-        ReductionCosts(plan, self._model.token_flops).check(runs, self._max_computed_tokens)
+    def _reductions_cost(self, plan: EncodePlan, runs: Iterable[tuple[Sequence[Part], int]]) -> int:
+        """Return the cost of reductions in tokens. Raises TooExpensiveError if it exceeds the limit."""
+        return ReductionCosts(plan, self._model.token_flops).check(runs, self._max_computed_tokens)
 
     def _reserve_matrices(
         self, pairs: Sequence[tuple[Text, Text]], plan: ExplanationPlan, budget: Budget
@@ -728,10 +750,10 @@ class ModelService:
         self._sizes.check("the response", matrix_bytes, "send fewer or shorter texts")
         budget.memory.grow(5 * matrix_bytes + sweep_bytes)
 
-    def _check_further_runs(
+    def _further_runs_cost(
         self, texts: Sequence[Text], plan: ExplanationPlan, pairs: Sequence[tuple[Text, Text]] = ()
-    ) -> None:
-        """Compare the cost of all runs beyond the first one of each text with the limit.
+    ) -> int:
+        """Return the cost of all runs beyond the first one of each text, in tokens.
 
         Raises:
             TooExpensiveError: The cost exceeds the limit.
@@ -751,6 +773,7 @@ class ModelService:
             costs["matrix"] = sum(input_matrix_cost(both, plan.dimensions) for both in lengths)
         if sum(costs.values()) > self._max_computed_tokens:
             raise errors.TooExpensiveError(costs, self._max_computed_tokens, _CHEAPER)
+        return sum(costs.values())
 
     # --- Graph runs -------------------------------------------------------------------------------
 
@@ -782,7 +805,7 @@ class ModelService:
         items = await self.workers.run_if(
             request.size > MAX_INLINE_TOKENIZATION, self._score_items, inputs, budget
         )
-        results = await self._runner.run(items, "logits")
+        results = await self._runner.run(items, "logits", budget.client)
         clock.add(results)
         return logits_of(results)
 

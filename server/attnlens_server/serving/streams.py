@@ -166,7 +166,7 @@ class _Flight:
             self._window.memory.shrink(started.piece.memory_bytes)
 
     def _release_slot(self, result: "asyncio.Future[ItemResult]") -> None:
-        self._window.admission.release_slots(self._window.kind, 1)
+        self._window.admission.release_slots(self._window.kind, 1, self._window.memory.client)
         _retrieve_exception(result)
 
     def _acquire(self, piece: Piece) -> bool:
@@ -175,10 +175,10 @@ class _Flight:
         size_bytes = sum(started.piece.memory_bytes for started in self.pieces) + piece.memory_bytes
         if len(self.pieces) >= MAX_IN_FLIGHT or size_bytes > window.max_bytes:
             return False
-        if not window.admission.acquire_extra_slots(window.kind, 1):
+        if not window.admission.acquire_extra_slots(window.kind, 1, window.memory.client):
             return False
         if not window.memory.try_grow(piece.memory_bytes):
-            window.admission.release_slots(window.kind, 1)
+            window.admission.release_slots(window.kind, 1, window.memory.client)
             return False
         return True
 

@@ -14,6 +14,7 @@ import pytest
 
 from attnlens.pooling import Pooling, pool
 from attnlens_server.bundle import Layout
+from attnlens_server.clients import Client
 from attnlens_server.engine.batch import (
     GraphInputs,
     HeadSelection,
@@ -53,10 +54,13 @@ class ScriptedSession:
         return self._run(inputs.input_ids)
 
 
-def make_lanes(run: Run) -> Lanes:
+def make_lanes(run: Run, *, has_express_lane: bool = False) -> Lanes:
     session = cast("Session", ScriptedSession(run))
     sessions = Sessions(lambda _: session, threads=1, num_lanes=1)
-    return Lanes("scripted", sessions, Scheduler(BatchLimits(64)), num_lanes=1, pad_token_id=0)
+    scheduler = Scheduler(BatchLimits(64))
+    return Lanes(
+        "scripted", sessions, scheduler, num_lanes=1, pad_token_id=0, has_express_lane=has_express_lane
+    )
 
 
 def hidden(input_ids: npt.NDArray[np.int64]) -> HostOutputs:
@@ -209,3 +213,49 @@ def test_token_types_are_padded_and_default_to_zeros() -> None:
     assert inputs.input_ids.tolist() == [[1, 2, 3, 9], [4, 5, 9, 9]]
     assert inputs.attention_mask.tolist() == [[1, 1, 1, 0], [1, 1, 0, 0]]
     assert inputs.token_type_ids.tolist() == [[0, 0, 0, 0], [0, 1, 0, 0]]
+
+
+def test_light_items_run_beside_a_running_batch() -> None:
+    go_on, is_running = threading.Event(), threading.Event()
+
+    def run(input_ids: npt.NDArray[np.int64]) -> HostOutputs:
+        if input_ids.shape[1] == 64:
+            is_running.set()
+            assert go_on.wait(timeout=30)
+        return hidden(input_ids)
+
+    lanes = make_lanes(run, has_express_lane=True)
+    lanes.start()
+    running, waiting = make_item(*range(64)), make_item(*range(64))
+    lanes.submit([running], Client("heavy"))
+    assert is_running.wait(timeout=30)
+    lanes.submit([waiting], Client("heavy"))
+    for count in (1, 3, 1):
+        light = [make_item(1, 2) for _ in range(count)]
+        cancelled = make_item(1)
+        for item in (*light, cancelled):
+            item.is_light = True
+        cancelled.future.cancel()
+        lanes.submit([*light, cancelled], Client("light"))
+        for item in light:
+            np.testing.assert_array_equal(item.future.result(timeout=30).arrays[0][:, 0], [1, 2])
+    assert not running.future.done()
+    assert not waiting.future.done()
+    assert lanes.num_waiting_tokens == 64
+    go_on.set()
+    waiting.future.result(timeout=30)
+    lanes.close()
+    assert lanes.num_waiting_tokens == 0
+
+
+def test_light_items_are_not_lost_while_lanes_race() -> None:
+    lanes = make_lanes(hidden, has_express_lane=True)
+    lanes.start()
+    items = [make_item(*range(1 + number % 8)) for number in range(4000)]
+    for number, item in enumerate(items):
+        item.is_light = number % 3 > 0
+        lanes.submit([item], Client(str(number % 5)))
+    for item in items:
+        assert len(item.future.result(timeout=30).arrays[0]) == item.num_tokens
+    lanes.close()
+    assert lanes.num_waiting_tokens == 0

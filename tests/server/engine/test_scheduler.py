@@ -1,4 +1,4 @@
-"""Batches respect their limits, always contain the oldest text and have little padding."""
+"""Batches respect their limits, always contain the first text and have little padding. Clients take turns."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnlens_server.engine.scheduler import BatchLimits, LengthBuckets, Scheduler, pack, share
+from attnlens_server.clients import Client
+from attnlens_server.engine.scheduler import BatchLimits, LengthBuckets, Scheduler, Turns, pack, share
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -21,7 +22,7 @@ limits = st.builds(
 
 
 @given(waiting, limits)
-def test_batch_always_contains_the_oldest_text(lengths: list[int], limits: BatchLimits) -> None:
+def test_batch_always_contains_the_first_text(lengths: list[int], limits: BatchLimits) -> None:
     chosen = pack(lengths, limits)
     assert chosen[0] == 0
     assert chosen == sorted(set(chosen))
@@ -126,3 +127,72 @@ def test_runtime_with_few_shapes_gets_batches_of_one_length_and_allowed_size(
     assert chosen[0] == 0
     assert len(chosen) in counts
     assert len({scheduler.padded_length(lengths[index]) for index in chosen}) == 1
+
+
+def served(arrivals: list[tuple[int, Client, int]], rate: int) -> list[tuple[Client, int, int, int]]:
+    """Serve texts one by one in virtual time, in the order of their turns.
+
+    Args:
+        arrivals: (time, client, tokens), in the order of arrival.
+        rate: Tokens per unit of time.
+
+    Returns:
+        (client, tokens, arrival, end) in the order of service.
+    """
+    turns, waiting, done, now = Turns(), list[tuple[float, int, int, Client, int]](), [], 0
+    arriving = sorted(enumerate(arrivals), key=lambda entry: entry[1][0])
+    while arriving or waiting:
+        if not waiting:
+            now = max(now, arriving[0][1][0])
+        while arriving and arriving[0][1][0] <= now:
+            number, (at, client, tokens) = arriving.pop(0)
+            waiting.append((turns.assign(client, tokens), number, at, client, tokens))
+        waiting.sort(key=lambda entry: entry[:2])
+        turn, _, at, client, tokens = waiting.pop(0)
+        turns.serve(turn)
+        now += -(-tokens // rate)
+        done.append((client, tokens, at, now))
+    return done
+
+
+LONGEST = 64
+clients = st.builds(Client, st.sampled_from("abcd"), st.sampled_from([0.5, 1.0, 4.0])).map(
+    lambda client: Client(client.name, {"a": 1.0, "b": 0.5, "c": 4.0, "d": 1.0}[client.name])
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), clients, st.integers(1, LONGEST)), min_size=1, max_size=60))
+def test_texts_of_a_client_run_in_the_order_of_their_arrival(arrivals: list[tuple[int, Client, int]]) -> None:
+    done = served(arrivals, rate=1)
+    assert len(done) == len(arrivals)
+    for name in "abcd":
+        times = [at for client, _, at, _ in done if client.name == name]
+        assert times == sorted(times)
+
+
+@given(st.integers(1, 8), st.integers(1, 40), st.integers(1, LONGEST), st.integers(0, 500))
+def test_client_with_one_text_waits_for_one_text_of_each_other_client(
+    num_heavy: int, backlog: int, length: int, at: int
+) -> None:
+    heavy = [(0, Client(f"heavy {number}"), LONGEST) for number in range(num_heavy) for _ in range(backlog)]
+    done = served([*heavy, (at, Client("light"), length)], rate=1)
+    [end] = [end for client, _, _, end in done if client.name == "light"]
+    assert end - at <= length + (num_heavy + 1) * LONGEST
+
+
+@given(st.sampled_from([0.5, 1.0, 2.0, 4.0]), st.integers(20, 80))
+def test_backlogged_clients_are_served_in_proportion_to_their_shares(weight: float, backlog: int) -> None:
+    first, second = Client("first", weight), Client("second")
+    done = served([(0, client, 8) for client in (first, second) for _ in range(4 * backlog)], rate=8)
+    tokens = {"first": 0, "second": 0}
+    for client, length, _, _ in done[:backlog]:
+        tokens[client.name] += length
+        assert abs(tokens["first"] / weight - tokens["second"]) <= 8 / weight + 8
+
+
+def test_clients_without_waiting_texts_are_forgotten() -> None:
+    turns = Turns()
+    for number in range(5000):
+        turns.serve(turns.assign(Client(str(number)), 1))
+        turns.serve(turns.assign(Client("always"), 1))
+    assert len(turns._ends) < 1100

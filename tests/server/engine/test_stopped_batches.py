@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnlens_server.bundle import Layout, open_bundle
+from attnlens_server.bundle import Kind, Layout, open_bundle
 from attnlens_server.config import EngineName, ServerConfig
 from attnlens_server.engine import Engine, HeadSelection, Item, RequestedOutput
 from attnlens_server.engine import engine as engine_module
@@ -37,11 +37,13 @@ def _stopping_at_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(lanes.sessions, "opening_s", 0.0)
 
 
-def items(count: int, outputs: tuple[RequestedOutput, ...] = HIDDEN, **options: float) -> list[Item]:
-    return [Item(np.full(256, 2000 + index), outputs, **options) for index in range(count)]
+def items(
+    count: int, outputs: tuple[RequestedOutput, ...] = HIDDEN, deadline: float | None = None
+) -> list[Item]:
+    return [Item(np.full(256, 2000 + index), outputs, deadline=deadline) for index in range(count)]
 
 
-def wait_until_running(engine: Engine, kind: str = "embeddings") -> None:
+def wait_until_running(engine: Engine, kind: Kind = "embeddings") -> None:
     while not engine.lanes[kind].longest_batch_s:
         time.sleep(0.001)
 
@@ -49,7 +51,7 @@ def wait_until_running(engine: Engine, kind: str = "embeddings") -> None:
 @pytest.mark.usefixtures("_stopping_at_once")
 @pytest.mark.parametrize("kind", ["embeddings", "attention"])
 def test_abandoned_batch_stops_and_its_lane_runs_the_next_one(
-    engine: Engine, kind: str, caplog: pytest.LogCaptureFixture
+    engine: Engine, kind: Kind, caplog: pytest.LogCaptureFixture
 ) -> None:
     lanes = engine.lanes[kind]
     outputs = HIDDEN if kind == "embeddings" else WEIGHTS

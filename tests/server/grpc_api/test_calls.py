@@ -17,6 +17,7 @@ from attnlens_server.grpc_api import calls as calls_module
 from attnlens_server.grpc_api.calls import SMALL_BYTES, Call, Calls, Parser, remember_creators
 from attnlens_server.grpc_api.methods import SERVICE_NAME
 from attnlens_server.in_process.call import CallError, LocalCall
+from attnlens_server.observing.observer import Observer
 from attnlens_server.serving.admission import Admission
 from attnlens_server.serving.execution import Workers
 from bench.studies.raw_http2 import RawClient, method
@@ -128,8 +129,8 @@ def test_texts_hidden_behind_a_group_are_rejected() -> None:
 
 
 def some_calls(stall_timeout_s: float) -> Calls:
-    admission = Admission(max_texts=1, max_bytes=1 << 20, retry_after_s=lambda _: 1.0)
-    return Calls(admission, lambda: None, Workers(1), max_calls=1, stall_timeout_s=stall_timeout_s)
+    admission = Admission(max_texts=1, max_bytes=1 << 20, retry_after_s=lambda _: 1.0, max_calls=1)
+    return Calls(admission, lambda: None, Workers(1), stall_timeout_s=stall_timeout_s, observer=Observer())
 
 
 async def test_cancellation_is_not_lost_while_a_message_is_taken() -> None:

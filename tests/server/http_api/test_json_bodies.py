@@ -68,7 +68,7 @@ def test_memory_of_values_is_reserved_before_they_are_parsed() -> None:
     status, _, reply, stub = post("/embed", {"inputs": [[]] * 16_000})
     assert (status, reply["error_type"]) == (413, "Validation")
     assert "bytes of memory, and the limit for all calls is 1048576" in reply["error"]
-    assert stub.admission.reserved_bytes == 0
+    assert stub.admission.memory.used == 0
 
 
 NUMBERS = ",".join(map(str, range(10_000, 30_000)))

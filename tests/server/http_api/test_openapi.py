@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from openapi_spec_validator import validate
 
 from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens_server.http_api.exchange import NATIVE, HttpRequest, HttpResponse, Route
+from attnlens_server.http_api.exchange import EMBED, NATIVE, HttpRequest, HttpResponse, Route
 from attnlens_server.http_api.openapi import OpenApiRoutes, proto_comments
 from mounted import PREFIX, Mounted
 
@@ -83,7 +83,9 @@ async def test_schemas_may_be_given_as_json() -> None:
         return HttpResponse()
 
     schema = {"type": "object"}
-    api = OpenApiRoutes([Route("POST", "/x", handler, NATIVE, body=schema, response=schema)], needs_key=False)
+    api = OpenApiRoutes(
+        [Route("POST", "/x", handler, NATIVE, EMBED, body=schema, response=schema)], needs_key=False
+    )
     request = HttpRequest("GET", "/openapi.json", {}, b"", Any)  # type: ignore[arg-type]
     body = (await api.document(request)).body
     assert isinstance(body, bytes)

@@ -17,19 +17,26 @@ import pytest
 import trustme
 from uvicorn.protocols.http import h11_impl
 
+from attnlens_server.access import Access
+from attnlens_server.config import AccessLogSelection
 from attnlens_server.errors import OverloadedError, RequestError
 from attnlens_server.http_api import listener
 from attnlens_server.http_api.app import MAX_HEADERS, HttpApp
-from attnlens_server.http_api.exchange import NATIVE, HttpRequest, HttpResponse, Route
+from attnlens_server.http_api.exchange import EMBED, NATIVE, HttpRequest, HttpResponse, Route
+from attnlens_server.http_api.identity import AccessGate
 from attnlens_server.http_api.listener import MAX_HEAD_BYTES, HttpListener
 from attnlens_server.http_api.origins import OriginPolicy
 from attnlens_server.listening import TcpAddress
+from attnlens_server.observing.access_log import AccessLog
+from attnlens_server.observing.observer import Observer
 from attnlens_server.serving.admission import Admission
 from attnlens_server.serving.execution import Workers
 
 MAX_BODY_BYTES, MAX_CONNECTIONS, LARGE_BYTES = 100_000, 8, 64 << 20
+MAX_OF_CLIENT = 6  # two thirds of all connections
 HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
 GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+ALL = AccessLog(AccessLogSelection("all"))
 EMPTY = HEAD + b"Content-Length: 0\r\n\r\n"
 
 
@@ -37,7 +44,7 @@ class Small:
     """Returns the length of each body. `/wait` blocks until `go` is set; the `/large` response is large."""
 
     def __init__(
-        self, *, log_requests: bool = False, request_timeout_s: float = 60, large: int = LARGE_BYTES
+        self, *, access_log: AccessLog | None = None, request_timeout_s: float = 60, large: int = LARGE_BYTES
     ) -> None:
         self.go = asyncio.Event()
         self.waiting = 0
@@ -52,15 +59,16 @@ class Small:
         app = HttpApp(
             cast("Any", service),
             [
-                Route(method, f"/{path}", handler, NATIVE)
+                Route(method, f"/{path}", handler, NATIVE, EMBED)
                 for path, handler in handlers.items()
                 for method in ("GET", "POST")
             ],
             OriginPolicy("http", public_origin=None, names=(), allowed_origins=()),
+            AccessGate(Access("model")),
             max_body_bytes=MAX_BODY_BYTES,
             body_timeout_s=request_timeout_s,
             stall_timeout_s=0.3,
-            log_requests=log_requests,
+            observer=Observer(access_log),
         )
         self.listener = HttpListener(
             app, max_connections=MAX_CONNECTIONS, request_timeout_s=request_timeout_s
@@ -113,7 +121,7 @@ class Small:
 
     @property
     def reserved_bytes(self) -> int:
-        return self.admission._num_bytes
+        return self.admission.memory.used
 
     def sockets(self) -> Sequence[Any]:
         assert self.listener._server is not None
@@ -238,7 +246,7 @@ async def test_rejected_body_that_never_ends_closes_the_connection(
     reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
     writer.write(HEAD + b"Content-Length: 1000000000\r\n\r\n")
     assert (await response_from(reader))[0] == 413
-    await until(lambda: not small.listener.num_connections)
+    await until(lambda: not small.listener.connections.used)
     writer.close()
 
 
@@ -352,7 +360,7 @@ async def test_disconnection_that_a_server_reports_when_sending_is_no_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    small = Small(log_requests=True)
+    small = Small(access_log=ALL)
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request"}
@@ -392,7 +400,7 @@ async def test_client_that_does_not_read_is_disconnected(
     has_tls: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    small = Small(log_requests=True)
+    small = Small(access_log=ALL)
     trusting = await start_with_tls(small) if has_tls else None
     if not has_tls:
         await small.start()
@@ -400,7 +408,7 @@ async def test_client_that_does_not_read_is_disconnected(
     writer.write(GET % b"large")
     await until(lambda: small.reserved_bytes)
     await until(lambda: not small.reserved_bytes)
-    await until(lambda: not small.listener.num_connections)
+    await until(lambda: not small.listener.connections.used)
     [record] = caplog.records
     assert vars(record)["status"] == "ABORTED"
     writer.transport.abort()
@@ -414,7 +422,7 @@ async def test_pipelining_client_that_does_not_read_is_disconnected(small: Small
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     writer.write(GET % b"large" * 200)
     await until(lambda: small.reserved_bytes)
-    await until(lambda: not small.listener.num_connections)
+    await until(lambda: not small.listener.connections.used)
     writer.transport.abort()
     del reader
 
@@ -429,7 +437,7 @@ async def test_stream_to_a_client_that_has_reset_the_connection_ends(
     await until(lambda: small.waiting)
     client.close()
     small.go.set()  # the lines are ready before the event loop notices the reset
-    await until(lambda: not small.listener.num_connections)
+    await until(lambda: not small.listener.connections.used)
     assert small.num_lines > 0
     assert not caplog.records  # asyncio logs each write after a reset
 
@@ -454,11 +462,11 @@ async def test_slow_client_gets_the_whole_response_before_the_connection_closes(
 
 async def test_connections_over_the_limit_are_closed_until_others_end(small: Small) -> None:
     pairs = []
-    for _ in range(MAX_CONNECTIONS):
+    for _ in range(MAX_OF_CLIENT):
         reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
         writer.write(GET % b"wait")
         pairs.append((reader, writer))
-    await until(lambda: small.waiting == MAX_CONNECTIONS)
+    await until(lambda: small.waiting == MAX_OF_CLIENT)
     reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
     assert await received(reader) == b""
     writer.close()
@@ -559,7 +567,7 @@ async def test_stop_lets_running_requests_end(small: Small) -> None:
 
 
 async def test_log_contains_the_outcome_of_each_request(caplog: pytest.LogCaptureFixture) -> None:
-    small = await Small(log_requests=True).start()
+    small = await Small(access_log=ALL).start()
     caplog.set_level(logging.INFO)
     await small.ask(HEAD.replace(b" / ", b" /" + 99 * b"x" + b"?text=a ") + b"\r\n")
     _, waiting = await asyncio.open_connection("127.0.0.1", small.port)

@@ -18,6 +18,7 @@ from attnlens.explanations import ExplainLevel, ExplainMethod, PairMatrix
 from attnlens.pooling import Pooling
 from attnlens.reductions import AttentionReduction
 from attnlens_server.bundle import open_bundle
+from attnlens_server.clients import Client
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, Item, ItemResult
 from attnlens_server.engine.batch import Batch
@@ -361,10 +362,10 @@ async def test_finished_call_releases_memory_and_slots(dense_bundle: Path) -> No
             memory = Reservation(service.admission)
             job = ExplainRequest(inputs=[Input(text=text) for text in TEXTS], methods=methods)
             await service.explain(job, Budget(memory))
-            assert memory.available_bytes < service.admission.max_bytes
+            assert memory.available_bytes < service.admission.memory.capacity
             memory.release()
             for kind in ("embeddings", "attention", "contributions"):
-                with service.admission.slots(kind, 2048):  # all slots are free
+                with service.admission.slots(kind, 4096):  # all slots are free
                     pass
 
 
@@ -378,7 +379,7 @@ async def test_cancelled_call_stops_running(dense_bundle: Path) -> None:
         await cancelled(service.explain(job, budget(service)), embeddings, before)
         await vectors(service, "a cat")
         assert embeddings.num_live_tokens - before < 10 * 20**2  # of 20 texts with at least 20 tokens each
-        with service.admission.slots("embeddings", 2048):
+        with service.admission.slots("embeddings", 4096):
             pass
 
 
@@ -395,7 +396,7 @@ async def test_cancelled_comparison_stops_running(dense_bundle: Path) -> None:
         await cancelled(service.compare(job, budget(service)), lane, before)
         await explain(service, "a cat")
         assert lane.num_live_tokens - before < 40 * 10 * length
-        with service.admission.slots("contributions", 2048):
+        with service.admission.slots("contributions", 4096):
             pass
 
 
@@ -447,7 +448,7 @@ async def test_oversized_response_or_call_is_rejected_before_anything_runs(
         with pytest.raises(ResponseTooLargeError):
             await explain(service, *TEXTS)
         memory = Reservation(service.admission)
-        memory.grow(service.admission.max_bytes - 100)
+        memory.grow(service.admission.memory.capacity - 100)
         with pytest.raises(RequestTooLargeError, match="bytes of memory"):
             await service.explain(ExplainRequest(inputs=[Input(text="a cat")]), Budget(memory))
         assert service._engine.lanes["contributions"].num_computed_tokens == 0
@@ -530,8 +531,8 @@ def held_batches(lane: Lanes, monkeypatch: pytest.MonkeyPatch, *, min_tokens: in
             permits.acquire()
         return compute(batch, session)
 
-    def submit_with_permits(items: Sequence[Item]) -> None:
-        submit(items)
+    def submit_with_permits(items: Sequence[Item], client: Client) -> None:
+        submit(items, client)
         if items[0].num_tokens < min_tokens:
             permits.release(2)
 

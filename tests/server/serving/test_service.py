@@ -128,7 +128,7 @@ async def test_response_size_is_determined_by_the_protocol(service: ModelService
     job = EncodeRequest(inputs=[Input(text="word " * 100)], attention=[AttentionQuery()])
     with pytest.raises(ResponseTooLargeError, match="but the limit is 1048576"):
         await service.encode(job, budget(service))
-    assert sum(service.admission._num_texts.values()) == 0
+    assert sum(pool.used for pool in service.admission._texts.values()) == 0
 
 
 async def test_only_long_texts_are_tokenized_in_a_worker(
@@ -154,9 +154,9 @@ async def test_reservation_is_released_by_the_caller(service: ModelService) -> N
         portion async for portion in service.tokenize(TokenizeRequest(inputs=[Input(text="a cat")] * 3), call)
     ]
     assert [len(texts) for texts in portions] == [3]
-    assert service.admission._num_bytes > 0
+    assert service.admission.memory.used > 0
     call.memory.release()
-    assert service.admission._num_bytes == 0
+    assert service.admission.memory.used == 0
 
 
 @pytest.mark.parametrize("room", ["serving.service", "engine", "text"])

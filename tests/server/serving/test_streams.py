@@ -17,6 +17,7 @@ import pytest
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_server.bundle import Kind, Layout, Output, OutputRole
+from attnlens_server.clients import Client
 from attnlens_server.engine import Item, ItemResult
 from attnlens_server.errors import OverloadedError, RequestTooLargeError
 from attnlens_server.serving.admission import Admission, Reservation
@@ -122,8 +123,8 @@ async def test_pieces_arrive_in_order_and_release_their_memory() -> None:
     async with aclosing(run(engine, make_pieces(50), admission)) as results:
         assert [piece.index async for piece, _ in results] == list(range(50))
     await run_callbacks()
-    assert admission._num_bytes == 10  # one piece's memory, until the call ends
-    assert admission._num_texts.total() == 0
+    assert admission.memory.used == 10  # one piece's memory, until the call ends
+    assert sum(pool.used for pool in admission._texts.values()) == 0
 
 
 async def test_results_of_sent_pieces_are_freed_at_once() -> None:
@@ -177,7 +178,7 @@ async def test_at_least_one_piece_runs_and_more_when_capacity_allows(
         await anext(results)
         assert len(engine.items) == expected
         await run_callbacks()
-        assert admission._num_texts.total() == 0  # no piece is queued or running
+        assert sum(pool.used for pool in admission._texts.values()) == 0  # no piece is queued or running
 
 
 async def test_slow_consumer_keeps_no_slots() -> None:
@@ -186,7 +187,7 @@ async def test_slow_consumer_keeps_no_slots() -> None:
         await anext(results)
         await run_callbacks()
         assert len(engine.items) == 32
-        assert admission._num_texts.total() == 0
+        assert sum(pool.used for pool in admission._texts.values()) == 0
 
 
 async def test_abandoned_pieces_are_dropped() -> None:
@@ -218,7 +219,7 @@ def test_piece_that_can_never_fit_fails_permanently() -> None:
 
 def test_rejected_memory_is_not_counted() -> None:
     admission = make_admission(1, 100)
-    first, second = Reservation(admission), Reservation(admission)
+    first, second = (Reservation(admission, Client(name)) for name in ("a", "b"))
     first.grow(60)
     assert not second.try_grow(50)
     second.release()
@@ -242,7 +243,7 @@ async def test_only_the_first_failing_piece_is_reported(caplog: pytest.LogCaptur
     gc.collect()
     await run_callbacks()
     assert not caplog.records
-    assert admission._num_texts.total() == 0
+    assert sum(pool.used for pool in admission._texts.values()) == 0
 
 
 def test_more_texts_than_the_queue_holds_are_rejected_permanently() -> None:

@@ -142,7 +142,8 @@ async def _run(settings: _Settings, server: ServerOptions) -> Counts:
     from attnlens_client import AsyncClient
 
     connection = server.client_settings()
-    async with AsyncClient(server.address, batch_size=settings.batch_size, **connection) as client:
+    client_options: dict[str, Any] = {"batch_size": settings.batch_size, "priority": "bulk"}
+    async with AsyncClient(server.address, **client_options, **connection) as client:
         model = await client.get_model(server.model)
         settings.options["model"] = model.name  # all calls must use the same model
         try:

@@ -30,6 +30,7 @@ _explain = partial(config_option, section="Explanations")
 _limit = partial(config_option, section="Limits")
 _time = partial(config_option, section="Time limits")
 _tls = partial(config_option, section="TLS")
+_access = partial(config_option, section="Access control")
 _log = partial(config_option, section="Logs")
 _http = partial(config_option, section="HTTP")
 
@@ -113,6 +114,18 @@ _http = partial(config_option, section="HTTP")
     "Root certificates (PEM) of clients, which then need a certificate.",
     click.Path(path_type=Path),
 )
+@_access(
+    "api_keys",
+    "File with API keys of clients, as printed by `attnlens key`. Clients then need a key or a client "
+    "certificate. Changes apply without a restart.",
+    click.Path(path_type=Path),
+)
+@_access(
+    "policy",
+    "TOML file with the methods, rates and queue share of each client. Changes apply without a restart.",
+    click.Path(path_type=Path),
+)
+@_access("reflection", "Serve gRPC reflection also with --api-keys or --tls-client-ca.")
 @_http(
     "http_port",
     "Port for HTTP: the APIs of OpenAI and others, the viewer (a web page for exploring texts), health "
@@ -131,8 +144,8 @@ _http = partial(config_option, section="HTTP")
 )
 @_http(
     "metrics_port",
-    "Port for health checks and Prometheus metrics alone, without TLS; 0 picks a free one.  [default: only "
-    "the HTTP port has them]",
+    "Port for health checks and Prometheus metrics alone, without TLS and access control; 0 picks a free "
+    "one.  [default: only the HTTP port has them]",
     int,
 )
 @_http(
@@ -140,8 +153,9 @@ _http = partial(config_option, section="HTTP")
 )
 @_http("request_timeout_s", "Maximum time to receive the head of an HTTP request, and to receive its body.")
 @_log(
-    "log_requests",
-    "Log one line per request: method, client, numbers of texts and tokens, status, times. Never logs texts.",
+    "access_log",
+    "Requests to log: off, errors, slow (at least 1 s, or as in slow:0.5), sampled (1 %, or as in "
+    "sampled:0.1), or all. slow and sampled include errors. Never logs texts.",
 )
 def serve(source: Path, cache_dir: Path | None, **options: Any) -> None:  # noqa: ANN401 - fields of ServerConfig
     """Serve SOURCE over gRPC, and with --http-port over HTTP, until SIGTERM.

@@ -1,4 +1,4 @@
-"""The request log, and a server on a Unix socket; both use the same server process."""
+"""The access log, and a server on a Unix socket; both use the same server process."""
 
 import json
 import stat
@@ -16,7 +16,7 @@ import pytest
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_cli.app import run
-from attnlens_server.serving.request_log import RequestRecord, validate_request_id
+from attnlens_server.serving.request_record import RequestRecord, validate_request_id
 from served import ServerProcess
 
 SECRET = "Persephone"
@@ -56,7 +56,7 @@ class Logged:
 def logged(minilm_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
     path = tmp_path_factory.mktemp("s") / "my models.sock"
     with ServerProcess(
-        minilm_bundle, "--address", f"unix:{path}", "--log-requests", "--http-port", "0"
+        minilm_bundle, "--address", f"unix:{path}", "--access-log", "all", "--http-port", "0"
     ) as server:
         yield Logged(server, server.http_url(), path)
         assert server.stop() == 0

@@ -1,0 +1,1 @@
+"""Observation of requests: access log, traces, and a log that never blocks."""

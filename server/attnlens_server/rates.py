@@ -1,0 +1,98 @@
+"""Rate limits: token buckets for the texts and the tokens of a client."""
+
+import math
+import time
+from collections.abc import Callable
+
+from attnlens_server.errors import RateLimitedError
+
+UNLIMITED = math.inf
+_ROUNDING = 1e-6
+
+
+class Bucket:
+    """Token bucket: an amount that grows at a constant rate up to a burst.
+
+    It may become negative: a debt that the rate repays.
+
+    Args:
+        clock: Monotonic clock, in seconds.
+    """
+
+    __slots__ = ("_burst", "_clock", "_level", "_rate", "_updated")
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._rate, self._burst, self._level = UNLIMITED, 0.0, 0.0
+        self._updated = clock()
+
+    def configure(self, rate: float, burst: float) -> None:
+        """Set rate and burst. What was taken from a bucket with a limit remains taken."""
+        taken = 0.0 if self._rate == UNLIMITED else self._burst - self.level()
+        self._rate, self._burst, self._level = rate, burst, burst - taken
+        self._updated = self._clock()
+
+    @property
+    def rate(self) -> float:
+        """Growth per second."""
+        return self._rate
+
+    def level(self) -> float:
+        """Return the available amount."""
+        if self._rate == UNLIMITED:
+            return UNLIMITED
+        now = self._clock()
+        self._level = min(self._burst, self._level + self._rate * (now - self._updated))
+        self._updated = now
+        return self._level
+
+    def wait_s(self, amount: float) -> float:
+        """Return the seconds until `amount` is available, or the burst if it is smaller."""
+        missing = min(amount, self._burst) - self.level()
+        return missing / self._rate if missing > _ROUNDING else 0.0
+
+    def take(self, amount: float) -> None:
+        """Take an amount, also if less is available."""
+        self._level -= amount
+
+
+class RateLimits:
+    """Rates of one client. Used on the event loop only.
+
+    The number of texts is known before a request is processed: it is taken if the bucket has it, and from a
+    full bucket also if the request exceeds the burst. Tokens are counted after tokenization, so the bucket
+    may become negative, and further requests are rejected until it is positive.
+    """
+
+    __slots__ = ("_texts", "_tokens")
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._texts, self._tokens = Bucket(clock), Bucket(clock)
+
+    def configure(
+        self, texts_per_second: float, burst_texts: float, tokens_per_second: float, burst_tokens: float
+    ) -> None:
+        """Set rates and bursts."""
+        self._texts.configure(texts_per_second, burst_texts)
+        self._tokens.configure(tokens_per_second, burst_tokens)
+
+    def take_texts(self, count: int) -> None:
+        """Take the texts of a request.
+
+        Raises:
+            RateLimitedError: Too many texts or tokens were sent before.
+        """
+        for bucket, amount, noun in ((self._texts, count, "texts"), (self._tokens, 1, "tokens")):
+            wait_s = bucket.wait_s(amount)
+            if wait_s:
+                raise RateLimitedError(
+                    f"this client may send {bucket.rate:g} {noun} per second on average and has sent more: "
+                    f"try again in {wait_s:.3g} s",
+                    metadata={"resource": noun, f"{noun}_per_second": f"{bucket.rate:g}"},
+                    retry_after_s=wait_s,
+                )
+        self._texts.take(count)
+
+    def take_tokens(self, count: int) -> None:
+        """Take the tokens of a request that `take_texts` has accepted."""
+        self._tokens.take(count)

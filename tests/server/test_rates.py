@@ -1,0 +1,117 @@
+"""Rate limits in virtual time, compared with the definition of a token bucket."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnlens_server.errors import RateLimitedError
+from attnlens_server.rates import UNLIMITED, Bucket, RateLimits
+
+
+@dataclass
+class Time:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+RATE = st.floats(0.1, 1000)
+BURST = st.floats(1, 1000)
+REQUESTS = st.lists(st.tuples(st.floats(0, 10), st.integers(1, 300)), max_size=60)  # pause, texts
+
+
+@given(rate=RATE, burst=BURST, requests=REQUESTS)
+def test_accepted_texts_never_exceed_rate_and_burst(
+    rate: float, burst: float, requests: list[tuple[float, int]]
+) -> None:
+    time = Time()
+    limits = RateLimits(time)
+    limits.configure(rate, burst, UNLIMITED, 1)
+    accepted: list[tuple[float, int]] = []
+    for pause, count in requests:
+        time.now += pause
+        try:
+            limits.take_texts(count)
+        except RateLimitedError:
+            continue
+        accepted.append((time.now, count))
+    for first in range(len(accepted)):
+        for last in range(first, len(accepted)):
+            total = sum(count for _, count in accepted[first : last + 1])
+            elapsed = accepted[last][0] - accepted[first][0]
+            overshoot = max(0.0, accepted[last][1] - burst)  # a request may exceed a full bucket
+            assert total <= burst + rate * elapsed + overshoot + 1e-3
+
+
+@given(rate=RATE, burst=BURST, requests=REQUESTS)
+def test_a_rejected_request_is_accepted_after_the_retry_delay_and_not_before(
+    rate: float, burst: float, requests: list[tuple[float, int]]
+) -> None:
+    time = Time()
+    limits = RateLimits(time)
+    limits.configure(rate, burst, UNLIMITED, 1)
+    for pause, count in requests:
+        time.now += pause
+        try:
+            limits.take_texts(count)
+        except RateLimitedError as error:
+            assert error.retry_after_s is not None
+            start = time.now
+            time.now = start + error.retry_after_s / 2
+            with pytest.raises(RateLimitedError):
+                limits.take_texts(count)
+            time.now = start + error.retry_after_s
+            limits.take_texts(count)
+
+
+@given(rate=RATE, burst=BURST, requests=REQUESTS)
+def test_a_debt_of_tokens_is_repaid_at_the_rate(
+    rate: float, burst: float, requests: list[tuple[float, int]]
+) -> None:
+    time = Time()
+    limits = RateLimits(time)
+    limits.configure(UNLIMITED, 1, rate, burst)
+    level, updated = burst, 0.0  # the definition
+    for pause, count in requests:
+        time.now += pause
+        level, updated = min(burst, level + rate * (time.now - updated)), time.now
+        if level < 1 - 1e-3:
+            with pytest.raises(RateLimitedError) as caught:
+                limits.take_texts(1)
+            assert caught.value.metadata["resource"] == "tokens"
+            assert caught.value.retry_after_s == pytest.approx((1 - level) / rate, rel=1e-3, abs=1e-3)
+        elif level > 1 + 1e-3:
+            limits.take_texts(1)
+            limits.take_tokens(10 * count)
+            level -= 10 * count
+
+
+def test_a_rejected_request_takes_nothing() -> None:
+    limits = RateLimits(Time())
+    limits.configure(1, 10, 1, 10)
+    limits.take_texts(1)
+    limits.take_tokens(30)
+    for _ in range(20):
+        with pytest.raises(RateLimitedError, match=r"may send 1 tokens per second .* try again in 21 s"):
+            limits.take_texts(1)
+    limits.configure(1, 10, UNLIMITED, 1)
+    limits.take_texts(9)
+
+
+@given(before=BURST, after=BURST, taken=st.integers(0, 500))
+def test_used_up_amounts_survive_a_new_configuration(before: float, after: float, taken: int) -> None:
+    bucket = Bucket(Time())
+    bucket.configure(1, before)
+    bucket.take(taken)
+    bucket.configure(2, after)
+    assert bucket.level() == pytest.approx(after - taken)
+
+
+def test_without_limits_nothing_is_rejected() -> None:
+    limits = RateLimits(Time())
+    for _ in range(3):
+        limits.take_texts(10**9)
+        limits.take_tokens(10**12)
