@@ -1,4 +1,4 @@
-"""Memory of the whole process: what it holds, what its graphs and batches will need, and the rest for calls.
+"""Memory budget of the process: current memory, estimates for further graphs and batches, and calls.
 
 The coefficients were measured with MiniLM on a CPU, in both engines (docs/operations.md).
 """
@@ -110,7 +110,7 @@ def _graphs_bytes(bundle: Bundle, engine: Engine) -> int:
         *(graph_files(bundle.directory, bundle.graph(kind).path, bundle.states) for kind in engine.lanes)
     )
     file_bytes = sum((bundle.directory / path).stat().st_size for path in paths)
-    # ONNX Runtime copies the linear layers and maps the rest. OpenVINO maps all of it for each graph.
+    # ONNX Runtime copies the linear layers and maps the other weights. OpenVINO maps the file for each graph.
     unread_bytes = max(0, file_bytes - linear_bytes) if is_onnx_runtime else file_bytes * len(copies)
     return unread_bytes + sum(
         num_sessions * (count * linear_bytes + GRAPH_BYTES) for count in copies.values()

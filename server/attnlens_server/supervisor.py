@@ -46,7 +46,7 @@ class Observation:
         longest_batch_s: Elapsed time of the batch that has been running for longest, or 0.
         graph: Graph that runs this batch.
         is_main_graph_usable: Whether the graph of the main results can be used.
-        num_batches: Number of batches that have ended since the start, of all graphs.
+        num_batches: Number of completed and stopped batches of all graphs.
         num_refused: Number of requests refused as overloaded since the start.
         has_bad_results: Whether the main graph returns NaN or infinity for a text that is known to be valid.
     """
@@ -67,7 +67,7 @@ class Verdict:
     Attributes:
         problem: Reason why the server is not healthy, or "".
         num_batches, num_refused: Counters of the last observation.
-        refused_since: Time of the first refusal since a batch has ended, or None.
+        refused_since: Time of the first refusal after the last completed batch, or None.
         refused_at: Time of the last refusal.
     """
 
@@ -103,7 +103,7 @@ class LoopLag:
     """Distribution of the times by which the event loop runs a due callback too late.
 
     Attributes:
-        BOUNDS_S: Upper bounds of the buckets in seconds. A last bucket has no bound.
+        BOUNDS_S: Upper bounds of the buckets in seconds. The last bucket is unbounded.
         counts: Number of measurements per bucket.
         sum_s: Sum of all measurements.
         max_s: Largest measurement.
@@ -124,7 +124,10 @@ class LoopLag:
         self.max_s = max(self.max_s, lag_s)
         if lag_s > LAG_WARNING_S and now - self._warned_at >= LAG_WARNING_INTERVAL_S:
             self._warned_at = now
-            logger.warning("the event loop was blocked or had no CPU time for %.1f s", lag_s)
+            logger.warning(
+                "the event loop was late by %.1f s: a callback blocked it, or the machine is overloaded",
+                lag_s,
+            )
 
 
 class Supervisor:
@@ -181,7 +184,7 @@ class Supervisor:
         if problem:
             logger.error("not healthy: %s", problem)
         else:
-            logger.warning("healthy again: this has ended: %s", previous)
+            logger.warning("healthy again, after: %s", previous)
         self._service.problem = problem
         await self._on_change()
 

@@ -1,7 +1,9 @@
 """Health of a server follows its batches, graphs, results and refusals; stopped batches free their lane."""
 
 import re
+import resource
 import signal
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +21,7 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_server.engine.engine import PROBE_TOKENS
 from attnlens_server.supervisor import Limits, LoopLag, Observation, Verdict, judge
+from failures import read_failure
 from served import ServerProcess
 from tampered import EMBEDDINGS, change_graph, constant, copy_of, endless_loop, through
 
@@ -80,7 +83,7 @@ def test_lag_is_counted_in_its_bucket_and_logged_once_a_minute(caplog: pytest.Lo
         lag.add(seconds, now)
     assert (lag.counts[0], lag.counts[-1], sum(lag.counts)) == (1, 1, 4)
     assert (lag.max_s, lag.sum_s) == (9.0, 13.5005)
-    assert [record.getMessage()[-5:] for record in caplog.records] == ["3.0 s", "1.5 s"]
+    assert [record.args for record in caplog.records] == [(3.0,), (1.5,)]
 
 
 # --- real servers with a graph that hangs, or fails, for some texts ------------------------------
@@ -143,7 +146,7 @@ def fails_the_probe(token_id: int) -> list[onnx.NodeProto]:
 
 
 def fails_texts(token_id: int) -> list[onnx.NodeProto]:
-    """Return nodes that make the results of batches with the trigger NaN, but not those of the probe."""
+    """Return nodes that make the results of batches with the trigger NaN. The probe succeeds."""
     return [*contains_trigger(token_id), *added_if("has_trigger", float("nan"))]
 
 
@@ -254,3 +257,42 @@ def test_texts_with_invalid_results_do_not_fail_health_checks(bundle: Path) -> N
             client.embed(TRIGGER)
         time.sleep(1)  # the supervisor would have changed the health by now
         client.wait_for(SERVING)
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of another process")
+def test_graph_that_does_not_fit_into_memory_is_unavailable_until_there_is_more(minilm_bundle: Path) -> None:
+    request = pb.EncodeRequest(inputs=USUAL.inputs, attention=[pb.AttentionQuery(layers=[0])])
+    options = ("--http-port", "0", "--threads", "1", "--lanes", "1")
+    with ServerProcess(minilm_bundle, *options) as server, grpc.insecure_channel(server.address) as channel:
+        client = Client(channel, server)
+        client.embed()
+        used = Path(f"/proc/{server.process.pid}/statm").read_text().split()[0]
+        limit = int(used) * resource.getpagesize() + (40 << 20)  # the graph needs more
+        resource.prlimit(server.process.pid, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+        with pytest.raises(grpc.RpcError) as caught:
+            client.stub.Encode(request, timeout=60)
+        failure = read_failure(caught.value)
+        assert (failure.reason, failure.code) == ("GRAPH_UNAVAILABLE", grpc.StatusCode.FAILED_PRECONDITION)
+        assert failure.retry_delay_s is not None
+        client.embed()
+        resource.prlimit(server.process.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+        time.sleep(failure.retry_delay_s)
+        client.stub.Encode(request, timeout=60)
+        client.wait_for(SERVING)
+
+
+def test_server_with_too_little_memory_for_calls_does_not_start(minilm_bundle: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"max_memory_bytes is 500000000, but at least \d{9,} are needed"):
+        ServerProcess(minilm_bundle, "--max-memory-bytes", "500000000").__enter__()
+
+
+def test_memory_limit_of_the_process_is_divided_completely(minilm_bundle: Path) -> None:
+    options = ("--max-memory-bytes", str(1200 << 20), "--no-explain", "--lanes", "1", "--threads", "1")
+    with ServerProcess(minilm_bundle, *options) as server:
+        [line] = re.findall(r"memory at most [^\"]*", server.log())
+    total, limit, *parts = (int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*\d|\d", line))
+    assert total == limit == 1200
+    assert abs(sum(parts) - 1200) <= 2  # rounded

@@ -186,7 +186,7 @@ class Lanes:
         inputs = pad(items, length, self._pad_token_id)
         names = tuple(dict.fromkeys(name for item in items for name in item.output_names))
         started = time.monotonic()
-        # A stopped batch must have taken longer than what its stop costs.
+        # A batch is only stopped if it has taken longer than opening a session, where that is necessary.
         min_s = LONG_BATCH_S if session.survives_cancellation else self.sessions.opening_s + LONG_BATCH_S
         running = self._running[threading.get_ident()] = RunningBatch(items, started, min_s)
         try:
@@ -251,7 +251,7 @@ class Lanes:
 
     @property
     def longest_batch_s(self) -> float:
-        """Elapsed time of the batch that has been running for longest. 0 if there is none."""
+        """Elapsed time of the oldest running batch in seconds, or 0."""
         started = min((running.started for running in list(self._running.values())), default=None)
         return 0.0 if started is None else time.monotonic() - started
 

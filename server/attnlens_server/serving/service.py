@@ -7,6 +7,7 @@ validation of large requests, tokenization, and the last steps of results.
 
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -415,8 +416,8 @@ class ModelService:
             budget.memory.grow(len(request.inputs) * TEXT_MEMORY_BYTES)
             inputs, tokenize_s = await self._token_ids(request, plan.prompt, budget, plan)
             piece_bytes = budget.memory.available_bytes // 2
-            pieces = cut_into_pieces(
-                inputs, plan, self._sizes, max_bytes=piece_bytes, deadline=budget.deadline
+            pieces = deque(
+                cut_into_pieces(inputs, plan, self._sizes, max_bytes=piece_bytes, deadline=budget.deadline)
             )
             runs = ((piece.parts, piece.item.num_tokens) for piece in pieces)
             budget.charge_tokens(self._reductions_cost(plan, runs))

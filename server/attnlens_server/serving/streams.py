@@ -3,7 +3,9 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from attnlens_server.bundle import Kind
 from attnlens_server.engine import Item, ItemResult
@@ -11,6 +13,9 @@ from attnlens_server.serving.admission import Admission, Reservation
 from attnlens_server.serving.costs import ReplySizes, part_bytes, working_bytes
 from attnlens_server.serving.requests import EncodePlan, Part
 from attnlens_server.text import EncodedInput
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 MAX_IN_FLIGHT = 32
 """Maximum number of pieces of one call that wait, run or are being sent."""
@@ -102,8 +107,10 @@ class Window:
     max_bytes: int
 
 
-async def run_pieces(window: Window, pieces: Sequence[Piece]) -> AsyncGenerator[tuple[Piece, ItemResult]]:
+async def run_pieces(window: Window, pieces: deque[Piece]) -> AsyncGenerator[tuple[Piece, ItemResult]]:
     """Yield pieces with their results, in order. Request the next one only after the previous one was sent.
+
+    Started pieces are removed from `pieces`: nothing else may keep them, because they keep their results.
 
     One piece at a time is always allowed: the caller holds its slot, and its memory is reserved here. More
     are started, within the window, while the server has free slots and memory. A slot is held only while a
@@ -115,11 +122,10 @@ async def run_pieces(window: Window, pieces: Sequence[Piece]) -> AsyncGenerator[
     """
     window.memory.grow(max(piece.memory_bytes for piece in pieces))
     flight = _Flight(window)
-    waiting = deque(pieces)
     try:
-        while waiting or flight.pieces:
-            while waiting and flight.try_start(waiting[0]):
-                waiting.popleft()
+        while pieces or flight.pieces:
+            while pieces and flight.try_start(pieces[0]):
+                pieces.popleft()
             started = flight.pieces[0]
             yield started.piece, await started.result
             flight.finish_first()
@@ -147,7 +153,7 @@ class _Flight:
         is_extra = any(not started.is_extra for started in self.pieces)
         if is_extra and not self._acquire(piece):
             return False
-        result = asyncio.wrap_future(piece.item.future)
+        result = _in_loop(piece.item.future)
         result.add_done_callback(self._release_slot if is_extra else _retrieve_exception)
         self.pieces.append(_Started(piece, result, is_extra))
         self._window.submit([piece.item], self._window.kind)
@@ -175,6 +181,33 @@ class _Flight:
             window.admission.release_slots(window.kind, 1, window.memory.client)
             return False
         return True
+
+
+def _in_loop(future: "Future[ItemResult]") -> "asyncio.Future[ItemResult]":
+    """Return a future of the running event loop with the outcome of an item.
+
+    `asyncio.wrap_future` creates a reference cycle, which keeps the result until a garbage collection.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[ItemResult] = loop.create_future()
+
+    def on_done(done: "Future[ItemResult]") -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(_copy, done, result)
+
+    future.add_done_callback(on_done)
+    return result
+
+
+def _copy(done: "Future[ItemResult]", result: "asyncio.Future[ItemResult]") -> None:
+    if result.done():
+        return
+    if done.cancelled():
+        result.cancel()
+    elif (error := done.exception()) is not None:
+        result.set_exception(error)
+    else:
+        result.set_result(done.result())
 
 
 def _retrieve_exception(result: "asyncio.Future[ItemResult]") -> None:

@@ -2,13 +2,20 @@
 
 import asyncio
 import gc
+import sys
+import weakref
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_server.bundle import Kind, Layout, Output, OutputRole
 from attnlens_server.clients import Client
 from attnlens_server.engine import Item, ItemResult
@@ -18,6 +25,7 @@ from attnlens_server.serving.costs import ReplyCosts, ReplySizes
 from attnlens_server.serving.requests import FLOAT32, AttentionView, EncodePlan, QueryPlan
 from attnlens_server.serving.streams import Piece, Window, cut_into_pieces, run_pieces
 from attnlens_server.text import EncodedInput
+from served import ServerProcess
 
 LAYERS = tuple(
     Output(f"attentions.{layer}", OutputRole.ATTENTION_WEIGHTS, Layout.DENSE, layer, 16)
@@ -80,7 +88,7 @@ class InstantEngine:
         for item in items:
             self.items.append(item)
             if not self.holds:
-                item.future.set_result(ItemResult((), 0, 0))
+                item.future.set_result(ItemResult((np.zeros(1, np.float32),), 0, 0))
 
 
 def make_admission(max_texts: int, max_bytes: int) -> Admission:
@@ -107,7 +115,7 @@ def run(
     engine: InstantEngine, pieces: list[Piece], admission: Admission, window_bytes: int = 1000
 ) -> Results:
     window = Window(engine.submit, "attention", admission, Reservation(admission), window_bytes)
-    return run_pieces(window, pieces)
+    return run_pieces(window, deque(pieces))
 
 
 async def test_pieces_arrive_in_order_and_release_their_memory() -> None:
@@ -117,6 +125,44 @@ async def test_pieces_arrive_in_order_and_release_their_memory() -> None:
     await run_callbacks()
     assert admission.memory.used == 10  # one piece's memory, until the call ends
     assert sum(pool.used for pool in admission._texts.values()) == 0
+
+
+async def test_results_of_sent_pieces_are_freed_at_once() -> None:
+    engine, references = InstantEngine(), []
+    gc.disable()
+    try:
+        async with aclosing(run(engine, make_pieces(50), make_admission(100, 1000))) as results:
+            async for piece, result in results:
+                references.append(weakref.ref(result.arrays[0]))
+                engine.items.clear()
+                del piece, result
+                await asyncio.sleep(0)
+                assert [reference() for reference in references[:-1]] == [None] * (len(references) - 1)
+    finally:
+        gc.enable()
+    assert len(references) == 50
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of the server from /proc")
+def test_server_keeps_only_the_unsent_part_of_a_stream_in_memory(minilm_server: ServerProcess) -> None:
+    request = pb.EncodeStreamRequest(
+        inputs=[pb.Input(text="word " * 254)] * 24, attention=[pb.AttentionQuery()], truncate=True
+    )
+    options = [("grpc.max_receive_message_length", -1)]
+    with grpc.insecure_channel(minilm_server.address, options=options) as channel:
+        for _ in EncoderServiceStub(channel).EncodeStream(pb.EncodeStreamRequest(inputs=request.inputs[:2])):
+            pass
+        process = Path(f"/proc/{minilm_server.process.pid}")
+        before = memory_mib(process, "VmRSS")
+        (process / "clear_refs").write_text("5")  # resets VmHWM
+        size = sum(message.ByteSize() for message in EncoderServiceStub(channel).EncodeStream(request))
+        assert size > 400 << 20
+        assert memory_mib(process, "VmHWM") - before < 300
+
+
+def memory_mib(process: Path, name: str) -> int:
+    [line] = [line for line in (process / "status").read_text().splitlines() if line.startswith(name)]
+    return int(line.split()[1]) // 1024
 
 
 @pytest.mark.parametrize(
