@@ -261,6 +261,10 @@ class Server:
             self.observer,
             AccessGate(self._access),
         )
+        lag = self.supervisor.lag
+        self._http.metrics.add_lag(lag.BOUNDS_S, lag.counts, lambda: lag.sum_s)
+        if (tls := self._tls) is not None:
+            self._http.metrics.add_certificate(lambda: tls.expires_at)
         await self._http.listen(self._tls.context if self._tls else None)
 
     async def _warm_up(self) -> float:
@@ -340,12 +344,11 @@ def serve(config: ServerConfig, on_ready: Callable[[Ready], None]) -> None:
         server = Server(config)
         server.observer.log = log
         asyncio.run(server.run(on_ready))
-    if server.has_hanging_lane:
-        logger.critical("a graph hangs and cannot be interrupted: the process ends without it")
-        logging.shutdown()
-        os._exit(1)  # the runtime would wait for the graph
-    if log.is_stalled:
-        os._exit(0)  # the interpreter would wait for the reader of the log
+        if server.has_hanging_lane:
+            logger.critical("a graph hangs and cannot be interrupted: the process ends without it")
+    # The runtime would wait for the graph, and the interpreter for the reader of the log.
+    if server.has_hanging_lane or log.is_stalled:
+        os._exit(int(server.has_hanging_lane))
 
 
 def _method_names() -> dict[str, str]:

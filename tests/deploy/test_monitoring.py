@@ -36,6 +36,7 @@ PANEL_EXPRESSIONS = {
     f"{panel['title']} {target['refId']}": target["expr"] for panel in PANELS for target in panel["targets"]
 }
 EXPRESSIONS = [*PANEL_EXPRESSIONS.values(), *(rule["expr"] for rule in ALERTS)]
+LIMIT = ("--max-memory-bytes", str(4 << 30))
 NAME = re.compile(r"\b(?:attnlens|process)_\w+|\bup\b")
 STRING = re.compile(r'"[^"]*"')
 
@@ -101,7 +102,7 @@ def scraped(minilm_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     certificate.private_key_pem.write_to_path(key)
     certificate.cert_chain_pems[0].write_to_path(chain)
     tls = ("--tls-cert", str(chain), "--tls-key", str(key))
-    with ServerProcess(minilm_bundle, "--http-port", "0", "--metrics-port", "0", *tls) as server:
+    with ServerProcess(minilm_bundle, "--http-port", "0", "--metrics-port", "0", *LIMIT, *tls) as server:
         server.http_url()
         assert server.process.stdout is not None
         target = server.process.stdout.readline().partition("//")[2].partition("/")[0]
@@ -133,7 +134,7 @@ def filled(expression: str) -> str:
 
 def test_rules_are_valid_and_fire_when_they_should() -> None:
     promtool("check", "config", "prometheus.yaml")
-    assert "SUCCESS: 10 rules found" in promtool("check", "rules", "rules.yaml")
+    assert "SUCCESS: 11 rules found" in promtool("check", "rules", "rules.yaml")
     promtool("test", "rules", "rules_test.yaml")
     tested = set(re.findall(r"alertname: (\w+)", (RULES.parent / "rules_test.yaml").read_text()))
     assert tested == {rule["alert"] for rule in ALERTS}
@@ -177,6 +178,18 @@ def test_prometheus_evaluates_all_rules(scraped: Prometheus) -> None:
         (rule["alert"] for rule in ALERTS), "ok"
     )
     assert {rule["name"] for rule in group["rules"] if rule["state"] == "firing"} == set()
+
+
+def test_page_lists_all_metrics_and_alerts(scraped: Prometheus) -> None:
+    text = (DEPLOY.parent / "docs" / "operations.md").read_text()
+    documented = set(re.findall(r"`(attnlens_\w+)`", text))
+    scraped_names = {
+        re.sub(r"_(bucket|sum|count)$", "", name)
+        for name in scraped.get("label/__name__/values")
+        if name.startswith("attnlens_")
+    }
+    assert documented == scraped_names
+    assert re.findall(r"^\| `(Attnlens\w+)`", text, re.MULTILINE) == [rule["alert"] for rule in ALERTS]
 
 
 def test_dashboard_has_the_structure_of_grafana() -> None:

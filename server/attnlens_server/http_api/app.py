@@ -146,8 +146,8 @@ class HttpApp:
             raise
         except BaseException as error:  # noqa: BLE001 - the outermost frame, also for panics of Rust code
             failure = request_error(error, exchange.record.method)
-            self._service.admission.num_refused += isinstance(failure, errors.OverloadedError)
             exchange.record.fail(failure)
+            self._service.admission.num_refused += isinstance(failure, errors.OverloadedError)
             traceback.clear_frames(error.__traceback__)
             response, reason = _error_response(failure, dialect), failure.reason
         await exchange.send(response, dialect)

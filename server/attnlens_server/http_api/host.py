@@ -2,7 +2,7 @@
 
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -16,7 +16,7 @@ from attnlens_server.http_api.app import HttpApp
 from attnlens_server.http_api.cohere import CohereRoutes
 from attnlens_server.http_api.identity import Gate
 from attnlens_server.http_api.listener import HttpListener
-from attnlens_server.http_api.metrics import ServerMetrics, gauge
+from attnlens_server.http_api.metrics import ServerMetrics, gauge, limited
 from attnlens_server.http_api.native import NativeRoutes
 from attnlens_server.http_api.ollama import OllamaRoutes
 from attnlens_server.http_api.openai import OpenAIRoutes
@@ -70,7 +70,7 @@ class HttpHost:
         self.url = self.metrics_url = ""
         self.metrics = ServerMetrics(service, engine, model, bundle.precision, observer)
         observer.count = self.metrics.observe
-        self.metrics.add(self._http_metrics)
+        self.metrics.add(self._own_metrics)
         self._config = config
         self._scheme = "http" if config.tls_cert is None else "https"
         self._viewer = ViewerRoutes(service, Pages(service, model), config.max_response_bytes)
@@ -131,19 +131,15 @@ class HttpHost:
             )
             self.url = f"{self._scheme}://{address}/"
 
-    def _http_metrics(self) -> Iterable[Metric]:
-        listener = self._listener
-        return (
-            gauge("attnlens_http_connections", "Open HTTP connections.", listener.connections.used),
-            gauge(
-                "attnlens_http_connections_limit", "Limit of HTTP connections.", listener.connections.capacity
-            ),
-            CounterMetricFamily(
-                "attnlens_http_connections_rejected",
-                "HTTP connections that were closed at once because of the limit.",
-                value=listener.num_rejected,
-            ),
+    def _own_metrics(self) -> Iterator[Metric]:
+        yield from limited("attnlens_http_connections", "Open HTTP connections", self._listener.connections)
+        yield CounterMetricFamily(
+            "attnlens_http_connections_rejected",
+            "HTTP connections that were closed at once because of a limit.",
+            value=self._listener.num_rejected,
         )
+        if (limit := self._config.max_memory_bytes) is not None:
+            yield gauge("attnlens_process_memory_limit_bytes", "Limit of the memory of the process.", limit)
 
     async def stop(self, timeout_s: float) -> None:
         """Reject new requests, and end running ones. Health checks and metrics remain until `close`."""

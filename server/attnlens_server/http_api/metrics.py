@@ -29,6 +29,7 @@ from prometheus_client.utils import floatToGoString
 from attnlens_server.bundle import Model
 from attnlens_server.clients import Client
 from attnlens_server.engine import Engine
+from attnlens_server.errors import OverloadedError
 from attnlens_server.observing.observer import Observer
 from attnlens_server.serving.admission import Pool
 from attnlens_server.serving.request_record import RequestRecord
@@ -127,7 +128,10 @@ class ServerMetrics:
 
 class _FunctionCollector(Collector):
     def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
-        self.collect = read  # type: ignore[method-assign]
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        return self._read()
 
 
 class RequestCollector(Collector):
@@ -137,7 +141,8 @@ class RequestCollector(Collector):
         self._routes: dict[str, _Route] = defaultdict(_Route)
         self._clients: dict[str, _Usage] = {ANONYMOUS: _Usage(), OTHER: _Usage()}
         # Prometheus cannot compute the rate of the first rejection if its series begins with it.
-        self._rejections = defaultdict(int, dict.fromkeys(("calls", "memory", "texts"), 0))
+        resources = ("calls", "memory", "texts")
+        self._rejections = defaultdict(int, {(OverloadedError.reason, name): 0 for name in resources})
         self._tokenize = _Durations()
         self._queue = _Durations()
         self._compute = _Durations()
@@ -152,7 +157,7 @@ class RequestCollector(Collector):
         if record.reason:
             route.reasons[record.reason] += 1
             if record.resource:
-                self._rejections[record.resource] += 1
+                self._rejections[record.reason, record.resource] += 1
                 usage.num_rejections += 1
         elif metrics.num_inputs and record.has_succeeded:
             route.num_inputs += metrics.num_inputs
@@ -186,9 +191,12 @@ class RequestCollector(Collector):
         ):
             stages.add_metric((stage,), buckets(_SECONDS, durations.counts), durations.sum_s)
         yield stages
-        yield _counter(
-            "attnlens_rejections", "Requests rejected because of a limit.", "resource", dict(self._rejections)
+        rejections = CounterMetricFamily(
+            "attnlens_rejections", "Requests rejected because of a limit.", labels=("reason", "resource")
         )
+        for labels, count in dict(self._rejections).items():
+            rejections.add_metric(labels, count)
+        yield rejections
         clients = dict(self._clients)
         for name, help_, attribute in (
             ("requests", "Ended requests by client.", "num_requests"),
@@ -258,6 +266,7 @@ class _StateCollector(Collector):
             ("attnlens_batches", "Batches.", "num_batches"),
             ("attnlens_batch_inputs", "Texts in batches.", "num_items"),
             ("attnlens_compute_seconds", "Time of all batches.", "compute_s"),
+            ("attnlens_stopped_batches", "Batches that were stopped because nobody waited.", "num_stopped"),
         ):
             yield _counter(
                 name, help_, "graph", {kind: getattr(each, attribute) for kind, each in lanes.items()}
@@ -280,10 +289,10 @@ class _StateCollector(Collector):
     def _collect_limits(self) -> Iterator[Metric]:
         """Yield what requests use of each limited resource, and its limit."""
         admission, workers = self._service.admission, self._service.workers
-        yield from _pool(
+        yield from limited(
             "attnlens_reserved_memory_bytes", "Memory reserved by running requests", admission.memory
         )
-        yield from _pool("attnlens_calls", "Open calls", admission.calls)
+        yield from limited("attnlens_calls", "Open calls", admission.calls)
         pools = {kind: admission.texts(kind) for kind in self._engine.lanes}
         yield _gauges(
             "attnlens_queue_inputs",
@@ -295,7 +304,7 @@ class _StateCollector(Collector):
             "attnlens_queue_inputs_limit",
             "Limit of waiting and running texts.",
             "graph",
-            {kind: pool.capacity for kind, pool in pools.items()},
+            {kind: pool.limit for kind, pool in pools.items()},
         )
         yield gauge("attnlens_active_clients", "Clients with open calls.", admission.calls.num_clients)
         yield gauge(
@@ -315,9 +324,10 @@ def buckets(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[str, f
     return list(zip(names, map(float, accumulate(counts)), strict=True))
 
 
-def _pool(name: str, help_: str, pool: Pool) -> Iterator[Metric]:
+def limited(name: str, help_: str, pool: Pool) -> Iterator[Metric]:
+    """Yield what is used of a pool, and its limit."""
     yield gauge(name, f"{help_}.", pool.used)
-    yield gauge(f"{name}_limit", f"Limit of {name}.", pool.capacity)
+    yield gauge(f"{name}_limit", f"Limit of {name}.", pool.limit)
 
 
 def _gauges(name: str, help_: str, label: str, values: Mapping[str, float]) -> Metric:

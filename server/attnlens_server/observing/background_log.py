@@ -19,7 +19,7 @@ _formatter = logging.Formatter()
 class BackgroundLog(QueueHandler):
     """Handler that passes records to a thread, which writes them with other handlers.
 
-    Warnings and errors are rate-limited per message, before its arguments are inserted.
+    Errors are rate-limited per message, before its arguments are inserted.
 
     Args:
         handlers: Handlers that write the lines.
@@ -47,7 +47,7 @@ class BackgroundLog(QueueHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a record, or drop it. Never blocks."""
-        if record.levelno >= logging.WARNING:
+        if record.levelno >= logging.ERROR:
             suppressed = self._limit.take(f"{record.name} {record.msg}")
             if suppressed is None:
                 self.num_suppressed += 1

@@ -696,9 +696,8 @@ class ModelService:
             fields=fields,
             prompt=plan.other_prompt,
         )
-        budget.count_tokens(sum(text.encoded.num_tokens for text, _ in described))
         mark("tokenize")
-        budget.metrics.num_tokens += sum(text.encoded.num_tokens for text, _ in described)
+        budget.count_tokens(sum(text.encoded.num_tokens for text, _ in described))
         budget.memory.grow(sum(self._costs.memory_bytes(tokens, plan) for _, tokens in described))
         return [text for text, _ in described]
 

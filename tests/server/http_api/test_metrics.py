@@ -57,7 +57,9 @@ def record_of(
 
 OUTCOMES = st.sampled_from([("OK", ""), ("200", ""), ("UNAVAILABLE", "NOT_READY"), ("CANCELLED", "")])
 RECORDS = st.builds(
-    lambda route, outcome, eighths, num_inputs: record_of(route, *outcome, eighths / 1024, num_inputs),
+    lambda route, outcome, ticks, num_inputs: record_of(
+        route, outcome[0], outcome[1], ticks / 1024, num_inputs
+    ),
     st.sampled_from(["Embed", "POST /v1/embeddings"]),
     OUTCOMES,
     st.integers(0, 40_000),
@@ -105,7 +107,8 @@ def test_usage_is_counted_per_client() -> None:
     names = ("requests", "rejections", "inputs", "tokens")
     assert [value(name, "team-a") for name in names] == [4, 1, 5, 15]
     assert [value(name, "anonymous") for name in names] == [1, 0, 1, 3]
-    assert found["attnlens_rejections_total", frozenset({("resource", "texts")})] == 1
+    labels = frozenset({("reason", "OVERLOADED"), ("resource", "texts")})
+    assert found["attnlens_rejections_total", labels] == 1
 
 
 def test_number_of_client_labels_is_bounded() -> None:

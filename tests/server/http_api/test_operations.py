@@ -107,13 +107,14 @@ def test_requests_of_both_protocols_are_counted(ports: Ports) -> None:
     assert value(after, "attnlens_queue_inputs", graph="embeddings") == 0
     assert change("attnlens_client_inputs_total", client="anonymous") == 4
     limits = {
-        "attnlens_reserved_memory_bytes_limit": 512 << 20,
-        "attnlens_calls_limit": 4096,
-        "attnlens_http_connections_limit": 512,
+        "attnlens_calls_limit": 4096 + 256,  # with the reserve
+        "attnlens_http_connections_limit": 512 + 32,
+        "attnlens_reserved_memory_bytes_limit": (512 + 32) << 20,
         "attnlens_worker_threads": 2,
     }
     assert {name: value(after, name) for name in limits} == limits
-    assert value(after, "attnlens_queue_inputs_limit", graph="embeddings") == 2048
+    assert value(after, "attnlens_queue_inputs_limit", graph="embeddings") == 4096 + 256
+    assert value(after, "attnlens_event_loop_lag_seconds_count") > 0
     assert value(after, "attnlens_worker_tasks") == value(after, "attnlens_calls") == 0
     assert value(after, "process_resident_memory_bytes") > 1e8
     assert "private" not in ask(ports.operations, "GET", "/metrics")[1].decode()
