@@ -38,7 +38,7 @@ MAX_SLOWDOWN = 5.0
 MAX_GROWTH = 1.05
 STEADY_MINUTES = 10.0  # shorter runs do not judge the growth of memory
 STALL_TIMEOUT_S = 3
-ALONE, EACH, ALL = 0.05, 0.40, 0.55  # shares of the time
+ALONE, EACH, ALL = 0.04, 0.40, 0.52  # shares of the time
 GRACE_S = 90.0
 HELLO = pb.EmbedRequest(inputs=[pb.Input(text="hello")])
 
@@ -208,6 +208,7 @@ def soak(bundle: Path, minutes: float, seed: int) -> Iterator[Row]:
             run = Soak(server, ports, log, facts, keys[PROBE], seed)
             alone = run.phase("nothing", {}, ALONE * seconds)
             yield alone
+            yield run.phase("two good clients", one_each, ALONE * seconds)
             for name, threads in attacks.items():
                 row = run.phase(name, {**one_each, name: threads}, EACH * seconds / len(attacks))
                 row.p99_alone_ms = p99(alone.latencies_ms)

@@ -171,7 +171,9 @@ def compute_expected(address: str, key: str) -> dict[str, str]:
         stub = EncoderServiceStub(channel)
         names = sorted(set(GOOD_METHODS))
         return {
-            f"{name} {index}": grpc_answer(stub, name, index, key) for name in names for index in range(len(TEXTS))
+            f"{name} {index}": grpc_answer(stub, name, index, key)
+            for name in names
+            for index in range(len(TEXTS))
         }
 
 

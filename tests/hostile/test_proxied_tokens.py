@@ -136,6 +136,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "no issuer": {"iss": None},
     "another audience": {"aud": "attnlens2"},
     "no audience": {"aud": None},
+    "several audiences": {"aud": [AUDIENCE, "other"]},
     "expired": {"exp": int(time.time()) - 1},
     "no expiry": {"exp": None},
     "no algorithm": {"alg": "none"},

@@ -107,6 +107,8 @@ def test_number_of_cpus_is_the_limit_of_the_container(quota: str, expected: int 
         pytest.skip("needs the right to mount")
     command = [sys.executable, "-c", COUNT]
     limited = ["unshare", "-m", "bash", "-c", IN_CONTAINER, "container", quota, *command]
-    outputs = [subprocess.run(each, check=True, capture_output=True, text=True).stdout for each in (command, limited)]
+    outputs = [
+        subprocess.run(each, check=True, capture_output=True, text=True).stdout for each in (command, limited)
+    ]
     counted = [int(output) for output in outputs]
     assert counted[1] == (counted[0] if expected is None else expected)
