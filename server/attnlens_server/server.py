@@ -383,8 +383,8 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),  # an address in use is an error
         ("grpc.keepalive_time_ms", 30_000),  # detects dead peers and frees their resources
         ("grpc.keepalive_timeout_ms", 10_000),
-        # Answer each PING. gRPC would otherwise close the connection, but create a GOAWAY of 4 KB for each PING
-        # that it has already read: 1 GB of memory a second for a client that sends nothing else.
+        # Answer each PING. Otherwise, gRPC closes the connection, but first allocates 4 KB for each PING that
+        # it has already read. A client that sends nothing else would fill 1 GB of memory in two seconds.
         ("grpc.http2.max_ping_strikes", 0),
         # A stream that a client has reset counts until Python has released it. With this limit the C core
         # rejects further streams of the connection. Without it, thousands of them wait for the event loop.

@@ -7,7 +7,7 @@ import random
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,28 +48,29 @@ def vectors(checkpoint: Path, cache: Path) -> Vectors:
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Vectors, float]]:
-    """Yield the vectors of an undisturbed server, and the duration of its first start."""
+def expected(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Vectors, float]:
+    """Return the vectors of an undisturbed server, and the duration of its first start."""
     started = time.monotonic()
     embedded = vectors(checkpoint, tmp_path_factory.mktemp("cache"))
-    yield embedded, time.monotonic() - started
+    return embedded, time.monotonic() - started
 
 
 def test_start_after_a_killed_export_serves_a_complete_bundle(
+    record_property: Callable[[str, object], None],
     checkpoint: Path,
     expected: tuple[Vectors, float],
     tmp_path: Path,
 ) -> None:
     embedded, duration_s = expected
     seed = random.randrange(1 << 16)
-    print(f"seed {seed}")
+    record_property("seed", seed)
     chance = random.Random(seed)
     command = ServerProcess(checkpoint, "--cache-dir", str(tmp_path)).command
     for _ in range(NUM_KILLS):
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             time.sleep(duration_s * chance.random())
             process.kill()
-    np.testing.assert_array_equal(vectors(checkpoint, tmp_path), embedded)
+    np.testing.assert_array_equal(vectors(checkpoint, tmp_path), embedded, err_msg=f"seed {seed}")
     entry = entry_of(tmp_path, Checkpoint("", checkpoint).exported_from("fp32"))
     assert entry.reason_to_export() == ""
     bundles = [path for path in tmp_path.iterdir() if path.is_dir() and not path.name.startswith(".")]

@@ -50,7 +50,7 @@ class Credentials(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         metadata = handler_call_details.invocation_metadata
         values = [str(value) for name, value in metadata if name == "authorization"]
-        return grpc.unary_unary_rpc_method_handler(lambda request, context: ", ".join(values).encode())
+        return grpc.unary_unary_rpc_method_handler(lambda *_: ", ".join(values).encode())
 
 
 @dataclass(frozen=True)
