@@ -387,8 +387,8 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.server_handshake_timeout_ms", int(1000 * config.request_timeout_s)),
         ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
-        # Answer each PING. gRPC would otherwise close the connection, but create a GOAWAY of 4 KB for each
-        # PING that it has already read: 1 GB of memory a second for a client that sends nothing else.
+        # Answer each PING. Otherwise, gRPC closes the connection, but first allocates 4 KB for each PING that
+        # it has already read. A client that sends nothing else would fill 1 GB of memory in two seconds.
         ("grpc.http2.max_ping_strikes", 0),
         # A stream that a client has reset counts until Python has released it. With this limit the C core
         # rejects further streams of the connection. Without it, thousands of them wait for the event loop.

@@ -49,6 +49,7 @@ GPU = "needs an NVIDIA GPU"
 INSTALLS = "installs or starts a system service; tests/installed/test_unit.py verifies the unit"
 MAKE = "CI runs the commands of this target, or it writes into the checkout"
 MINUTES = "exports MiniLM in another precision, which takes minutes; tests/export covers each precision"
+CLUSTER = "needs a cluster; tests/installed/test_kubernetes.py checks the manifests"
 PROXY = "settings of the system; tests/hostile/test_proxy.py and test_proxied_tokens.py run the configuration"
 PLACEHOLDER = "has a placeholder"
 OPENAI = "needs the package openai, which the test environment does not contain"
@@ -74,10 +75,7 @@ NOT_RUN = {
     ("docs/http.md", "from openai import OpenAI"): OPENAI,
     ("docs/layouts.md", "export SOURCE"): PLACEHOLDER,
     ("docs/layouts.md", "tritonserver "): "the program cannot be installed with pip",
-    (
-        "docs/kubernetes.md",
-        "kubectl ",
-    ): "needs a cluster; tests/installed/test_kubernetes.py checks the manifests",
+    ("docs/kubernetes.md", "kubectl "): CLUSTER,
     ("docs/kubernetes.md", "readinessProbe"): "a variant of a manifest",
     ("docs/proxy.md", "apt-get "): PROXY,
     ("docs/proxy.md", "python -m bench"): "takes minutes",
