@@ -5,6 +5,7 @@ An entry matches every block on its page whose first line contains the words. Em
 
 # (page, words) -> the test that runs them or compares them with executed code, relative to tests/.
 ELSEWHERE = {
+    ("docs/access.md", ""): "docs/test_access_page.py",
     ("docs/bundle.md", "--faithfulness"): "export/faithfulness/test_faithfulness.py",
     ("docs/configuration.md", "{"): "export/test_configuration_page.py",
     ("docs/ecosystem.md", '"""A bundle in '): "ecosystem/test_docs.py",

@@ -81,7 +81,7 @@ def test_a_key_precedes_a_certificate() -> None:
     assert identify(access, certificate_name=lambda: "robot").name == "robot"
     with pytest.raises(UnauthenticatedError, match="the key is invalid"):
         identify(access, "wrong", certificate_name=lambda: "robot")
-    with pytest.raises(UnauthenticatedError, match="the client certificate has no name"):
+    with pytest.raises(UnauthenticatedError, match="the client certificate lacks a name"):
         identify(access, certificate_name=lambda: "")
 
 
