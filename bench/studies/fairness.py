@@ -164,10 +164,10 @@ def passages(count: int, max_words: int) -> list[pb.Input]:
     return [pb.Input(text=" ".join(random.choices(WORDS, k=length))) for length in lengths]
 
 
-def metadata(key: str, *, is_bulk: bool = False) -> list[tuple[str, str]]:
+def metadata(key: str, *, is_bulk: bool = False) -> tuple[tuple[str, str | bytes], ...]:
     """Return the metadata of a call."""
-    priority = [("attnlens-priority", "bulk")] if is_bulk else []
-    return [("authorization", f"Bearer {key}"), *priority]
+    priority = (("attnlens-priority", "bulk"),) if is_bulk else ()
+    return (("authorization", f"Bearer {key}"), *priority)
 
 
 def p50(times: list[float]) -> float:

@@ -181,8 +181,8 @@ class ServerConfig:
             access control. It is served by a thread of its own. 0 selects a free port. None leaves them on
             the HTTP port only.
         max_connections: Number of HTTP connections. If there are more, idle ones are closed first.
-        request_timeout_s: Maximum time in seconds to receive the head of an HTTP request, to receive its body,
-            and for the handshake of a gRPC connection.
+        request_timeout_s: Maximum time in seconds to receive the head of an HTTP request, to receive its
+            body, and for the handshake of a gRPC connection.
         access_log: Which requests are logged after they end: `off`, `errors`, `slow` (at least 1 s, or
             as in `slow:0.5`), `sampled` (one in a hundred, or as in `sampled:0.1`) or `all`. `slow` and
             `sampled` include errors. Texts are never logged.
