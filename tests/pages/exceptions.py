@@ -79,6 +79,7 @@ NOT_RUN = {
     ("docs/kubernetes.md", "kubectl "): CLUSTER,
     ("docs/kubernetes.md", "readinessProbe"): "a variant of a manifest",
     ("docs/proxy.md", "apt-get "): PROXY,
+    ("docs/operations.md", "python -m bench"): "takes minutes",
     ("docs/proxy.md", "python -m bench"): "takes minutes",
     ("docs/proxy.md", "ATTNLENS_JWT_KEY"): PROXY,
     ("docs/proxy.md", "search-service "): PROXY,
