@@ -7,7 +7,7 @@ import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import numpy as np
@@ -25,9 +25,11 @@ from attnlens_server.errors import InvalidFieldsError
 from attnlens_server.grpc_api.calls import SMALL_BYTES, Parser
 from attnlens_server.oip.methods import CONTENTS_COPIES, SERVICE_NAME, InferenceService
 from attnlens_server.oip.tensors import read_integers, read_texts
-from attnlens_server.serving.service import ModelService
 from failures import read_failure
 from served import ServerProcess
+
+if TYPE_CHECKING:
+    from attnlens_server.serving.service import ModelService
 
 NAME = "all-MiniLM-L6-v2"
 InputTensor = pb.ModelInferRequest.InferInputTensor
