@@ -23,6 +23,7 @@ MAX_ADDRESSES = 4096
 """Number of anonymous clients whose rates are kept."""
 MAX_NAME = 256
 """Number of characters of a name in a certificate. A longer name is not shortened, but refused."""
+MAX_SHOWN_NAMES = 10
 _LATIN = "latin-1"  # encoding of headers
 _NO_KEY = "the key is missing: send `Authorization: Bearer KEY`"
 
@@ -104,6 +105,7 @@ class Access:
         self._keys = keys
         self._is_open = False
         self._by_header.clear()
+        self._warn_of_unknown_names()
 
     def use_policy(self, policy: Policy) -> None:
         """Replace the policy. Used-up rates remain used up.
@@ -122,6 +124,16 @@ class Access:
             self._named[name] = self._grant(Client(name, is_identified=True), policy.rules(name), grant.rates)
         for name, grant in self._anonymous.items():
             self._anonymous[name] = self._grant(Client(name), policy.rules(None), grant.rates)
+        self._warn_of_unknown_names()
+
+    def _warn_of_unknown_names(self) -> None:
+        """Log a warning about tables of the policy that apply to nobody. Names in certificates are unknown."""
+        if self._keys is None or self._needs_certificate:
+            return
+        unknown = self._policy.clients.keys() - self._keys.digests_by_name().keys()
+        if unknown:
+            names = ", ".join(sorted(unknown)[:MAX_SHOWN_NAMES])
+            logger.warning("the policy has tables for clients without a key: %s. Check their names", names)
 
     def identify(
         self,

@@ -189,6 +189,17 @@ def test_new_keys_and_policies_apply_to_the_next_call_and_keep_used_rates() -> N
         identify(access, "one")
 
 
+def test_tables_for_clients_without_a_key_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    policy = Policy(clients={"search": Rules(), "serach": Rules()})
+    make(policy)
+    assert "for clients without a key: serach. Check" in caplog.text
+    caplog.clear()
+    make(policy, certificates=True)
+    make(policy, keys=False)
+    make(Policy(clients={"search": Rules()}))
+    assert not caplog.text
+
+
 def test_a_policy_that_needs_identities_requires_a_means_to_identify() -> None:
     with pytest.raises(
         StartupError, match=r"allow_anonymous = false, but .* set --api-keys or --tls-client-ca"
