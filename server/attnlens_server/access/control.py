@@ -127,7 +127,7 @@ class Access:
         self._warn_of_unknown_names()
 
     def _warn_of_unknown_names(self) -> None:
-        """Log a warning about tables of the policy that apply to nobody. Names in certificates are unknown."""
+        """Log a warning about tables of the policy that no key belongs to. Certificates may have any name."""
         if self._keys is None or self._needs_certificate:
             return
         unknown = self._policy.clients.keys() - self._keys.digests_by_name().keys()
