@@ -48,6 +48,8 @@ class Bucket:
 
     def wait_s(self, amount: float) -> float:
         """Return the seconds until `amount` is available, or the burst if it is smaller."""
+        if self._rate == UNLIMITED:
+            return 0.0
         missing = min(amount, self._burst) - self.level()
         return missing / self._rate if missing > _ROUNDING else 0.0
 
@@ -82,17 +84,21 @@ class RateLimits:
         Raises:
             RateLimitedError: Too many texts or tokens were sent before.
         """
-        for bucket, amount, noun in ((self._texts, count, "texts"), (self._tokens, 1, "tokens")):
-            wait_s = bucket.wait_s(amount)
-            if wait_s:
-                raise RateLimitedError(
-                    f"this client may send {bucket.rate:g} {noun} per second on average and has sent more: "
-                    f"try again in {wait_s:.3g} s",
-                    metadata={"resource": noun, f"{noun}_per_second": f"{bucket.rate:g}"},
-                    retry_after_s=wait_s,
-                )
+        if wait_s := self._texts.wait_s(count):
+            raise _rejection("texts", self._texts.rate, wait_s)
+        if wait_s := self._tokens.wait_s(1):
+            raise _rejection("tokens", self._tokens.rate, wait_s)
         self._texts.take(count)
 
     def take_tokens(self, count: int) -> None:
         """Take the tokens of a request that `take_texts` has accepted."""
         self._tokens.take(count)
+
+
+def _rejection(resource: str, rate: float, wait_s: float) -> RateLimitedError:
+    return RateLimitedError(
+        f"this client may send {rate:g} {resource} per second on average and has sent more: "
+        f"try again in {wait_s:.3g} s",
+        metadata={"resource": resource, f"{resource}_per_second": f"{rate:g}"},
+        retry_after_s=wait_s,
+    )

@@ -3,11 +3,10 @@
 import ipaddress
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from attnlens_server.access.audit import RefusalLog, log_changes
 from attnlens_server.access.files import WatchedFiles
@@ -24,24 +23,9 @@ MAX_ADDRESSES = 4096
 """Number of anonymous clients whose rates are kept."""
 MAX_NAME = 256
 """Number of characters of a name in a certificate. A longer name is not shortened, but refused."""
+MAX_SHOWN_NAMES = 10
 _LATIN = "latin-1"  # encoding of headers
 _NO_KEY = "the key is missing: send `Authorization: Bearer KEY`"
-
-
-class Caller(NamedTuple):
-    """Sender of a call as a protocol describes it.
-
-    Attributes:
-        peer: Address.
-        authorization: Value of the header or metadata `authorization`, or an empty string.
-        is_bulk: Whether the client requested the priority `bulk`.
-        certificate_name: Returns the name in the client certificate, or an empty string.
-    """
-
-    peer: str
-    authorization: str = ""
-    is_bulk: bool = False
-    certificate_name: Callable[[], str] = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +62,17 @@ class Access:
         self._needs_certificate = needs_certificate
         self._clock = clock
         self._keys: KeyRing | None = None
+        self._is_open = not needs_certificate  # nobody can be identified
         self._policy = Policy()
         self._refusals = RefusalLog(clock)
         # Names come from the operator's key file or certificates, so their number is bounded. Addresses do
-        # not, and the one that was seen least recently is forgotten.
+        # not, and the oldest one is forgotten.
         self._named: dict[str, _Grant] = {}
-        self._anonymous: OrderedDict[str, _Grant] = OrderedDict()
+        # Hashing a key costs more than all other checks when its code is not in the processor's cache. So the
+        # headers of valid keys are remembered. As in `KeyRing`, their index is a hash with a random key of
+        # this process (SipHash), and a header is compared only if all 64 bits of its hash are equal.
+        self._by_header: dict[str, _Grant] = {}
+        self._anonymous: dict[str, _Grant] = {}
 
     @property
     def is_on(self) -> bool:
@@ -114,6 +103,9 @@ class Access:
     def use_keys(self, keys: KeyRing) -> None:
         """Replace the keys."""
         self._keys = keys
+        self._is_open = False
+        self._by_header.clear()
+        self._warn_of_unknown_names()
 
     def use_policy(self, policy: Policy) -> None:
         """Replace the policy. Used-up rates remain used up.
@@ -127,17 +119,39 @@ class Access:
                 "--api-keys or --tls-client-ca"
             )
         self._policy = policy
+        self._by_header.clear()
         for name, grant in self._named.items():
             self._named[name] = self._grant(Client(name, is_identified=True), policy.rules(name), grant.rates)
         for name, grant in self._anonymous.items():
             self._anonymous[name] = self._grant(Client(name), policy.rules(None), grant.rates)
+        self._warn_of_unknown_names()
 
-    def identify(self, caller: Caller, methods: tuple[str, ...]) -> Client:
+    def _warn_of_unknown_names(self) -> None:
+        """Log a warning about tables of the policy that no key belongs to. Certificates may have any name."""
+        if self._keys is None or self._needs_certificate:
+            return
+        unknown = self._policy.clients.keys() - self._keys.digests_by_name().keys()
+        if unknown:
+            names = ", ".join(sorted(unknown)[:MAX_SHOWN_NAMES])
+            logger.warning("the policy has tables for clients without a key: %s. Check their names", names)
+
+    def identify(
+        self,
+        peer: str,
+        methods: tuple[str, ...],
+        authorization: str = "",
+        certificate_name: Callable[[], str] = str,
+        *,
+        is_bulk: bool = False,
+    ) -> Client:
         """Return the sender of a call.
 
         Args:
-            caller: The sender.
+            peer: Address of the sender.
             methods: Methods that the call uses.
+            authorization: Value of the header or metadata `authorization`, or an empty string.
+            certificate_name: Returns the name in the client certificate, or an empty string.
+            is_bulk: Whether the client requested the priority `bulk`.
 
         Raises:
             UnauthenticatedError: The key is missing or invalid.
@@ -145,39 +159,47 @@ class Access:
         """
         name = ""
         try:
-            name = self._name_of(caller)
-            grant = self._named_grant(name) if name else self._anonymous_grant(caller.peer)
+            grant = self._by_header.get(authorization)
+            if grant is None:
+                grant = self._grant_of(peer, authorization, certificate_name)
             if not grant.denied.isdisjoint(methods):
+                client = grant.interactive
+                name = client.name if client.is_identified else ""
                 raise self._denial(name, methods)
         except RequestError as error:
-            self._refusals.write(error, caller.peer, name, methods[0])
+            self._refusals.write(error, peer, name, methods[0])
             raise
-        return grant.bulk if caller.is_bulk else grant.interactive
+        return grant.bulk if is_bulk else grant.interactive
 
-    def _name_of(self, caller: Caller) -> str:
-        """Return the name of a caller. Empty if it is anonymous.
+    def _grant_of(self, peer: str, header: str, certificate_name: Callable[[], str]) -> _Grant:
+        """Return the permissions of a sender.
 
         Raises:
             UnauthenticatedError: The key is invalid, or an anonymous client is not accepted.
         """
+        if self._is_open:
+            return self._anonymous_grant(peer)
         problem = _NO_KEY
-        if self._keys is not None and caller.authorization:
-            scheme, _, key = caller.authorization.partition(" ")
+        if self._keys is not None and header:
+            scheme, _, key = header.partition(" ")
             if scheme.lower() == "bearer":
                 name = self._keys.name_of(key.strip().encode(_LATIN, "replace"))
                 if not name:
                     raise UnauthenticatedError("the key is invalid: send one of the server's keys")
-                return name
+                grant = self._named_grant(name)
+                if header == f"Bearer {key.strip()}":  # one header per key, so their number is bounded
+                    self._by_header[header] = grant
+                return grant
         if self._needs_certificate:
-            name = caller.certificate_name()
+            name = certificate_name()
             if name:
-                return name
+                return self._named_grant(name)
             problem = (
                 "the client certificate lacks a name: create one with a subject alternative name or a CN"
             )
         if not self.allows_anonymous:
             raise UnauthenticatedError(problem)
-        return ""
+        return self._anonymous_grant(peer)
 
     def _denial(self, name: str, methods: tuple[str, ...]) -> PermissionDeniedError:
         client, rules = name or "an anonymous client", self._policy.rules(name or None)
@@ -202,9 +224,7 @@ class Access:
         if grant is None:
             grant = self._anonymous[client.name] = self._grant(client, self._policy.rules(None))
             if len(self._anonymous) > MAX_ADDRESSES:
-                self._anonymous.popitem(last=False)
-        else:
-            self._anonymous.move_to_end(client.name)
+                del self._anonymous[next(iter(self._anonymous))]
         return grant
 
     def _grant(self, client: Client, rules: Rules, rates: RateLimits | None = None) -> _Grant:

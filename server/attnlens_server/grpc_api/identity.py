@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from attnlens_server.access import Access, Caller, name_in_certificate
+from attnlens_server.access import Access, name_in_certificate
 from attnlens_server.clients import BULK, PRIORITY, Client
 from attnlens_server.errors import RequestError, UnauthenticatedError
 from attnlens_server.grpc_api.status import call_status
@@ -37,8 +37,13 @@ class Gate:
                 authorization = str(value)
             elif name == PRIORITY:
                 priority = str(value)
-        caller = Caller(context.peer(), authorization, priority == BULK, lambda: _certificate_name(context))
-        return self._access.identify(caller, (method,))
+        return self._access.identify(
+            context.peer(),
+            (method,),
+            authorization,
+            lambda: _certificate_name(context),
+            is_bulk=priority == BULK,
+        )
 
     async def check(self, context: Context, method: str) -> None:
         """Abort a call that does not run in `Calls`, unless its sender may call the method."""

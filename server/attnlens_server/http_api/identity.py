@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from starlette.types import Scope
 
-from attnlens_server.access import Access, Caller, name_in_certificate
+from attnlens_server.access import Access, name_in_certificate
 from attnlens_server.access.keys import KeyRing
 from attnlens_server.clients import BULK, PRIORITY, Client, client_at
 from attnlens_server.errors import UnauthenticatedError
@@ -62,13 +62,13 @@ class AccessGate:
         self, scope: Scope, headers: Mapping[str, str], peer: str, methods: tuple[str, ...]
     ) -> Client:
         """Return the sender of a request."""
-        caller = Caller(
+        return self._access.identify(
             peer,
+            methods,
             headers.get("authorization", ""),
-            headers.get(PRIORITY) == BULK,
             lambda: _certificate_name(scope.get(TLS)),
+            is_bulk=headers.get(PRIORITY) == BULK,
         )
-        return self._access.identify(caller, methods)
 
 
 class HeaderGate:

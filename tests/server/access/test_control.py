@@ -2,13 +2,14 @@
 
 import hashlib
 import logging
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnlens_server.access import Access, Caller, name_in_certificate, warn_if_exposed
+from attnlens_server.access import Access, name_in_certificate, warn_if_exposed
 from attnlens_server.access.audit import RefusalLog, log_changes
 from attnlens_server.access.control import MAX_ADDRESSES
 from attnlens_server.access.keys import KeyRing
@@ -44,14 +45,14 @@ def make(policy: Policy | None = None, *, keys: bool = True, certificates: bool 
 
 def identify(access: Access, key: str | None = None, method: str = "Embed", **caller: Any) -> Client:
     authorization = "" if key is None else f"Bearer {key}"
-    return access.identify(Caller(PEER, authorization, **caller), (method,))
+    return access.identify(PEER, (method,), authorization, **caller)
 
 
 def test_a_key_names_its_client() -> None:
     access = make()
     assert identify(access, "one") == Client("search", is_identified=True)
     assert identify(access, "two").name == "import"
-    assert access.identify(Caller(PEER, "bearer  one "), ("Embed",)).name == "search"
+    assert access.identify(PEER, ("Embed",), "bearer  one ").name == "search"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_a_key_names_its_client() -> None:
 )
 def test_calls_without_a_valid_key_are_refused(authorization: str) -> None:
     with pytest.raises(UnauthenticatedError, match=r"the key is (missing|invalid): send"):
-        make().identify(Caller(PEER, authorization), ("Embed",))
+        make().identify(PEER, ("Embed",), authorization)
 
 
 def test_without_access_control_clients_have_their_address() -> None:
@@ -73,6 +74,14 @@ def test_a_wrong_key_is_refused_even_if_no_key_is_needed() -> None:
     assert identify(access).name == "10.0.0.1"
     with pytest.raises(UnauthenticatedError, match="the key is invalid"):
         identify(access, "wrong")
+
+
+def test_only_one_header_of_each_key_is_remembered() -> None:
+    access = make()
+    for header in ("Bearer one", "bearer one", "Bearer  one", "Bearer one ", "Bearer two", "Bearer wrong"):
+        with suppress(UnauthenticatedError):
+            access.identify(PEER, ("Embed",), header)
+    assert set(access._by_header) == {"Bearer one", "Bearer two"}
 
 
 def test_a_key_precedes_a_certificate() -> None:
@@ -123,10 +132,9 @@ def test_decisions_are_those_of_the_policy(names: list[str], method: str) -> Non
 
 def test_a_call_of_several_methods_needs_all_of_them() -> None:
     access = make(Policy(default=Rules(methods=frozenset({"Encode"}))))
-    caller = Caller(PEER, "Bearer one")
-    assert access.identify(caller, ("Encode",))
+    assert access.identify(PEER, ("Encode",), "Bearer one")
     with pytest.raises(PermissionDeniedError, match="search may not call Explain: ask the operator"):
-        access.identify(caller, ("Encode", "Explain"))
+        access.identify(PEER, ("Encode", "Explain"), "Bearer one")
 
 
 def test_a_client_without_the_model_may_only_describe_the_server() -> None:
@@ -155,11 +163,11 @@ def test_share_priority_and_rates_come_from_the_policy() -> None:
 
 def test_each_anonymous_address_has_its_own_rates_and_their_number_is_limited() -> None:
     access = make(Policy(default=Rules(texts_per_second=1)), keys=False)
-    first = access.identify(Caller("ipv4:10.0.0.1:1"), ("Embed",))
+    first = access.identify("ipv4:10.0.0.1:1", ("Embed",))
     assert first.rates is not None
-    assert access.identify(Caller("ipv4:10.0.0.1:2"), ("Embed",)).rates is first.rates
+    assert access.identify("ipv4:10.0.0.1:2", ("Embed",)).rates is first.rates
     for number in range(MAX_ADDRESSES + 10):
-        access.identify(Caller(f"ipv6:%5B::{number:x}%5D:1"), ("Embed",))
+        access.identify(f"ipv6:%5B::{number:x}%5D:1", ("Embed",))
     assert len(access._anonymous) == MAX_ADDRESSES
 
 
@@ -179,6 +187,17 @@ def test_new_keys_and_policies_apply_to_the_next_call_and_keep_used_rates() -> N
     assert identify(access, "new").name == "search"
     with pytest.raises(UnauthenticatedError):
         identify(access, "one")
+
+
+def test_tables_for_clients_without_a_key_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    policy = Policy(clients={"search": Rules(), "serach": Rules()})
+    make(policy)
+    assert "for clients without a key: serach. Check" in caplog.text
+    caplog.clear()
+    make(policy, certificates=True)
+    make(policy, keys=False)
+    make(Policy(clients={"search": Rules()}))
+    assert not caplog.text
 
 
 def test_a_policy_that_needs_identities_requires_a_means_to_identify() -> None:
