@@ -59,7 +59,7 @@ class Load:
                     self._send(stub, random_.randrange(4), [text] * count)
                     self.counts["OK"] += 1
                 except grpc.RpcError as error:
-                    self.counts[error.code().name] += 1  # type: ignore[attr-defined]  # it is a Call, too
+                    self.counts[error.code().name] += 1
                     self._over.wait(0.05)
 
     def _send(self, stub: EncoderServiceStub, kind: int, texts: list[pb.Input]) -> None:
