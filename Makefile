@@ -8,7 +8,7 @@ CLIENT_NODE := client/typescript/node_modules/.package-lock.json
 # Without bytecode files, each process would compile torch and transformers again, which takes 15 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-mutations proof pythons test-pythons test-ecosystem test-integrations test-clients test-cuda bench check docs docs-pages docs-pictures docs-site viewer typescript node browser haproxy prometheus format protos release-record release-check clean
+.PHONY: demo test test-all test-mutations proof proof-changes pythons test-pythons test-ecosystem test-integrations test-clients test-cuda bench check docs docs-pages docs-pictures docs-site viewer typescript node browser haproxy prometheus format protos release-record release-check clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -48,10 +48,20 @@ PROCESS_TESTS := tests/server/test_lifecycle.py tests/server/test_tls.py tests/s
 	tests/client/test_tls.py tests/client/test_retries.py tests/client/test_failures.py tests/cli/commands/test_try.py tests/hostile \
 	tests/server/http_api/test_transport.py tests/server/http_api/test_operations.py tests/server/http_api/test_asgi.py
 
-proof: test-mutations ## long tests: all mutations, process tests ten times, cost of attacks on a server
-	for run in 1 2 3 4 5 6 7 8 9 10; do $(PYTEST) -q $(PROCESS_TESTS) || exit 1; done
+# Minutes of the soak test, and numbers of fuzzed messages and connections. `make test-all` runs short forms.
+MINUTES ?= 30
+MESSAGES ?= 100000
+CONNECTIONS ?= 10000
+proof: $(MINILM) | haproxy ## attacks on a server: soak, fuzz, faults, with and without a proxy
+	$(BIN)/python -m bench.studies.soak .minilm --minutes $(MINUTES)
+	$(BIN)/python -m bench.studies.fuzz .minilm --messages $(MESSAGES) --connections $(CONNECTIONS)
+	$(PYTEST) -m "" tests/hostile/test_faults.py tests/server/test_supervisor.py tests/server/engine/test_opening.py
+	$(BIN)/python -m bench.studies.proxied .minilm
 	$(BIN)/python -m bench.studies.hostile .minilm
 	$(BIN)/python -m bench.studies.hostile_http .minilm
+
+proof-changes: test-mutations ## before a larger change: all mutations, process tests ten times
+	for run in 1 2 3 4 5 6 7 8 9 10; do $(PYTEST) -q $(PROCESS_TESTS) || exit 1; done
 
 # Tests without PyTorch on Python 3.12 and 3.13, if installed.
 pythons:

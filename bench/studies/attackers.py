@@ -74,7 +74,7 @@ def flood(address: str, end: float, first: bytes, frames: Callable[[], bytes], *
                 connection.sendall(frames())
                 number += ROUND
                 if reads:
-                    connection.setblocking(False)
+                    connection.settimeout(0)
                     with contextlib.suppress(BlockingIOError):
                         while connection.recv(1 << 20):
                             pass
@@ -171,7 +171,7 @@ def keep_open(address: str, end: float, beginning: Callable[[], bytes]) -> int:
 
 
 def _is_open(connection: socket.socket) -> bool:
-    connection.setblocking(False)
+    connection.settimeout(0)
     try:
         while True:
             if not connection.recv(1 << 16):

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,11 @@ import grpc
 from attnlens.oip import open_inference_pb2 as oip
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
-from attnlens.v1.explanation_pb2 import PAIR_MATRIX_INTERACTION
+from attnlens.v1.explanation_pb2 import (
+    EXPLAIN_METHOD_CONTRIBUTIONS,
+    EXPLAIN_METHOD_LEAVE_ONE_OUT,
+    PAIR_MATRIX_INTERACTION,
+)
 from bench.servers import RunningServer, attnlens_server
 from bench.studies.attackers import connect, preface, send_headers
 from bench.studies.hostile_http import GOOD, answer, request
@@ -95,6 +99,7 @@ IDS = pb.Input(token_ids=pb.TokenIds(input_ids=[101, 7592, 102]))
 TENSOR = oip.ModelInferRequest.InferInputTensor(
     name="text", datatype="BYTES", shape=[1], contents=oip.InferTensorContents(bytes_contents=[b"hello"])
 )
+METHODS = [EXPLAIN_METHOD_CONTRIBUTIONS, EXPLAIN_METHOD_LEAVE_ONE_OUT]
 INFERENCE = "/inference.GRPCInferenceService"
 REQUESTS: dict[str, list[Any]] = {
     method("Embed"): [
@@ -110,12 +115,12 @@ REQUESTS: dict[str, list[Any]] = {
     method("ListModels"): [pb.ListModelsRequest()],
     method("GetModel"): [pb.GetModelRequest(model="all-MiniLM-L6-v2")],
     method("Explain"): [
-        pb.ExplainRequest(inputs=INPUTS[:1], to=INPUTS[1], methods=[1, 2, 3]),
+        pb.ExplainRequest(inputs=INPUTS[:1], to=INPUTS[1], methods=METHODS),
         pb.ExplainRequest(inputs=[IDS], contrast=pb.Contrast(to=INPUTS[0], rather_than=IDS)),
     ],
     method("Compare"): [
         pb.CompareRequest(
-            pairs=[pb.ComparedPair(a=INPUTS[0], b=IDS)], matrix=PAIR_MATRIX_INTERACTION, methods=[1]
+            pairs=[pb.ComparedPair(a=INPUTS[0], b=IDS)], matrix=PAIR_MATRIX_INTERACTION, methods=METHODS[:1]
         )
     ],
     method("Score"): [pb.ScoreRequest(query="a", documents=["b", "c"])],
@@ -312,15 +317,15 @@ def fuzz(
         http_address = f"127.0.0.1:{ports.http}"
         with attnlens_server(bundle, "fp32", 0, log, *ports.options) as server:
             expected = vector(server)
-            for name, run in {
+            addresses = [server.address, http_address]
+            parts: dict[str, Callable[[random.Random], Found]] = {
                 "gRPC messages": lambda chance: fuzz_grpc(
                     server.address, num_messages - http_messages, chance
                 ),
                 "HTTP requests": lambda chance: asyncio.run(fuzz_http(http_address, http_messages, chance)),
-                "connections": lambda chance: fuzz_connections(
-                    [server.address, http_address], num_connections, chance
-                ),
-            }.items():
+                "connections": lambda chance: fuzz_connections(addresses, num_connections, chance),
+            }
+            for name, run in parts.items():
                 found = run(random.Random(f"{seed} {name}"))
                 defects = [] if vector(server) == expected else ["wrong vector"]
                 content = log.read_text("utf-8")

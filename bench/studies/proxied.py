@@ -1,4 +1,4 @@
-"""Compares attacks on a server with the same attacks through HAProxy: `python -m bench.studies.proxied BUNDLE`.
+"""Compares attacks on a server with and without HAProxy: `python -m bench.studies.proxied BUNDLE`.
 
 A client sends one text at a time beside each attack. HAProxy runs with deploy/haproxy.cfg. Requires Linux and
 the Debian package haproxy.
@@ -145,29 +145,31 @@ def latencies(address: str, seconds: float) -> list[float]:
 def measure(bundle: Path, name: str, seconds: float, *, through_proxy: bool) -> str:
     """Attack a new server and return a row of the table."""
     ports = Ports(*free_ports(3))
-    with attnlens_server(bundle, "fp32", 0, LOG, *ports.options) as server:
-        with haproxy(ports, None, LOG.with_name("haproxy.log")) as proxy:
-            address = proxy.address if through_proxy else server.address
-            latencies(address, 1)
-            alone = p99(latencies(address, seconds))
-            server.forget_peak()
-            used = (server.cpu_s, proxy.process.cpu_s)
-            with attacking(name, address, seconds + 2):
-                time.sleep(1)
-                beside = latencies(address, seconds)
-            used = (server.cpu_s - used[0], proxy.process.cpu_s - used[1])
-            return " | ".join(
-                (
-                    f"| {name}",
-                    "proxy" if through_proxy else "direct",
-                    f"{1e3 * alone:.0f} ms",
-                    f"{1e3 * statistics.median(beside):.0f} ms",
-                    f"{1e3 * p99(beside):.0f} ms",
-                    f"{used[0]:.1f} s",
-                    f"{used[1]:.1f} s" if through_proxy else "",
-                    f"{server.peak_rss_mib:,.0f} MiB |",
-                )
+    with (
+        attnlens_server(bundle, "fp32", 0, LOG, *ports.options) as server,
+        haproxy(ports, None, LOG.with_name("haproxy.log")) as proxy,
+    ):
+        address = proxy.address if through_proxy else server.address
+        latencies(address, 1)
+        alone = p99(latencies(address, seconds))
+        server.forget_peak()
+        used = (server.cpu_s, proxy.process.cpu_s)
+        with attacking(name, address, seconds + 2):
+            time.sleep(1)
+            beside = latencies(address, seconds)
+        used = (server.cpu_s - used[0], proxy.process.cpu_s - used[1])
+        return " | ".join(
+            (
+                f"| {name}",
+                "proxy" if through_proxy else "direct",
+                f"{1e3 * alone:.0f} ms",
+                f"{1e3 * statistics.median(beside):.0f} ms",
+                f"{1e3 * p99(beside):.0f} ms",
+                f"{used[0]:.1f} s",
+                f"{used[1]:.1f} s" if through_proxy else "",
+                f"{server.peak_rss_mib:,.0f} MiB |",
             )
+        )
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Clients of the soak test. Each role is a process with several threads: `python -m bench.studies.soak_clients`.
+"""Clients of the soak test. Each role is a process with several threads.
 
 A role prints its counts as JSON when it ends.
 """
@@ -21,6 +21,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from google.protobuf.message import Message
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
@@ -93,7 +94,7 @@ class Role:
     key: str
 
     @property
-    def metadata(self) -> list[tuple[str, str]]:
+    def metadata(self) -> tuple[tuple[str, str], ...]:
         """Credentials, as metadata of gRPC calls and headers of HTTP requests."""
         return credentials(self.key)
 
@@ -106,9 +107,9 @@ class Role:
         return time.monotonic() < self.end
 
 
-def credentials(key: str) -> list[tuple[str, str]]:
+def credentials(key: str) -> tuple[tuple[str, str], ...]:
     """Return the metadata of a call. An empty key stands for none."""
-    return [("authorization", f"Bearer {key}")] if key else []
+    return (("authorization", f"Bearer {key}"),) if key else ()
 
 
 def digest(content: bytes) -> str:
@@ -140,12 +141,11 @@ def grpc_answer(stub: EncoderServiceStub, name: str, index: int, key: str) -> st
     return digest(without_timings(response))
 
 
-def without_timings(response: Any) -> bytes:
+def without_timings(response: Message) -> bytes:
     """Serialize a response without the field that differs from call to call."""
     if "timings" in response.DESCRIPTOR.fields_by_name:
         response.ClearField("timings")
-    content: bytes = response.SerializeToString(deterministic=True)
-    return content
+    return response.SerializeToString(deterministic=True)
 
 
 def http_answer(
@@ -171,7 +171,9 @@ def compute_expected(address: str, key: str) -> dict[str, str]:
         stub = EncoderServiceStub(channel)
         names = sorted(set(GOOD_METHODS))
         return {
-            f"{name} {index}": grpc_answer(stub, name, index, key) for name in names for index in range(len(TEXTS))
+            f"{name} {index}": grpc_answer(stub, name, index, key)
+            for name in names
+            for index in range(len(TEXTS))
         }
 
 
@@ -186,7 +188,7 @@ def good_grpc(role: Role) -> None:
                 try:
                     return "OK", grpc_answer(stub, name, index, role.key)
                 except grpc.RpcError as error:
-                    return _code(error), ""
+                    return status_of(error), ""
 
             answer(role, f"{name} {index}", attempt)
 
@@ -228,7 +230,8 @@ def answer(role: Role, what: str, attempt: Callable[[], tuple[str, str]]) -> Non
         time.sleep(0.05 + 0.2 * role.chance.random())
 
 
-def _code(error: grpc.RpcError) -> str:
+def status_of(error: grpc.RpcError) -> str:
+    """Return the name of the status of a failed call."""
     assert isinstance(error, grpc.Call)
     return error.code().name
 
@@ -266,12 +269,8 @@ def cancelled(role: Role) -> None:
     with grpc.insecure_channel(role.grpc_address, options=OPTIONS) as channel:
         stub = EncoderServiceStub(channel)
         while role.runs:
-            calls = [
-                stub.Encode.future(
-                    pb.EncodeRequest(inputs=[LONG], attention=[pb.AttentionQuery(layers=[0])])
-                ),
-                stub.Embed.future(pb.EmbedRequest(inputs=[LONG] * 8)),
-                stub.Explain.future(pb.ExplainRequest(inputs=[LONG])),
+            calls: list[Any] = [
+                getattr(stub, name).future(request, metadata=role.metadata) for name, request in requests
             ]
             time.sleep(0.1 * role.chance.random())
             for call in calls:
@@ -315,7 +314,10 @@ def malformed(role: Role) -> None:
         with suppress(OSError), RawClient(role.grpc_address) as client:
             names = [role.chance.choice(METHODS) for _ in range(20)]
             replies = [
-                client.call(method(name), role.chance.randbytes(role.chance.randrange(60))) for name in names
+                client.call(
+                    method(name), role.chance.randbytes(role.chance.randrange(60)), headers=role.metadata
+                )
+                for name in names
             ]
             client.wait_for_ends(replies, 30)
             count(role, [reply.status for reply in replies])
@@ -351,7 +353,7 @@ def heavy(role: Role) -> None:
                 getattr(stub, name)(request, timeout=timeout_s, metadata=role.metadata)
                 role.counts.statuses["OK"] += 1
             except grpc.RpcError as error:
-                role.counts.statuses[_code(error)] += 1
+                role.counts.statuses[status_of(error)] += 1
                 time.sleep(0.1)
 
 
@@ -366,7 +368,7 @@ def unauthenticated(role: Role) -> None:
             try:
                 stub.Embed(request, timeout=30, metadata=credentials(stolen))
             except grpc.RpcError as error:
-                status = _code(error)
+                status = status_of(error)
             connection = http.client.HTTPConnection(role.http_address, timeout=30)
             headers = dict(credentials(stolen))
             http_status = "503"

@@ -181,9 +181,9 @@ class ServerConfig:
             access control. It is served by a thread of its own. 0 selects a free port. None leaves them on
             the HTTP port only.
         max_connections: Number of HTTP connections. If there are more, idle ones are closed first.
-        request_timeout_s: Maximum time in seconds to receive the head of an HTTP request, and to receive its
-            body.
-        access_log: Which requests are logged when they have ended: `off`, `errors`, `slow` (at least 1 s, or
+        request_timeout_s: Maximum time in seconds to receive the head of an HTTP request, to receive its
+            body, and for the handshake of a gRPC connection.
+        access_log: Which requests are logged after they end: `off`, `errors`, `slow` (at least 1 s, or
             as in `slow:0.5`), `sampled` (one in a hundred, or as in `sampled:0.1`) or `all`. `slow` and
             `sampled` include errors. Texts are never logged.
     """

@@ -27,7 +27,7 @@ class Bucket:
         self._updated = clock()
 
     def configure(self, rate: float, burst: float) -> None:
-        """Set rate and burst. What was taken from a bucket with a limit remains taken."""
+        """Set rate and burst. Amounts already taken remain taken."""
         taken = 0.0 if self._rate == UNLIMITED else self._burst - self.level()
         self._rate, self._burst, self._level = rate, burst, burst - taken
         self._updated = self._clock()

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 
 from attnlens_server.access import open_access, warn_if_exposed
@@ -48,6 +47,7 @@ STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", 
 
 MAX_STREAMS = 256
 """Maximum number of concurrent calls per connection. Clients queue further calls."""
+MAX_IDLE_MS = 600_000  # connections without calls are closed; clients open them again
 _RELEASE_TIMEOUT_S = 1.0
 
 
@@ -214,15 +214,17 @@ class Server:
     def _release_dropped_call(self, address: str) -> None:
         """Call this server, so that grpc.aio releases the previous call and resets its stream."""
 
-        async def check_health() -> None:
+        async def call_nothing() -> None:
             options = [("grpc.enable_http_proxy", 0)]
             async with grpc.aio.insecure_channel(address, options=options) as channel:
-                with suppress(grpc.aio.AioRpcError):  # a rejected call is accepted first
-                    health = health_pb2_grpc.HealthStub(channel)
-                    await health.Check(health_pb2.HealthCheckRequest(), timeout=_RELEASE_TIMEOUT_S)
+                call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+                    "/attnlens/Nothing"
+                )
+                with suppress(grpc.aio.AioRpcError):  # there is no such method, but the call is accepted
+                    await call(b"", timeout=_RELEASE_TIMEOUT_S)
 
         if self._releasing is None or self._releasing.done():
-            self._releasing = asyncio.get_running_loop().create_task(check_health())
+            self._releasing = asyncio.get_running_loop().create_task(call_nothing())
 
     def _bind(self, grpc_server: grpc.aio.Server) -> str:
         """Bind the configured address and return the address for clients."""
@@ -383,8 +385,10 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),  # an address in use is an error
         ("grpc.keepalive_time_ms", 30_000),  # detects dead peers and frees their resources
         ("grpc.keepalive_timeout_ms", 10_000),
-        # Answer each PING. gRPC would otherwise close the connection, but create a GOAWAY of 4 KB for each PING
-        # that it has already read: 1 GB of memory a second for a client that sends nothing else.
+        ("grpc.server_handshake_timeout_ms", int(1000 * config.request_timeout_s)),
+        ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
+        # Answer each PING. Otherwise, gRPC closes the connection, but first allocates 4 KB for each PING that
+        # it has already read. A client that sends nothing else would fill 1 GB of memory in two seconds.
         ("grpc.http2.max_ping_strikes", 0),
         # A stream that a client has reset counts until Python has released it. With this limit the C core
         # rejects further streams of the connection. Without it, thousands of them wait for the event loop.

@@ -50,7 +50,7 @@ class Credentials(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         metadata = handler_call_details.invocation_metadata
         values = [str(value) for name, value in metadata if name == "authorization"]
-        return grpc.unary_unary_rpc_method_handler(lambda request, context: ", ".join(values).encode())
+        return grpc.unary_unary_rpc_method_handler(lambda *_: ", ".join(values).encode())
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "no issuer": {"iss": None},
     "another audience": {"aud": "attnlens2"},
     "no audience": {"aud": None},
+    "several audiences": {"aud": [AUDIENCE, "other"]},
     "expired": {"exp": int(time.time()) - 1},
     "no expiry": {"exp": None},
     "no algorithm": {"alg": "none"},

@@ -16,7 +16,7 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from h2.events import ResponseReceived, StreamEnded
+from h2.events import Event, ResponseReceived, StreamEnded
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
@@ -187,11 +187,11 @@ def test_address_with_too_many_calls_is_told_to_wait(proxied: Proxied) -> None:
     http2.send_data(stream, struct.pack(">BI", 0, 0), end_stream=True)
     with connect(proxied.proxy.address) as connection:  # from the address of the attack
         connection.sendall(first + http2.data_to_send())
-        events = []
+        events: list[Event] = []
         while not any(isinstance(event, StreamEnded) for event in events):
             events += http2.receive_data(connection.recv(1 << 16))
     [response] = [event for event in events if isinstance(event, ResponseReceived)]
-    headers = dict(response.headers)
+    headers = {str(name): str(value) for name, value in response.headers}
     assert (headers[":status"], headers["grpc-status"]) == ("429", "8")
     assert headers["attnlens-error-reason"] == "RATE_LIMITED"
     latencies(proxied.proxy.address, 0)  # from another address

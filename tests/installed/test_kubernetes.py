@@ -1,4 +1,4 @@
-"""The Kubernetes manifests, checked with the strict schemas of Kubernetes, and what they assume of the server."""
+"""The Kubernetes manifests, checked with strict schemas, and what they assume of the server."""
 
 import subprocess
 import sys
@@ -73,11 +73,9 @@ def test_variables_are_options_and_set_the_ports() -> None:
     fields = {f"ATTNLENS_SERVE_{name.upper()}" for name in ServerConfig.__dataclass_fields__}
     variables = {each["name"]: each["value"] for each in CONTAINER["env"]}
     assert set(variables) <= fields
-    assert PORTS == {
-        "grpc": CONFIG.port,
-        "http": int(variables["ATTNLENS_SERVE_HTTP_PORT"]),
-        "metrics": int(variables["ATTNLENS_SERVE_METRICS_PORT"]),
-    }
+    assert PORTS["grpc"] == CONFIG.port
+    assert PORTS["http"] == int(variables["ATTNLENS_SERVE_HTTP_PORT"])
+    assert PORTS["metrics"] == int(variables["ATTNLENS_SERVE_METRICS_PORT"])
 
 
 def test_service_policy_and_budget_select_the_pods() -> None:
@@ -107,6 +105,8 @@ def test_number_of_cpus_is_the_limit_of_the_container(quota: str, expected: int 
         pytest.skip("needs the right to mount")
     command = [sys.executable, "-c", COUNT]
     limited = ["unshare", "-m", "bash", "-c", IN_CONTAINER, "container", quota, *command]
-    outputs = [subprocess.run(each, check=True, capture_output=True, text=True).stdout for each in (command, limited)]
+    outputs = [
+        subprocess.run(each, check=True, capture_output=True, text=True).stdout for each in (command, limited)
+    ]
     counted = [int(output) for output in outputs]
     assert counted[1] == (counted[0] if expected is None else expected)

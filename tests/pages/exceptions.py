@@ -5,6 +5,7 @@ An entry matches every block on its page whose first line contains the words. Em
 
 # (page, words) -> the test that runs them or compares them with executed code, relative to tests/.
 ELSEWHERE = {
+    ("docs/access.md", ""): "docs/test_access_page.py",
     ("docs/bundle.md", "--faithfulness"): "export/faithfulness/test_faithfulness.py",
     ("docs/configuration.md", "{"): "export/test_configuration_page.py",
     ("docs/ecosystem.md", '"""A bundle in '): "ecosystem/test_docs.py",
@@ -49,6 +50,7 @@ GPU = "needs an NVIDIA GPU"
 INSTALLS = "installs or starts a system service; tests/installed/test_unit.py verifies the unit"
 MAKE = "CI runs the commands of this target, or it writes into the checkout"
 MINUTES = "exports MiniLM in another precision, which takes minutes; tests/export covers each precision"
+CLUSTER = "needs a cluster; tests/installed/test_kubernetes.py checks the manifests"
 PROXY = "settings of the system; tests/hostile/test_proxy.py and test_proxied_tokens.py run the configuration"
 PLACEHOLDER = "has a placeholder"
 OPENAI = "needs the package openai, which the test environment does not contain"
@@ -74,9 +76,10 @@ NOT_RUN = {
     ("docs/http.md", "from openai import OpenAI"): OPENAI,
     ("docs/layouts.md", "export SOURCE"): PLACEHOLDER,
     ("docs/layouts.md", "tritonserver "): "the program cannot be installed with pip",
-    ("docs/kubernetes.md", "kubectl "): "needs a cluster; tests/installed/test_kubernetes.py checks the manifests",
+    ("docs/kubernetes.md", "kubectl "): CLUSTER,
     ("docs/kubernetes.md", "readinessProbe"): "a variant of a manifest",
     ("docs/proxy.md", "apt-get "): PROXY,
+    ("docs/operations.md", "python -m bench"): "takes minutes",
     ("docs/proxy.md", "python -m bench"): "takes minutes",
     ("docs/proxy.md", "ATTNLENS_JWT_KEY"): PROXY,
     ("docs/proxy.md", "search-service "): PROXY,

@@ -53,7 +53,7 @@ burst_texts = 3
 [clients.prometheus]
 methods = ["Metrics"]
 """
-TEXT = pb.EmbedRequest(inputs=[{"text": "It rained."}])
+TEXT = pb.EmbedRequest(inputs=[pb.Input(text="It rained.")])
 
 
 class Guarded(NamedTuple):
@@ -100,6 +100,11 @@ def channel(guarded: Guarded) -> Iterator[grpc.Channel]:
         yield channel
 
 
+def trailers(error: grpc.RpcError) -> dict[str, Any]:
+    metadata: Any = error.trailing_metadata()
+    return dict(metadata)
+
+
 def failure(call: Callable[..., Any], request: Message, metadata: Any) -> grpc.RpcError:
     with pytest.raises(grpc.RpcError) as caught:
         call(request, metadata=metadata, timeout=20)
@@ -107,7 +112,7 @@ def failure(call: Callable[..., Any], request: Message, metadata: Any) -> grpc.R
 
 
 def reason(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
-    return error.code(), dict(error.trailing_metadata())["attnlens-error-reason"]
+    return error.code(), trailers(error)["attnlens-error-reason"]
 
 
 def test_grpc_calls_need_a_key_and_a_permission(guarded: Guarded, channel: grpc.Channel) -> None:
@@ -131,7 +136,7 @@ def test_grpc_calls_need_a_key_and_a_permission(guarded: Guarded, channel: grpc.
 
 def test_a_stream_is_refused_before_its_first_message(guarded: Guarded, channel: grpc.Channel) -> None:
     stream = EncoderServiceStub(channel).EncodeStream(
-        pb.EncodeRequest(inputs=TEXT.inputs), metadata=guarded.metadata("import")
+        pb.EncodeStreamRequest(inputs=TEXT.inputs), metadata=guarded.metadata("import")
     )
     with pytest.raises(grpc.RpcError) as caught:
         next(stream)
@@ -167,8 +172,8 @@ def test_exceeded_rates_are_distinct_from_overload(guarded: Guarded, channel: gr
         stub.Embed(TEXT, metadata=guarded.metadata("slow"))
     error = failure(stub.Embed, TEXT, guarded.metadata("slow"))
     assert reason(error) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED")
-    assert error.details().startswith("this client may send 0.01 texts per second on average")
-    status = status_pb2.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
+    assert str(error.details()).startswith("this client may send 0.01 texts per second on average")
+    status = status_pb2.Status.FromString(trailers(error)["grpc-status-details-bin"])
     delays = [detail for detail in status.details if detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR)]
     retry = error_details_pb2.RetryInfo()
     assert delays[0].Unpack(retry)
@@ -340,6 +345,7 @@ async def test_health_and_reflection_can_need_a_key(minilm_bundle: Path, tmp_pat
     grpc_server, address = await server._listen()
     await server._listen_for_http()
     assert server._http is not None
+    place = urlsplit(server._http.url).netloc
 
     async def outcomes(metadata: Any) -> list[str]:
         found = []
@@ -364,7 +370,7 @@ async def test_health_and_reflection_can_need_a_key(minilm_bundle: Path, tmp_pat
         return found
 
     def status(path: str, **headers: str) -> int:
-        connection = http.client.HTTPConnection(urlsplit(server._http.url).netloc, timeout=20)
+        connection = http.client.HTTPConnection(place, timeout=20)
         connection.request("GET", path, headers=headers)
         response = connection.getresponse()
         response.read()

@@ -78,6 +78,20 @@ async def listening(bundle: Path, **options: float) -> AsyncIterator[Running]:
     await server._shut_down(grpc_server)
 
 
+@pytest.mark.parametrize("first", [b"", b"PRI * HTTP/2.0\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
+async def test_silent_connection_is_closed(minilm_bundle: Path, first: bytes) -> None:
+    server = Server(ServerConfig(bundle=minilm_bundle, port=0, request_timeout_s=0.2))
+    grpc_server, address = await server._listen()
+    host, port = address.rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(first)
+    async with asyncio.timeout(20):
+        while await reader.read(4096):
+            pass
+    writer.close()
+    await server._shut_down(grpc_server)
+
+
 async def test_server_reports_unavailable_until_it_is_warm(minilm_bundle: Path) -> None:
     async with listening(minilm_bundle) as running:
         failure = await running.embed_failure()

@@ -189,7 +189,7 @@ def test_viewer_uses_tls_and_requires_the_same_certificates(
             urllib.request.urlopen(url.replace("https", "http"), timeout=30)
 
 
-NAMES = {
+NAMES: dict[str, list[x509.GeneralName]] = {
     "spiffe://example.org/import": [x509.UniformResourceIdentifier("spiffe://example.org/import")],
     "robot.example": [x509.RFC822Name("a@b.example"), x509.DNSName("robot.example")],
     "a@b.example": [x509.RFC822Name("a@b.example")],
@@ -244,7 +244,7 @@ def test_clients_are_named_after_their_certificate(
         authority.cert_pem.bytes(), key.read_bytes(), certificate.read_bytes()
     )
     with grpc.secure_channel(address, credentials) as channel, pytest.raises(grpc.RpcError) as caught:
-        EncoderServiceStub(channel).Embed(pb.EmbedRequest(inputs=[{"text": "a"}]), timeout=20)
+        EncoderServiceStub(channel).Embed(pb.EmbedRequest(inputs=[pb.Input(text="a")]), timeout=20)
     assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.PERMISSION_DENIED, message)
     context = ssl.create_default_context()
     authority.configure_trust(context)

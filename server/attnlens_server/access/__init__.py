@@ -1,4 +1,4 @@
-"""Access control: who sends a call, and what the sender may do."""
+"""Access control: identities, permissions and rates of clients."""
 
 from attnlens_server.access.control import Access, Caller, name_in_certificate, open_access, warn_if_exposed
 

@@ -62,7 +62,7 @@ class RefusalLog:
 
 
 def log_changes(path: Path, before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> None:
-    """Log which names of a file have changed. `before` is None if the file is loaded for the first time."""
+    """Log the changed names of a file. `before` is None when the file is loaded for the first time."""
     if before is None:
         audit.info("loaded", extra={"file": str(path), "names": len(after)})
         return

@@ -33,9 +33,9 @@ class Caller(NamedTuple):
 
     Attributes:
         peer: Address.
-        authorization: Value of the header or metadata `authorization`. Empty if there is none.
-        is_bulk: Whether the client asked for the priority `bulk`.
-        certificate_name: Returns the name in the client certificate. Empty if there is none.
+        authorization: Value of the header or metadata `authorization`, or an empty string.
+        is_bulk: Whether the client requested the priority `bulk`.
+        certificate_name: Returns the name in the client certificate, or an empty string.
     """
 
     peer: str
@@ -46,7 +46,7 @@ class Caller(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Grant:
-    """What a client may do: the client in both priorities, and methods that it may not call."""
+    """A client in both priorities, and the methods that the policy denies to it."""
 
     interactive: Client
     bulk: Client
@@ -140,7 +140,7 @@ class Access:
             methods: Methods that the call uses.
 
         Raises:
-            UnauthenticatedError: The key is invalid, or there is none.
+            UnauthenticatedError: The key is missing or invalid.
             PermissionDeniedError: The policy does not allow one of the methods.
         """
         name = ""
@@ -172,7 +172,9 @@ class Access:
             name = caller.certificate_name()
             if name:
                 return name
-            problem = "the client certificate has no name: create one with a subject alternative name or a CN"
+            problem = (
+                "the client certificate lacks a name: create one with a subject alternative name or a CN"
+            )
         if not self.allows_anonymous:
             raise UnauthenticatedError(problem)
         return ""

@@ -89,7 +89,7 @@ def read_keys(path: Path) -> KeyRing:
             raise StartupError(f"{where} repeats the key of {names[digest]}: remove one of the lines")
         names[digest] = name
     if not names:
-        raise StartupError(f"{path} has no API keys: add the output of `attnlens key NAME`")
+        raise StartupError(f"{path} contains no API key: add the output of `attnlens key NAME`")
     return KeyRing(names)
 
 

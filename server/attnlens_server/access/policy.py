@@ -1,4 +1,4 @@
-"""The policy file: what each client may do, in TOML."""
+"""Policy file in TOML: permissions, rates and share of each client."""
 
 import dataclasses
 import math
@@ -29,7 +29,7 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a client may do. The keys of a policy file have the names of the fields (docs/access.md)."""
+    """Permissions, rates and share of a client, with the names of the keys in a policy file."""
 
     methods: frozenset[str] = METHODS
     models: frozenset[str] = frozenset({ALL})
@@ -150,7 +150,7 @@ class _Reader:
             raise self._error(where, f"{name} is {_shown(value)}: use {allowed}")
 
     def _error(self, where: str, message: str) -> StartupError:
-        return StartupError(f"{self._path}{where and f', table {where}'}: {message}")
+        return StartupError(f"the policy {self._path}{where and f', table {where}'}: {message}")
 
 
 def _methods(names: list[str]) -> frozenset[str]:

@@ -133,8 +133,8 @@ class ItemQueue:
             self._num_tokens += sum(item.num_tokens for item in items)
             if items[0].is_light and not self._is_express_busy:
                 self._light.notify()
-            else:
-                self._changed.notify()
+            # Also for light items: an idle lane holds _choosing, which the express lane would wait for.
+            self._changed.notify()
 
     def take_light(self, choose: Choose) -> Batch | None:
         """Wait for items of small calls and return a batch of them, or None once closed.

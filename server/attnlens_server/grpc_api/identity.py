@@ -59,7 +59,7 @@ async def accept(context: Context, method: str) -> None:
 
 
 def _certificate_name(context: Context) -> str:
-    """Return the name in the client certificate. Empty if there is none."""
+    """Return the name in the client certificate, or an empty string."""
     properties = context.auth_context()
     names = (properties.get(name, ()) for name in _CERTIFICATE_NAMES)
     return name_in_certificate(*([value.decode("utf-8", "replace") for value in each] for each in names))

@@ -15,7 +15,7 @@ from attnlens_server.errors import UnauthenticatedError
 from attnlens_server.http_api.listener import TLS
 
 Authenticate = Callable[[Mapping[str, str]], Client | None]
-"""Returns the sender of a request with these headers (by lower-case name). None stands for its address.
+"""Returns the sender of a request with these headers (by lower-case name), or None for an anonymous one.
 
 Raises UnauthenticatedError unless the headers contain valid credentials.
 """
@@ -99,7 +99,7 @@ def bearer_keys(keys: Collection[str]) -> Authenticate:
         keys: Valid keys.
 
     Raises:
-        ValueError: There are no keys, or one is empty.
+        ValueError: `keys` is empty, or contains an empty key.
     """
     encoded = [key.encode() for key in keys]
     if not all(encoded) or not encoded:
@@ -120,7 +120,7 @@ def bearer_keys(keys: Collection[str]) -> Authenticate:
 
 
 def _certificate_name(connection: ssl.SSLObject | None) -> str:
-    """Return the name in the client certificate. Empty if there is none."""
+    """Return the name in the client certificate, or an empty string."""
     shown: Any = connection.getpeercert() if connection is not None else None
     if not shown:
         return ""

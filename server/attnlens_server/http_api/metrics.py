@@ -148,7 +148,7 @@ class RequestCollector(Collector):
         self._compute = _Durations()
 
     def observe(self, record: RequestRecord) -> None:
-        """Count a request that has ended."""
+        """Count a completed request."""
         route, metrics, client = self._routes[record.route], record.metrics, record.client
         route.statuses[record.status] += 1
         route.durations.add(record.elapsed_s)
@@ -287,7 +287,7 @@ class _StateCollector(Collector):
         )
 
     def _collect_limits(self) -> Iterator[Metric]:
-        """Yield what requests use of each limited resource, and its limit."""
+        """Yield the use and the limit of each resource that requests share."""
         admission, workers = self._service.admission, self._service.workers
         yield from limited(
             "attnlens_reserved_memory_bytes", "Memory reserved by running requests", admission.memory
@@ -325,7 +325,7 @@ def buckets(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[str, f
 
 
 def limited(name: str, help_: str, pool: Pool) -> Iterator[Metric]:
-    """Yield what is used of a pool, and its limit."""
+    """Yield the use and the limit of a pool."""
     yield gauge(name, f"{help_}.", pool.used)
     yield gauge(f"{name}_limit", f"Limit of {name}.", pool.limit)
 

@@ -67,6 +67,7 @@ _PREDICTION_BYTES = 240  # the same for a label and its score
 _TYPES = {
     "EMPTY": "Empty",
     "OVERLOADED": "Overloaded",
+    "RATE_LIMITED": "Overloaded",
     "NOT_READY": "Unhealthy",
     "SHUTTING_DOWN": "Unhealthy",
 }

@@ -1,4 +1,4 @@
-"""Access log: one line per request that is selected, when it has ended. It never contains texts."""
+"""Access log: one line per selected request, without its texts."""
 
 import logging
 import random
@@ -32,7 +32,7 @@ class AccessLog:
         logger.setLevel(logging.INFO)  # also if other lines are only written from a higher level
 
     def write(self, record: RequestRecord) -> None:
-        """Write the line of a request that has ended, if it is selected."""
+        """Write the line of a completed request if it is selected."""
         if record.has_succeeded:
             if self._share <= random.random() and record.elapsed_s < self._slow_s:  # noqa: S311 - no secret
                 return

@@ -20,7 +20,7 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
 
 
 class Observer:
-    """Notified of the begin and the end of each request.
+    """Notified when each request begins and ends.
 
     Args:
         access_log: Access log. If None, none is written.
@@ -29,7 +29,7 @@ class Observer:
         access_log: See above.
         tracer: Exports traces, or None.
         log: Log of this process, if it is written in the background.
-        count: Called with each record that has ended, for metrics.
+        count: Called with the record of each completed request, for metrics.
     """
 
     def __init__(self, access_log: AccessLog | None = None) -> None:
@@ -56,7 +56,7 @@ class Observer:
             self.tracer.begin(record)
 
     def end(self, record: RequestRecord) -> None:
-        """Write and count a request that has ended."""
+        """Count and write a completed request."""
         record.ended = time.monotonic()
         self.count(record)
         if self.tracer is not None and record.stages is not None:

@@ -1,7 +1,7 @@
 """Traces in OpenTelemetry. Needs the extra `otel`.
 
-A request that is not sampled costs the decision of the sampler alone. The spans of a sampled request are
-created when it has ended, from its record.
+An unsampled request only costs the decision of the sampler. The spans of a sampled request are created from
+its record after the request.
 """
 
 import os
@@ -86,7 +86,7 @@ class Tracer:
         use_stages(record.stages)
 
     def end(self, record: RequestRecord) -> None:
-        """Create the spans of a sampled request that has ended."""
+        """Create the spans of a completed request."""
         stages = record.stages
         assert stages is not None  # noqa: S101 - ensured by the caller
         offset_ns = time.time_ns() - time.monotonic_ns()

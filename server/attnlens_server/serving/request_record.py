@@ -36,7 +36,7 @@ class RequestRecord:
         peer: Client address, as gRPC or `host:port` describe it.
         client: Sender of the request.
         request_id: Identifier that the client sent. See `validate_request_id`.
-        traceparent: W3C trace context that the client sent. Empty if there is none.
+        traceparent: W3C trace context from the client, or an empty string.
         tracestate: Its vendor-specific part.
         request_bytes: Size of the request message or body.
         reply_bytes: Size of all response messages, or of the body.
@@ -85,7 +85,7 @@ class RequestRecord:
 
     @property
     def elapsed_s(self) -> float:
-        """Duration of the request so far, or of the whole request if it has ended, in seconds."""
+        """Duration of the request in seconds. While it is running, the time since its start."""
         return (self.ended or time.monotonic()) - self.started
 
     @property
@@ -100,7 +100,7 @@ class RequestRecord:
 
     @property
     def trace_id(self) -> str:
-        """Trace of the request: the sampled one, or the one that the client sent. Empty if there is none."""
+        """Trace id of the request if it is sampled, otherwise the client's, or an empty string."""
         if self.stages is not None:
             return f"{self.stages.trace_id:032x}"
         sent = parse_traceparent(self.traceparent)

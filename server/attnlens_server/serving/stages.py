@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 MAX_STAGES = 64
-"""Further stages of a request are omitted, such as those of a stream with many texts."""
+"""Further stages are omitted, for example in a stream with many texts."""
 
 
 class Stage(NamedTuple):

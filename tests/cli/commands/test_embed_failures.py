@@ -35,6 +35,14 @@ def test_line_that_is_too_long_is_reported_and_never_sent(
     assert not any(long in str(request) for request in server.requests)
 
 
+def test_all_calls_have_the_priority_of_bulk_work(server: ScriptedServer, run: Run, tmp_path: Path) -> None:
+    source = tmp_path / "a.txt"
+    source.write_text("a\nb\n")
+    assert run("embed", source, "--address", server.address, env={"ATTNLENS_API_KEY": "k"}).returncode == 0
+    sent = {(metadata.get("attnlens-priority"), metadata["authorization"]) for metadata in server.metadata}
+    assert sent == {("bulk", "Bearer k")}
+
+
 def test_endless_line_does_not_exhaust_memory(server: ScriptedServer) -> None:
     limited = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (600 << 20,) * 2)"
     program = f"{limited}; from attnlens_cli.main import main; main()"

@@ -55,8 +55,8 @@ def test_invalid_names_are_rejected(name: str) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "has no API keys: add the output of `attnlens key NAME`"),
-        ("# nothing\n", "has no API keys"),
+        ("", "contains no API key: add the output of `attnlens key NAME`"),
+        ("# nothing\n", "contains no API key"),
         (f"a sha256:{HASH}\nb secret-key\n", r"line 2 is not NAME sha256:HEX.*`attnlens key NAME`"),
         (f"a sha256:{HASH[:-1]}\n", "line 1 is not NAME"),
         (f"a sha256:{HASH.upper()}\n", "line 1 is not NAME"),

@@ -330,13 +330,13 @@ def test_auto_falls_back_to_the_cpu_settings_when_cuda_fails(
     )
     monkeypatch.setitem(SESSIONS["embeddings"], "cuda", NoDriver)
     engine = Engine(open_bundle(bundle), ServerConfig(bundle=bundle, threads=2))
-    assert (engine.runtime.device, engine.max_batch_tokens, len(engine.lanes["embeddings"]._threads)) == (
+    assert (engine.runtime.device, engine.max_batch_tokens, engine.lanes["embeddings"]._num_lanes) == (
         "CUDA",
         8192,
         1,
     )
     engine.start(MAX_TOKENS)
-    assert (engine.runtime.device, engine.max_batch_tokens, len(engine.lanes["embeddings"]._threads)) == (
+    assert (engine.runtime.device, engine.max_batch_tokens, engine.lanes["embeddings"]._num_lanes) == (
         "CPU",
         256,
         2,

@@ -265,3 +265,31 @@ def test_item_cancelled_during_inspection_is_counted_once() -> None:
     queue.put([item])
     assert queue.taken() == [item]
     assert queue.num_tokens == 0
+
+
+def test_light_item_is_taken_while_both_kinds_of_lanes_are_idle() -> None:
+    queue = make_queue(num_lanes=2)
+    taken: SimpleQueue[list[Item]] = SimpleQueue()
+
+    def run_express_lane() -> None:
+        while batch := queue.take_light(lambda lengths, _: range(len(lengths))):
+            taken.put(batch.items)
+
+    def run_lane() -> None:
+        while items := queue.taken():
+            taken.put(items)
+
+    threads = [threading.Thread(target=run) for run in (run_express_lane, run_lane)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: queue.num_idle == 1 and not queue._is_express_busy)
+    try:
+        for _ in range(100):
+            item = make_item(4)
+            item.is_light = True
+            queue.put([item])
+            assert taken.get(timeout=10) == [item]
+    finally:
+        queue.close()
+        for thread in threads:
+            thread.join()

@@ -107,6 +107,7 @@ def test_usage_is_counted_per_client() -> None:
     names = ("requests", "rejections", "inputs", "tokens")
     assert [value(name, "team-a") for name in names] == [4, 1, 5, 15]
     assert [value(name, "anonymous") for name in names] == [1, 0, 1, 3]
+    assert "10.0.0.1" not in str(found)
     labels = frozenset({("reason", "OVERLOADED"), ("resource", "texts")})
     assert found["attnlens_rejections_total", labels] == 1
 
@@ -117,4 +118,3 @@ def test_number_of_client_labels_is_bounded() -> None:
     labels = {dict(key)["client"] for name, key in found if name == "attnlens_client_requests_total"}
     assert len(labels) == MAX_CLIENTS + 2
     assert found["attnlens_client_requests_total", frozenset({("client", "other")})] == 50
-    assert "10.0.0.1" not in str(found)

@@ -187,7 +187,7 @@ def test_lines_are_dropped_and_counted_when_the_reader_stalls(stalled: StalledHa
     log = BackgroundLog([stalled])
     for number in range(MAX_LINES + 50):
         emit(log, logging.INFO, "line %d", number)
-    # One line may have left the queue before it was full.
+    # The thread may take one line from the queue before it is full.
     assert log.num_dropped in (49, 50)
     stalled.may_write.set()
     log.close()

@@ -7,7 +7,7 @@ import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import numpy as np
@@ -25,9 +25,11 @@ from attnlens_server.errors import InvalidFieldsError
 from attnlens_server.grpc_api.calls import SMALL_BYTES, Parser
 from attnlens_server.oip.methods import CONTENTS_COPIES, SERVICE_NAME, InferenceService
 from attnlens_server.oip.tensors import read_integers, read_texts
-from attnlens_server.serving.service import ModelService, State
 from failures import read_failure
 from served import ServerProcess
+
+if TYPE_CHECKING:
+    from attnlens_server.serving.service import ModelService
 
 NAME = "all-MiniLM-L6-v2"
 InputTensor = pb.ModelInferRequest.InferInputTensor
@@ -207,11 +209,11 @@ def test_millions_of_elements_are_rejected_before_they_are_parsed(
 
 
 def test_readiness_follows_the_state_of_the_server(minilm_bundle: Path) -> None:
-    served = SimpleNamespace(state=State.STARTING)
+    served = SimpleNamespace(is_serving=False)
     bundle, config = open_bundle(minilm_bundle, "fp32"), ServerConfig(bundle=minilm_bundle)
     service = InferenceService(bundle, cast("ModelService", served), config)
-    for served.state in State:
-        is_ready = served.state is State.SERVING
+    for is_ready in (False, True):
+        served.is_serving = is_ready
         assert service.ServerLive(pb.ServerLiveRequest()).live
         assert service.ServerReady(pb.ServerReadyRequest()).ready is is_ready
         assert service.ModelReady(pb.ModelReadyRequest(name=NAME)).ready is is_ready

@@ -9,8 +9,7 @@ from attnlens_cli.frame.options import TEXT, Command
     cls=Command,
     epilog="""\b
 Example:
-  attnlens key search >> keys.txt
-  attnlens serve bundles/minilm --api-keys keys.txt""",
+  attnlens key search""",
 )
 @click.argument("name", type=TEXT)
 def key(name: str) -> None:
