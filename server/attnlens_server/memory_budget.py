@@ -15,6 +15,7 @@ from attnlens_server.config import MIB
 from attnlens_server.engine import Engine
 from attnlens_server.engine.scheduler import BatchLimits
 from attnlens_server.errors import StartupError
+from attnlens_server.serving.execution import LIGHT_TOKENS
 
 _FLOAT_BYTES = 4
 GRAPH_BYTES = 16 * MIB  # structures of an open graph, without its weights
@@ -118,16 +119,20 @@ def _graphs_bytes(bundle: Bundle, engine: Engine) -> int:
 
 
 def _batches_bytes(bundle: Bundle, engine: Engine, kind: Kind) -> int:
-    """Return the memory of the largest batches of a graph, which run at the same time."""
+    """Return the memory of the largest concurrent batches of a graph, including the express lane."""
     if not engine.runtime.is_on_cpu:
         return 0
     limits = engine.lanes[kind].limits
-    batches = list(_batches(limits, engine.max_tokens))
+    batches = {
+        length: count * length * _token_bytes(bundle, kind, length)
+        for count, length in _batches(limits, engine.max_tokens)
+    }
     # A session keeps the memory of its largest batch. The one for the whole machine has its own.
     num_batches = 1 if engine.num_lanes == 1 else engine.num_lanes + 1
-    largest = max(count * length * _token_bytes(bundle, kind, length) for count, length in batches)
+    light = (size for length, size in batches.items() if length <= max(LIGHT_TOKENS, min(batches)))
+    largest = num_batches * max(batches.values()) + max(light)
     num_shapes = 0 if engine.runtime.name == "onnxruntime" else len(batches)
-    return int(num_batches * largest) + num_shapes * SHAPE_BYTES
+    return int(largest) + num_shapes * SHAPE_BYTES
 
 
 def _batches(limits: BatchLimits, max_tokens: int) -> Iterator[tuple[int, int]]:

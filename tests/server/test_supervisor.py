@@ -292,6 +292,7 @@ def test_server_with_too_little_memory_for_calls_does_not_start(minilm_bundle: P
 def test_memory_limit_of_the_process_is_divided_completely(minilm_bundle: Path) -> None:
     options = ("--max-memory-bytes", str(1200 << 20), "--no-explain", "--lanes", "1", "--threads", "1")
     with ServerProcess(minilm_bundle, *options) as server:
+        server.stop()  # until then, a thread writes the log
         [line] = re.findall(r"memory at most [^\"]*", server.log())
     total, limit, *parts = (int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*\d|\d", line))
     assert total == limit == 1200
