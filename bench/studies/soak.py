@@ -1,6 +1,6 @@
 """Attacks a server for minutes beside good clients: `python -m bench.studies.soak BUNDLE --minutes 30`.
 
-First each attack alone beside two good clients, then all at once. A good client compares each answer with the
+First each attack alone beside two good clients, then all together. A good client compares each answer with the
 answer computed before any other client started. Requires Linux.
 """
 
@@ -222,7 +222,7 @@ def soak(bundle: Path, minutes: float, seed: int) -> Iterator[Row]:
                 row.p99_alone_ms = p99(alone.latencies_ms)
                 yield row
             everything = {role: threads for role, (_, threads) in ROLES.items()}
-            row = run.phase("all at once", everything, ALL * seconds)
+            row = run.phase("all together", everything, ALL * seconds)
             row.judges_growth = minutes >= STEADY_MINUTES
             row.p99_alone_ms = p99(alone.latencies_ms)
             yield row
@@ -243,7 +243,7 @@ def report(rows: Iterator[Row], seed: int) -> list[Row]:
     for row in rows:
         print(row, flush=True)
         found.append(row)
-    print("Statuses when all run at once:")
+    print("Statuses when all run together:")
     for role, statuses in found[-1].statuses.items():
         counted = ", ".join(f"{number:,} {status}" for status, number in statuses.most_common())
         print(f"- {role}: {counted or 'none'}")

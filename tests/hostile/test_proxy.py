@@ -1,4 +1,4 @@
-"""HAProxy with deploy/haproxy.cfg in front of a server: what it passes on, and what it keeps away."""
+"""HAProxy with deploy/haproxy.cfg in front of a server: results, errors and attacks."""
 
 import json
 import socket
