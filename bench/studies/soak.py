@@ -1,7 +1,7 @@
 """Attacks a server for minutes beside good clients: `python -m bench.studies.soak BUNDLE --minutes 30`.
 
-First each attack alone beside two good clients, then all together. A good client compares each answer with the
-answer computed before any other client started. Requires Linux.
+First each attack runs beside two good clients, then all run together. A good client compares each answer with
+the answer computed before any other client started. Requires Linux.
 """
 
 import argparse

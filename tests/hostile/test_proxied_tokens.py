@@ -23,6 +23,7 @@ from bench.studies.proxied import Ports, Proxy, free_ports, haproxy
 from hostile.haproxy import require_haproxy
 from hostile.tokens import AUDIENCE, ISSUER, Issuer
 
+pytestmark = pytest.mark.extended
 KEY = "attnlens_0123456789"
 
 
