@@ -37,7 +37,7 @@ HEADERS = {
     "te": "trailers",
     "content-type": "application/grpc",
 }
-# Another address than that of other clients, because a proxy limits the connections of an address.
+# Differs from the address of other clients, because a proxy limits the connections per address.
 SOURCE = "127.0.0.2"
 
 Attack = Callable[[str, float, random.Random], int]
@@ -209,6 +209,6 @@ def attacking(name: str, address: str, seconds: float, seed: int = 0) -> Iterato
 
 
 if __name__ == "__main__":
-    os.nice(1)  # does not take the processor from what it attacks
+    os.nice(1)  # leaves processor time to the server
     name, address, seconds, seed = sys.argv[1:]
     print(ATTACKS[name](address, time.monotonic() + float(seconds), random.Random(int(seed))))

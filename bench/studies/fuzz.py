@@ -288,7 +288,7 @@ def random_bytes(chance: random.Random) -> bytes:
 
 
 def fuzz_connections(addresses: list[str], number: int, chance: random.Random) -> Found:
-    """Send random bytes over new connections to one of the addresses, and read what comes at once."""
+    """Send random bytes over new connections to one of the addresses, and read the first response."""
     found = Found()
     while found.sent < number:
         found.sent += 1

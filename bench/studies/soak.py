@@ -1,7 +1,7 @@
 """Attacks a server for minutes beside good clients: `python -m bench.studies.soak BUNDLE --minutes 30`.
 
-First each attack alone beside two good clients, then all at once. A good client compares each answer with the
-answer computed before any other client started. Requires Linux.
+First each attack runs beside two good clients, then all run together. A good client compares each answer with
+the answer computed before any other client started. Requires Linux.
 """
 
 import argparse
@@ -38,6 +38,8 @@ MAX_SLOWDOWN = 5.0
 MAX_GROWTH = 1.05
 STEADY_MINUTES = 10.0  # shorter runs do not judge the growth of memory
 STALL_TIMEOUT_S = 3
+MAX_MEMORY_MIB = 1536
+MAX_EXCESS = 1.1  # of the peak over the limit
 ALONE, EACH, ALL = 0.04, 0.40, 0.52  # shares of the time
 GRACE_S = 90.0
 HELLO = pb.EmbedRequest(inputs=[pb.Input(text="hello")])
@@ -57,6 +59,7 @@ class Row:
     p99_alone_ms: float = 0.0
     rss_early_mib: float = 0.0
     rss_end_mib: float = 0.0
+    rss_peak_mib: float = 0.0
     judges_growth: bool = False
 
     @property
@@ -83,6 +86,8 @@ class Row:
             problems.append(f"{self.refused} refused")
         if self.judges_growth and self.rss_end_mib > MAX_GROWTH * self.rss_early_mib:
             problems.append("RSS")
+        if self.rss_peak_mib > MAX_EXCESS * MAX_MEMORY_MIB:
+            problems.append("peak RSS")
         return "NO: " + ", ".join(problems) if problems else "yes"
 
     def __str__(self) -> str:
@@ -97,15 +102,16 @@ class Row:
             ),
             *(self.unexpected, self.tracebacks),
             *(f"{statistics.median(self.latencies_ms):.0f}", f"{p99(self.latencies_ms):.0f}", alone),
-            *(f"{self.rss_early_mib:,.0f}", f"{self.rss_end_mib:,.0f}", self.verdict),
+            *(f"{self.rss_early_mib:,.0f}", f"{self.rss_end_mib:,.0f}"),
+            *(f"{self.rss_peak_mib:,.0f}", self.verdict),
         ]
         return f"| {' | '.join(map(str, cells))} |"
 
 
 HEADER = (
     "| beside one client with one text | attempts | good requests | wrong | lost | UNKNOWN/INTERNAL "
-    "| tracebacks | p50 ms | p99 ms | p99 alone | RSS after 1/6, MiB | RSS at the end | verdict |\n"
-    "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+    "| tracebacks | p50 ms | p99 ms | p99 alone | RSS after 1/6, MiB | at the end | peak | verdict |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -124,6 +130,7 @@ class Soak:
         """Run roles with numbers of threads beside a client with one text."""
         row = Row(name)
         logged = self._tracebacks()
+        self.server.forget_peak()
         with ExitStack() as stack:
             processes = {
                 role: stack.enter_context(self._role(role, threads, seconds))
@@ -137,6 +144,7 @@ class Soak:
                 counts = collect(process)
                 (row.good if role in GOOD else row.bad).add(counts)
                 row.statuses[role] = counts.statuses
+        row.rss_peak_mib = self.server.peak_rss_mib
         row.tracebacks = self._tracebacks() - logged
         return row
 
@@ -200,6 +208,7 @@ def soak(bundle: Path, minutes: float, seed: int) -> Iterator[Row]:
         keys_file = Path(directory) / "keys.txt"
         keys_file.write_text("\n".join(lines), "utf-8")
         options = [*ports.options, "--stall-timeout-s", str(STALL_TIMEOUT_S), "--api-keys", str(keys_file)]
+        options += ["--max-memory-bytes", str(MAX_MEMORY_MIB << 20)]
         with attnlens_server(bundle, "fp32", 0, log, *options) as server:
             facts = Path(directory) / "facts.json"
             expected = compute_expected(server.address, keys[PROBE])
@@ -213,7 +222,7 @@ def soak(bundle: Path, minutes: float, seed: int) -> Iterator[Row]:
                 row.p99_alone_ms = p99(alone.latencies_ms)
                 yield row
             everything = {role: threads for role, (_, threads) in ROLES.items()}
-            row = run.phase("all at once", everything, ALL * seconds)
+            row = run.phase("all together", everything, ALL * seconds)
             row.judges_growth = minutes >= STEADY_MINUTES
             row.p99_alone_ms = p99(alone.latencies_ms)
             yield row
@@ -227,12 +236,14 @@ def create_keys(roles: Iterable[str]) -> tuple[dict[str, str], list[str]]:
 
 def report(rows: Iterator[Row], seed: int) -> list[Row]:
     """Print a table and the statuses, and return the rows."""
-    print(f"{os.cpu_count()} CPUs, seed {seed}\n{HEADER}", flush=True)
+    print(
+        f"{os.cpu_count()} CPUs, seed {seed}, --max-memory-bytes {MAX_MEMORY_MIB} MiB\n{HEADER}", flush=True
+    )
     found = []
     for row in rows:
         print(row, flush=True)
         found.append(row)
-    print("Statuses when all run at once:")
+    print("Statuses when all run together:")
     for role, statuses in found[-1].statuses.items():
         counted = ", ".join(f"{number:,} {status}" for status, number in statuses.most_common())
         print(f"- {role}: {counted or 'none'}")

@@ -55,7 +55,7 @@ OPTIONS = [("grpc.enable_retries", 0), ("grpc.max_receive_message_length", -1)]
 
 @dataclass
 class Counts:
-    """What happened to the requests of one role.
+    """Outcome of the requests of one role.
 
     Attributes:
         requests: Number of requests, connections or frames.
@@ -335,7 +335,7 @@ def malformed(role: Role) -> None:
 
 
 def heavy(role: Role) -> None:
-    """Send the most expensive legal requests, one after another."""
+    """Send expensive legal requests, one after another."""
     pair = pb.ComparedPair(a=LONG, b=LONG)
     requests: list[tuple[str, Any]] = [
         ("Encode", pb.EncodeRequest(inputs=[LONG], attention=[pb.AttentionQuery()])),
@@ -383,7 +383,7 @@ def unauthenticated(role: Role) -> None:
 
 
 def count(role: Role, codes: Iterable[int | None]) -> None:
-    """Count calls by status. None: no response was awaited."""
+    """Count calls by status. None means that no response was awaited."""
     names = {code.value[0]: code.name for code in grpc.StatusCode}
     for code in codes:
         role.counts.requests += 1

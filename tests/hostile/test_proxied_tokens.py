@@ -3,21 +3,27 @@
 import http.client
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
 from attnlens.v1.error_pb2 import ErrorDetails, ErrorReason
+from attnlens_client import Client, UnauthenticatedError
+from attnlens_server.access.keys import new_key
+from bench.servers import attnlens_server
 from bench.studies.proxied import Ports, Proxy, free_ports, haproxy
 from hostile.haproxy import require_haproxy
 from hostile.tokens import AUDIENCE, ISSUER, Issuer
 
+pytestmark = pytest.mark.extended
 KEY = "attnlens_0123456789"
 
 
@@ -101,19 +107,41 @@ def gateway(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     require_haproxy()
     directory = tmp_path_factory.mktemp("tokens")
     issuer = Issuer(request.param)
+    with servers() as ports, token_gateway(issuer, ports, directory, KEY) as proxy:
+        yield Gateway(proxy, issuer)
+
+
+@contextmanager
+def token_gateway(issuer: Issuer, ports: Ports, directory: Path, key: str) -> Iterator[Proxy]:
+    """Run a proxy that accepts tokens of an issuer. The subject `search-service` has the key."""
     issuer.write_public_key(directory / "jwt.pem")
-    (directory / "attnlens-keys.map").write_text(f"search-service {KEY}\n")
+    (directory / "attnlens-keys.map").write_text(f"search-service {key}\n")
     environment = {
         "ATTNLENS_JWT_KEY": str(directory / "jwt.pem"),
-        "ATTNLENS_JWT_ALG": request.param,
+        "ATTNLENS_JWT_ALG": issuer.algorithm,
         "ATTNLENS_JWT_ISS": ISSUER,
         "ATTNLENS_JWT_AUD": AUDIENCE,
     }
+    with haproxy(ports, None, directory / "haproxy.log", environment) as proxy:
+        yield proxy
+
+
+def test_server_counts_a_token_as_the_client_of_its_key(minilm_bundle: Path, tmp_path: Path) -> None:
+    require_haproxy()
+    issuer, ports = Issuer("ES256"), Ports(*free_ports(3))
+    key, line = new_key("search")
+    (tmp_path / "keys.txt").write_text(line)
+    options = [*ports.options, "--api-keys", str(tmp_path / "keys.txt")]
     with (
-        servers() as ports,
-        haproxy(ports, None, directory / "haproxy.log", environment) as proxy,
+        attnlens_server(minilm_bundle, "fp32", 0, tmp_path / "server.log", *options),
+        token_gateway(issuer, ports, tmp_path, key) as proxy,
     ):
-        yield Gateway(proxy, issuer)
+        with Client(proxy.address, api_key=issuer.token("search-service")) as client:
+            assert client.embed(["hello"]).shape == (1, 384)
+        with Client(proxy.address, api_key=key) as client, pytest.raises(UnauthenticatedError):
+            client.embed(["hello"])
+        metrics = urllib.request.urlopen(f"http://127.0.0.1:{ports.operations}/metrics").read().decode()
+    assert 'client="search"' in metrics
 
 
 def bearer(token: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The Kubernetes manifests, checked with strict schemas, and what they assume of the server."""
+"""The Kubernetes manifests, checked with strict schemas and compared with the server."""
 
 import subprocess
 import sys
@@ -28,6 +28,7 @@ def load(name: str) -> dict[str, Any]:
 DEPLOYMENT = load("deployment.yaml")
 POD = DEPLOYMENT["spec"]["template"]["spec"]
 [CONTAINER] = POD["containers"]
+VARIABLES = {each["name"]: each["value"] for each in CONTAINER["env"]}
 PORTS = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
 
 
@@ -71,11 +72,15 @@ def test_pod_runs_as_the_user_of_the_image_without_privileges() -> None:
 
 def test_variables_are_options_and_set_the_ports() -> None:
     fields = {f"ATTNLENS_SERVE_{name.upper()}" for name in ServerConfig.__dataclass_fields__}
-    variables = {each["name"]: each["value"] for each in CONTAINER["env"]}
-    assert set(variables) <= fields
+    assert set(VARIABLES) <= fields
     assert PORTS["grpc"] == CONFIG.port
-    assert PORTS["http"] == int(variables["ATTNLENS_SERVE_HTTP_PORT"])
-    assert PORTS["metrics"] == int(variables["ATTNLENS_SERVE_METRICS_PORT"])
+    assert PORTS["http"] == int(VARIABLES["ATTNLENS_SERVE_HTTP_PORT"])
+    assert PORTS["metrics"] == int(VARIABLES["ATTNLENS_SERVE_METRICS_PORT"])
+
+
+def test_memory_of_the_container_is_a_tenth_above_that_of_the_server() -> None:
+    limit = CONTAINER["resources"]["limits"]["memory"]
+    assert int(limit.removesuffix("Gi")) << 30 >= 1.1 * int(VARIABLES["ATTNLENS_SERVE_MAX_MEMORY_BYTES"])
 
 
 def test_service_policy_and_budget_select_the_pods() -> None:
