@@ -102,12 +102,13 @@ class Server:
 
     @contextmanager
     def full(self) -> Iterator[Callable[[], None]]:
-        """Exhaust the memory for calls, so that the server rejects requests. Yield a function that frees it.
+        """Exhaust this client's share of memory, so that the server rejects it. Yield a function that frees it.
 
         The memory is reserved by requests whose last byte is not sent.
         """
         address = urlsplit(self.url)
-        size = MAX_CALL_MEMORY_BYTES // 2 // HOLDERS  # twice the size of a body is reserved
+        # A client may hold two thirds of the memory. Twice the size of a body is reserved.
+        size = MAX_CALL_MEMORY_BYTES * 2 // 3 // 2 // HOLDERS
         head = f"POST /v1/embeddings HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: {size + 1}\r\n\r\n"
         with ExitStack() as holders:
 
@@ -119,7 +120,7 @@ class Server:
                 holder = socket.create_connection((address.hostname or "", address.port or 0), TIMEOUT_S)
                 holders.enter_context(holder)
                 holder.sendall(head.encode() + bytes(size))
-            self.wait_for_metric("attnlens_reserved_memory_bytes", MAX_CALL_MEMORY_BYTES)
+            self.wait_for_metric("attnlens_reserved_memory_bytes", 2 * size * HOLDERS)
             yield release
             release()
 
