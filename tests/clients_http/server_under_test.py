@@ -102,7 +102,7 @@ class Server:
 
     @contextmanager
     def full(self) -> Iterator[Callable[[], None]]:
-        """Exhaust this client's share of memory, so that the server rejects it. Yield a function that frees it.
+        """Take the share of memory of this address, so that it is rejected. Yield a function that frees it.
 
         The memory is reserved by requests whose last byte is not sent.
         """

@@ -32,10 +32,11 @@ async function waitForMetric(name, value) {
   assert.fail(`${name} is not ${value}`);
 }
 
-/** Call a function while unfinished requests hold all memory, so that the server rejects its requests. */
+/** Call a function while unfinished requests hold the share of memory of this address, so that the server rejects its requests. */
 async function whileFull(call) {
   const { hostname, port, host } = new URL(server.url);
-  const size = server.max_call_memory_bytes / 2 / server.holders; // twice the size of a body is reserved
+  // A client may hold two thirds of the memory. Twice the size of a body is reserved.
+  const size = Math.floor((server.max_call_memory_bytes * 2) / 3 / 2 / server.holders);
   const holders = Array.from({ length: server.holders }, () => {
     const holder = connect(Number(port), hostname);
     holder.on("error", () => {});
@@ -48,7 +49,7 @@ async function whileFull(call) {
     await waitForMetric("attnlens_reserved_memory_bytes", 0);
   };
   try {
-    await waitForMetric("attnlens_reserved_memory_bytes", server.max_call_memory_bytes);
+    await waitForMetric("attnlens_reserved_memory_bytes", 2 * size * server.holders);
     return await call(release);
   } finally {
     await release();
