@@ -13,7 +13,7 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1 import error_pb2, tensor_pb2
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_client import Client
-from typescript.conftest import MAX_TEXTS, Run, Server, opened_in, run_in_node
+from typescript.conftest import Run, Server, opened_in, run_in_node
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.extended
 
 TEXTS = ["A man is playing a guitar.", "", "Füße 東京 😀"]
-LONG = ["word " * 250] * MAX_TEXTS
+LONG = ["word " * 250] * 3
 QUERY = {"layers": [1], "reduction": {"top_k": {"k": 2}}}
 
 

@@ -250,6 +250,12 @@ class Calls:
         task.add_done_callback(on_done)
         return Call(context, lifetime, self._stall_timeout_s)
 
+    def _fail(self, call: Call, failure: errors.RequestError) -> CallStatus:
+        """Record the failure of a call. The frame of its handler must not keep it: that would be a cycle."""
+        call.record.fail(failure)
+        self._admission.num_refused += isinstance(failure, errors.OverloadedError)
+        return call_status(failure)
+
     async def wait_until_none(self) -> None:
         """Wait until no call is open."""
         await self._none.wait()
@@ -287,10 +293,7 @@ class Calls:
                 raise
             except BaseException as error:  # noqa: BLE001 - the outermost frame of a call
                 # The traceback of the exception would keep the frames of the call and their data alive.
-                failure = _request_error(error, name)
-                call.record.fail(failure)
-                self._admission.num_refused += isinstance(failure, errors.OverloadedError)
-                status = call_status(failure)
+                status = self._fail(call, _request_error(error, name))
                 client_reads = not isinstance(error, errors.SlowConsumerError)
                 traceback.clear_frames(error.__traceback__)
             else:
