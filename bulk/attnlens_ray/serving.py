@@ -49,9 +49,7 @@ class _Serialized:
 class _Call(LocalCall):
     """A call that Serve's gRPC proxy received. Runs in a task of its own, which owns its memory."""
 
-    def __init__(
-        self, name: str, handle: Handler, request: bytes, grpc_context: RayServegRPCContext
-    ) -> None:
+    def __init__(self, name: str, handle: Handler, request: bytes, grpc_context: RayServegRPCContext) -> None:
         self._context = grpc_context
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         start = Start(0, cast("Any", name), _Serialized(request), None)
@@ -117,7 +115,9 @@ class EncoderReplica:
 
 def _unary_method(name: str) -> Callable[..., Any]:
     async def method(self: EncoderReplica, request: bytes, grpc_context: RayServegRPCContext) -> _Serialized:
-        with suppress(CallError):  # Serve sends the status in the context, with trailers, if nothing is raised
+        with suppress(
+            CallError
+        ):  # Serve sends the status in the context, with trailers, if nothing is raised
             async for message in self._call(name, request, grpc_context).messages():
                 return _Serialized(message)
         return _Serialized(b"")
