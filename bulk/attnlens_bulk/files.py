@@ -184,7 +184,9 @@ def _dataset_paths(fs: Any, root: str) -> list[str]:  # noqa: ANN401 - fsspec ha
         return []
     state = json.loads(fs.cat_file(f"{root}/state.json"))
     if state.get("_indices_data_files"):
-        raise InputError(f"{root} has an index of selected rows: call flatten_indices() before save_to_disk()")
+        raise InputError(
+            f"{root} has an index of selected rows: call flatten_indices() before save_to_disk()"
+        )
     return [f"{root}/{entry['filename']}" for entry in state["_data_files"]]
 
 
@@ -192,9 +194,7 @@ def _input_file(fs: Any, path: str, input_format: InputFormat) -> InputFile:  # 
     if input_format not in get_args(InputFormat):
         raise ValueError(f"input format {input_format!r}: use one of {', '.join(get_args(InputFormat))}")
     info = fs.info(path)
-    return InputFile(
-        fs=fs, path=path, format=input_format, size_bytes=info["size"], modified=_modified(info)
-    )
+    return InputFile(fs=fs, path=path, format=input_format, size_bytes=info["size"], modified=_modified(info))
 
 
 def _modified(info: dict[str, Any]) -> str:

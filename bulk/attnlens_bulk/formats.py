@@ -25,7 +25,10 @@ _FLOAT_COMPRESSION = 1  # level of zstd: vectors hardly compress
 
 
 def encode_part(
-    output_format: OutputFormat, columns: Any, vectors: npt.NDArray[Any], metadata: Mapping[str, Any]  # noqa: ANN401
+    output_format: OutputFormat,
+    columns: Any,  # noqa: ANN401 - pyarrow has no types
+    vectors: npt.NDArray[Any],
+    metadata: Mapping[str, Any],
 ) -> memoryview:
     """Return the content of a part file.
 

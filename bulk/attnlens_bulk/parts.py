@@ -31,7 +31,7 @@ class Part:
         text_of_row: Index in `texts` for each row of the part, -1 for an invalid row.
         problems: Reason for each invalid row, by its index in the part.
         origins: Index of the first row, file, and its number in the file, for each block of rows.
-        fraction: Fraction of the input that ends with this part.
+        fractions: Fractions of the input at which the part begins and ends, approximately.
         vectors: Embeddings of `texts`. None until the first batch arrives.
         num_missing: Number of texts without embedding.
     """
@@ -42,7 +42,7 @@ class Part:
     text_of_row: npt.NDArray[np.int64]
     problems: dict[int, str]
     origins: list[tuple[int, InputFile, int]]
-    fraction: float
+    fractions: tuple[float, float]
     vectors: npt.NDArray[Any] | None = None
     num_missing: int = field(init=False)
 
@@ -77,8 +77,8 @@ class Part:
         """Raise RowError if a row is invalid."""
         for _, entry in self.rejected():
             raise RowError(
-                f"row {entry['file_row']} of {entry['file']} is invalid: {entry['reason']}. Correct it, or skip "
-                "such rows and report them (bad rows: skip)"
+                f"row {entry['file_row']} of {entry['file']}: {entry['reason']}. Correct it, or skip bad "
+                "rows, which a file then reports"
             )
 
     def report(self) -> bytes:
@@ -107,7 +107,7 @@ def make_part(
     text_columns: Sequence[str],
     kept: dict[str, str],
     max_text_bytes: int,
-    fraction: float,
+    fractions: tuple[float, float],
 ) -> Part:
     """Return the part of these rows.
 
@@ -119,7 +119,7 @@ def make_part(
         text_columns: Columns that are joined by a line break to one text. Null is omitted.
         kept: Names of kept columns in the output by their name in the input.
         max_text_bytes: Maximum size of a text. 0 means no limit.
-        fraction: See `Part`.
+        fractions: See `Part`.
     """
     table, problems = rows.table, dict(rows.problems)
     columns = [table[name].to_pylist() for name in text_columns]
@@ -145,4 +145,4 @@ def make_part(
         text_of_row[distinct[text]] = number
     numbers = pa.array(np.arange(first_row, first_row + table.num_rows, dtype=np.int64))
     output = {ROW: numbers} | {output: table[name] for name, output in kept.items()}
-    return Part(index, pa.table(output), ordered, text_of_row, problems, origins, fraction)
+    return Part(index, pa.table(output), ordered, text_of_row, problems, origins, fractions)

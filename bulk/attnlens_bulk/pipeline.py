@@ -7,10 +7,10 @@ One thread feeds. Each worker has one call in flight. The number of parts in mem
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from attnlens_client.client import BlockingMethods
 MAX_PARTS = 3
 """Parts in memory: one that is read, one that is computed, and one that is written."""
 _QUEUED_BATCHES = 2  # per worker
+_PROGRESS_INTERVAL_S = 0.5
 _OTHER_MODEL_MAY_SUCCEED = (DeadlineExceededError, OverloadedError, UnavailableError)
 
 
@@ -33,11 +34,21 @@ class _Batch(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """Numbers of computed texts and tokens, and of rows that they belong to."""
+    """Computed texts.
+
+    Attributes:
+        texts: Number of texts.
+        tokens: Number of their tokens.
+        truncated: Number of texts that were too long.
+        work: Fraction of the input that was computed.
+        position: Fraction of the input up to the latest text.
+    """
 
     texts: int = 0
     tokens: int = 0
     truncated: int = 0
+    work: float = 0.0
+    position: float = 0.0
 
 
 def identity(result: Embeddings) -> dict[str, str]:
@@ -70,8 +81,8 @@ class Pipeline:
 
         Args:
             models: Clients or local models.
-            options: Arguments of `embed_with_usage`. Texts that exceed the model's maximum are rejected unless
-                `truncate` is set.
+            options: Arguments of `embed_with_usage`. Unless `truncate` is set, texts that exceed the
+                model's maximum are rejected.
             like: Embeddings whose model, data type and size all others must have.
             batch_size: Number of texts per call.
             in_flight: Number of concurrent calls per model.
@@ -93,19 +104,25 @@ class Pipeline:
         self._is_stopped = False
 
     @contextmanager
-    def run(self, parts: Iterable[Part]) -> Iterator[Iterator[Part]]:
-        """Start, and return an iterator of finished parts. The end of the block stops all threads.
+    def run(self, parts: Iterable[Part]) -> Iterator[Iterator[Part | None]]:
+        """Start, and return an iterator of finished parts, with None in between to report progress.
 
-        The iterator raises the error of `parts` after all parts that were read before, and the error of the
-        models when no model can continue.
+        The end of the block stops all threads. The iterator raises the error of `parts` after the parts that
+        were read before it, and an error of the models if no model can continue.
         """
         threads = [threading.Thread(target=self._feed, args=(parts,), name="bulk-feed", daemon=True)]
-        for model in self._models:
-            threads.append(threading.Thread(target=self._work, args=(model,), name="bulk-call", daemon=True))
+        threads += [
+            threading.Thread(target=self._work, args=(model,), name="bulk-call", daemon=True)
+            for model in self._models
+        ]
         for thread in threads:
             thread.start()
+        is_interrupted = False
         try:
             yield self._results()
+        except KeyboardInterrupt:
+            is_interrupted = True  # calls may take long, and the threads end after them
+            raise
         finally:
             with self._changed:
                 self._is_stopped = True
@@ -113,14 +130,22 @@ class Pipeline:
                 self._changed.notify_all()
             self._free_parts.release(MAX_PARTS)
             for thread in threads:
-                thread.join()
+                if not is_interrupted:
+                    thread.join()
 
     def release(self) -> None:
         """Report that a part was written, so that another one can be read."""
         self._free_parts.release()
 
-    def _results(self) -> Iterator[Part]:
-        while (finished := self._finished.get()) is not None:
+    def _results(self) -> Iterator[Part | None]:
+        while True:
+            try:
+                finished = self._finished.get(timeout=_PROGRESS_INTERVAL_S)
+            except Empty:
+                yield None
+                continue
+            if finished is None:
+                return
             if isinstance(finished, BaseException):
                 raise finished
             yield finished
@@ -205,8 +230,8 @@ class Pipeline:
         for name, value in expected.items():
             if actual[name] != value:
                 raise ResumeError(
-                    f"the model's {name} changed from {value!r} to {actual[name]!r} during the run: start the "
-                    "previous model and repeat the command, or start a new run"
+                    f"the model's {name} changed from {value!r} to {actual[name]!r}: restart the previous "
+                    "model and repeat the command, or start a new run"
                 )
 
     def _store(self, batch: _Batch, result: Embeddings) -> None:
@@ -224,6 +249,9 @@ class Pipeline:
             self.tally.tokens += sum(usage.num_tokens for usage in result.usages)
             self.tally.truncated += sum(usage.truncated for usage in result.usages)
             part.num_missing -= len(texts)
+            begin, end = part.fractions
+            self.tally.work += (end - begin) * len(texts) / len(part.texts)
+            self.tally.position = end - (end - begin) * part.num_missing / len(part.texts)
             self._num_running -= 1
             if part.num_missing == 0:
                 self._finished.put(part)

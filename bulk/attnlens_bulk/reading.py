@@ -77,11 +77,13 @@ class TextReader(Reader):
         self._records = self._read_records(content)
 
     def skip(self, num_rows: int) -> int:
+        """See `Reader`."""
         count = sum(1 for _ in islice(self._records, num_rows))
         self._update_fraction(count < num_rows)
         return count
 
     def read(self, num_rows: int) -> Rows | None:
+        """See `Reader`."""
         records = list(islice(self._records, min(num_rows, BLOCK_ROWS)))
         self._update_fraction(not records)
         if not records:
@@ -163,12 +165,14 @@ class ArrowReader(Reader):
         self._rest: Any = None  # unread rows of the current batch
 
     def skip(self, num_rows: int) -> int:
+        """See `Reader`."""
         count = 0
         while count < num_rows and (batch := self._next(num_rows - count)) is not None:
             count += batch.num_rows
         return count
 
     def read(self, num_rows: int) -> Rows | None:
+        """See `Reader`."""
         batch = self._next(num_rows)
         return None if batch is None else Rows(pa.Table.from_batches([batch]).select(self._columns))
 
@@ -200,6 +204,7 @@ class ParquetReader(Reader):
         self._rest: Any = None
 
     def skip(self, num_rows: int) -> int:
+        """See `Reader`."""
         target = min(self._position + num_rows, self._ends[-1])
         count = target - self._position
         while self._tables is not None and self._position < min(target, self._group_end()):
@@ -210,6 +215,7 @@ class ParquetReader(Reader):
         return count
 
     def read(self, num_rows: int) -> Rows | None:
+        """See `Reader`."""
         if self._position >= self._ends[-1]:
             self.fraction = 1.0
             return None
@@ -399,7 +405,9 @@ class _failures_explained:  # noqa: N801 - used like a function
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError | EOFError | pa.ArrowException | csv.Error | lzma.LZMAError | zlib.error):
+        if isinstance(
+            error, OSError | EOFError | pa.ArrowException | csv.Error | lzma.LZMAError | zlib.error
+        ):
             reason = str(error).partition("\n")[0].rstrip(".")
             raise InputError(
                 f"{self._file.name} cannot be read: {reason}. Repair the file, and repeat the command, which "

@@ -24,6 +24,7 @@ RUN_FILE = "run.json"
 PARTS = "parts"
 """Directory of the part files, which contains nothing else, so that it can be opened as a data set."""
 DEFAULT_ROWS_PER_PART = 32_768
+SECONDS_BEFORE_ESTIMATE = 5.0
 SAMPLE_FILES, SAMPLE_ROWS = 4, 256
 """Number of files that an estimate reads, and of rows of each that it computes."""
 
@@ -106,12 +107,14 @@ class Progress:
     """State of a running run.
 
     Attributes:
-        texts: Number of computed texts.
-        position: Fraction of the input up to the last finished part, approximately.
+        texts: Number of texts that this call has computed.
+        elapsed_s: Time since the start in seconds.
+        position: Fraction of the input that is done, approximately.
         remaining_s: Estimated remaining time in seconds. None if it is unknown.
     """
 
     texts: int
+    elapsed_s: float
     position: float
     remaining_s: float | None
 
@@ -126,6 +129,7 @@ class Report:
         num_written: Number of parts that this call has written. The others existed.
         num_rejected: Number of invalid rows in the parts of this shard.
         tally: Texts and tokens that this call has computed.
+        elapsed_s: Duration of this call in seconds.
     """
 
     num_rows: int
@@ -133,6 +137,7 @@ class Report:
     num_written: int
     num_rejected: int
     tally: Tally
+    elapsed_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +182,7 @@ def embed_files(
         output: Path or fsspec URL of a directory.
         models: Local models or clients that serve the same model. Their calls run concurrently.
         options: Options. If None, the defaults.
-        progress: Called after each part and about once per second.
+        progress: Called after each part and about twice per second.
 
     Raises:
         ValueError: An option is invalid.
@@ -248,7 +253,7 @@ class _Run:
             model.embed(warm_up, **self._embedding | {"truncate": True})
         start = time.perf_counter()
         with self._pipeline().run(parts) as finished:
-            output_bytes = sum(len(self._encoded(part)) for part in finished)
+            output_bytes = sum(len(self._encoded(part)) for part in finished if part is not None)
         elapsed_s = time.perf_counter() - start
         num_rows = round(num_read_rows / fraction) if 0 < fraction < 1 else num_read_rows
         scale = num_rows / max(1, num_sample_rows) / options.shard[1]
@@ -274,16 +279,14 @@ class _Run:
 
     def _compared_models(self) -> Embeddings:
         """Return an embedding of the first model. All models must be the same."""
-        first: Embeddings | None = None
-        for model in self._models:
+        first = self._models[0].embed_with_usage(["a"], **self._embedding)
+        for model in self._models[1:]:
             result = model.embed_with_usage(["a"], **self._embedding)
-            first = first or result
             if identity(result) != identity(first):
                 raise BulkError(
                     f"{model!r} differs from {self._models[0]!r}: {identity(result)}, not {identity(first)}. "
                     "Use servers with the same model, engine and precision"
                 )
-        assert first is not None
         return first
 
     def _text_limit(self) -> int:
@@ -325,7 +328,8 @@ class _Run:
             return
         if self._parts_storage.names():
             raise ResumeError(
-                f"{self._parts_storage.name} contains files, but no {RUN_FILE}: use another directory, or delete them"
+                f"{self._parts_storage.name} contains files, but {self._storage.name} has no {RUN_FILE}: use "
+                "another directory, or delete them"
             )
         self._storage.commit(RUN_FILE, (json.dumps(expected, ensure_ascii=False, indent=1) + "\n").encode())
 
@@ -336,18 +340,32 @@ class _Run:
         num_existing = sum(self._is_own(name) for name in done)
         pipeline = self._pipeline()
         num_written = 0
-        clock = _Clock(pipeline.tally, self._options.shard[1])
+        start = time.monotonic()
         with pipeline.run(self._parts(rows, done)) as finished:
             for part in finished:
-                self._write(part)
-                num_written += 1
-                pipeline.release()
+                if part is not None:
+                    self._write(part)
+                    num_written += 1
+                    pipeline.release()
                 if progress is not None:
-                    progress(clock.progress(part.fraction))
+                    progress(self._progress(pipeline.tally, time.monotonic() - start))
         num_rejected = self._num_rejected()
-        report = Report(rows.position, num_existing + num_written, num_written, num_rejected, pipeline.tally)
+        report = Report(
+            num_rows=rows.position,
+            num_parts=num_existing + num_written,
+            num_written=num_written,
+            num_rejected=num_rejected,
+            tally=pipeline.tally,
+            elapsed_s=time.monotonic() - start,
+        )
         self._write_summary(report)
         return report
+
+    def _progress(self, tally: Tally, elapsed_s: float) -> Progress:
+        left = (1 - tally.position) / self._options.shard[1]
+        is_known = tally.work > 0 and elapsed_s >= SECONDS_BEFORE_ESTIMATE
+        remaining_s = elapsed_s * left / tally.work if is_known else None
+        return Progress(tally.texts, elapsed_s, tally.position, remaining_s)
 
     def _pipeline(self) -> Pipeline:
         options = self._options
@@ -377,8 +395,9 @@ class _Run:
             index += 1
 
     def _read_part(self, rows: RowSequence, index: int, start: int, size: int) -> Part:
+        before = rows.fraction
         read, origins = rows.read(size)
-        return self._part(read, origins, index, start, rows.fraction)
+        return self._part(read, origins, index, start, (before, rows.fraction))
 
     def _read_sample(self, rows: RowSequence) -> Part:
         """Return evenly spaced rows from the beginning of a file."""
@@ -386,10 +405,15 @@ class _Run:
         step = max(1, read.table.num_rows // SAMPLE_ROWS)
         selected = np.arange(0, read.table.num_rows, step)
         problems = {index // step: reason for index, reason in read.problems.items() if index % step == 0}
-        return self._part(Rows(read.table.take(pa.array(selected)), problems), origins, 0, 0, rows.fraction)
+        return self._part(Rows(read.table.take(pa.array(selected)), problems), origins, 0, 0, (0.0, 1.0))
 
     def _part(
-        self, rows: Rows, origins: list[tuple[int, InputFile, int]], index: int, start: int, fraction: float
+        self,
+        rows: Rows,
+        origins: list[tuple[int, InputFile, int]],
+        index: int,
+        start: int,
+        fractions: tuple[float, float],
     ) -> Part:
         part = make_part(
             index,
@@ -399,7 +423,7 @@ class _Run:
             text_columns=self._options.text_columns,
             kept=self._options.kept,
             max_text_bytes=self._max_text_bytes,
-            fraction=fraction,
+            fractions=fractions,
         )
         if not self._options.skip_bad_rows:
             part.check_rows()
@@ -451,26 +475,6 @@ class _Run:
         self._storage.commit(f"complete-{index}-of-{count}.json", (json.dumps(content) + "\n").encode())
 
 
-class _Clock:
-    """Estimates the remaining time from the finished parts of this call."""
-
-    def __init__(self, tally: Tally, num_shards: int) -> None:
-        self._tally = tally
-        self._num_shards = num_shards
-        self._start = time.monotonic()
-        self._first: float | None = None
-
-    def progress(self, position: float) -> Progress:
-        """Return the state after a part that ends at `position`."""
-        now = time.monotonic()
-        remaining_s = None
-        if self._first is not None and position > self._first:
-            remaining_s = (now - self._first_at) * (1 - position) / (position - self._first)
-        elif self._first is None:
-            self._first, self._first_at = position, now
-        return Progress(self._tally.texts, position, remaining_s)
-
-
 def _report_name(index: int) -> str:
     return f"rejected-{index:06d}.jsonl"
 
@@ -507,7 +511,9 @@ def _check_same(found: dict[str, Any], expected: dict[str, Any], output: str) ->
 def _check_same_file(name: str, before: dict[str, Any], now: dict[str, Any], remedy: str) -> None:
     for key in ("format", "size_bytes", "sha256"):
         if before[key] != now[key]:
-            raise ResumeError(f"the input {name} has changed: its {key} was {before[key]}, now {now[key]}: {remedy}")
+            raise ResumeError(
+                f"the input {name} has changed: its {key} was {before[key]}, now {now[key]}: {remedy}"
+            )
     if before["sha256_of"] != "content" and before["modified"] != now["modified"]:
         raise ResumeError(
             f"the input {name} may have changed: its time of change was {before['modified']}, now "

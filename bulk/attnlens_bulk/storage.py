@@ -124,8 +124,8 @@ class Storage:
                 remedy = "check its permissions"
             reason = error.strerror or str(error)
             raise OutputError(
-                f"{self.name} cannot be {verb}: {reason}. {remedy.capitalize()} and repeat the command, which "
-                "continues after the finished parts"
+                f"{self.name} cannot be {verb}: {reason}. {remedy.capitalize()} and repeat the command, "
+                "which continues after the finished parts"
             ) from error
 
 
