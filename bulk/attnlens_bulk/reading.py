@@ -5,7 +5,6 @@ reported as a problem.
 """
 
 import csv
-import io
 import json
 import lzma
 import sys
@@ -106,16 +105,13 @@ class TextReader(Reader):
 
     def _csv_records(self, content: Any) -> Iterator[Any]:  # noqa: ANN401 - any binary file
         csv.field_size_limit(sys.maxsize)  # the default of 128 KiB applies to the whole process
-        text = io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape", newline="")
-        records = csv.reader(text, delimiter="\t" if self._file.format == "tsv" else ",")
+        lines = (line.decode("utf-8", "surrogateescape").removeprefix("\ufeff") for line in content)
+        records = csv.reader(lines, delimiter="\t" if self._file.format == "tsv" else ",")
         header = next(records, [])
         _check_columns(self._file, self._columns, header)
-        try:
-            for record in records:
-                if record:  # not a blank line
-                    yield header, record
-        finally:
-            text.detach()  # the caller closes the file
+        for record in records:
+            if record:  # not a blank line
+                yield header, record
 
     def _parse(self, record: Any, problems: dict[int, str], index: int) -> Mapping[str, Any]:  # noqa: ANN401
         try:
