@@ -29,6 +29,9 @@ SAMPLE_FILES, SAMPLE_ROWS = 4, 256
 """Number of files that an estimate reads, and of rows of each that it computes."""
 
 
+_OTHERWISE_RECORDED = {"model", "ranges"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """Options of a run.
@@ -98,7 +101,11 @@ class RunOptions:
             "keep": list(self.keep),
             "output_format": self.output_format,
             "rows_per_part": self.rows_per_part,
-            **{name: value for name, value in sorted(self.embedding.items()) if name != "model"},
+            **{
+                name: self.embedding[name]
+                for name in sorted(self.embedding)
+                if name not in _OTHERWISE_RECORDED
+            },
         }
 
 

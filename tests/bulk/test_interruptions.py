@@ -18,35 +18,40 @@ from attnlens_server.in_process import Local
 from served import ServerProcess
 
 OPTIONS = RunOptions(rows_per_part=8, keep=("number",), batch_size=4, in_flight=3)
-NUM_ROWS = 320
+NUM_PARTS = 24
+NUM_ROWS = 8 * NUM_PARTS
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     chance = random.Random(1)
-    texts = [f"Text {chance.randrange(250)} " + "and more " * chance.randrange(12) for _ in range(NUM_ROWS)]
+    texts = [f"Text {chance.randrange(150)} " + "and more " * chance.randrange(5) for _ in range(NUM_ROWS)]
     path = tmp_path / "texts.parquet"
     pq.write_table(pa.table({"text": texts, "number": range(NUM_ROWS)}), path, row_group_size=50)
     return path
 
 
 def _kill_repeatedly(source: Path, output: Path, target: Path | str, num_kills: int) -> int:
-    """Kill runs at random moments until there were `num_kills`, then complete the run.
-
-    Returns the number of kills after which parts were missing.
-    """
+    """Kill runs at random moments, then complete the run. Return how many kills have interrupted a run."""
     chance, during = random.Random(2), 0
     for _ in range(num_kills):
         process, receiving = bulk_runs.start_run(source, output, target, OPTIONS)
         assert receiving.recv() == "ready"
-        time.sleep(chance.uniform(0, 0.06))
+        num_parts = _num_parts(output) + chance.randrange(2)  # a run loses the parts that it computes
+        while _num_parts(output) < num_parts and process.is_alive():
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0, 0.02))
         process.kill()
         process.join()
-        during += 0 < len(list(output.glob("parts/part-*"))) < NUM_ROWS // OPTIONS.rows_per_part
+        during += _num_parts(output) < NUM_PARTS
     process, receiving = bulk_runs.start_run(source, output, target, OPTIONS)
     assert [receiving.recv(), receiving.recv()] == ["ready", "done"]
     process.join()
     return during
+
+
+def _num_parts(output: Path) -> int:
+    return len(list(output.glob("parts/part-*")))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +62,7 @@ def test_killed_runs_have_the_bytes_of_an_uninterrupted_one(
 ) -> None:
     embed_files([str(source)], str(tmp_path / "whole"), [model], OPTIONS)
     during = _kill_repeatedly(source, tmp_path / "killed", minilm_bundle, num_kills)
-    assert during >= num_kills // 3  # the kills have interrupted runs
+    assert during >= num_kills // 2
     assert bulk_runs.contents(tmp_path / "killed") == bulk_runs.contents(tmp_path / "whole")
 
 
@@ -65,7 +70,7 @@ def test_killed_runs_through_a_server_have_the_same_rows_in_order(
     source: Path, tmp_path: Path, model: Local, minilm_server: ServerProcess
 ) -> None:
     embed_files([str(source)], str(tmp_path / "whole"), [model], OPTIONS)
-    assert _kill_repeatedly(source, tmp_path / "killed", minilm_server.address, 6) > 0
+    assert _kill_repeatedly(source, tmp_path / "killed", minilm_server.address, 3) > 0
     killed, whole = (pq.read_table(tmp_path / name / "parts") for name in ("killed", "whole"))
     assert killed.drop_columns("embedding").equals(whole.drop_columns("embedding"))
     assert killed["row"].to_pylist() == list(range(NUM_ROWS))
@@ -78,7 +83,7 @@ def test_files_over_the_size_limit_are_refused_and_the_run_continues(
 ) -> None:
     output = tmp_path / "limited"
     embed_files([str(source)], str(tmp_path / "whole"), [model], OPTIONS)
-    process, receiving = bulk_runs.start_run(source, output, minilm_bundle, OPTIONS, max_file_bytes=9_000)
+    process, receiving = bulk_runs.start_run(source, output, minilm_bundle, OPTIONS, max_file_bytes=10_000)
     assert receiving.recv() == "ready"
     message = receiving.recv()
     process.join()
@@ -93,13 +98,13 @@ def test_full_disk_keeps_finished_parts(source: Path, tmp_path: Path, model: Loc
     embed_files([str(source)], str(tmp_path / "whole"), [model], OPTIONS)
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", disk], check=False).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=120k", "tmpfs", disk], check=False).returncode:
         pytest.skip("this environment does not permit mounts")
     try:
         with pytest.raises(OutputError, match=r"cannot be written: No space left on device. Free some space"):
             embed_files([str(source)], str(disk / "run"), [model], OPTIONS)
         kept = bulk_runs.contents(disk / "run")
-        assert 0 < sum(name.startswith("parts/") for name in kept) < NUM_ROWS // OPTIONS.rows_per_part
+        assert 0 < sum(name.startswith("parts/") for name in kept) < NUM_PARTS
         subprocess.run(["mount", "-o", "remount,size=10m", disk], check=True)
         report = embed_files([str(source)], str(disk / "run"), [model], OPTIONS)
         assert report.num_written < report.num_parts
