@@ -16,10 +16,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -27,7 +26,6 @@ from bench.workloads import DATA
 
 THREADS = 2
 BATCH_SIZES = (32, 128)  # of sentence-transformers, whose default is 32
-MEMORY_INTERVAL_S = 1.0
 
 
 def main() -> None:
@@ -51,12 +49,20 @@ def main() -> None:
         for _ in range(arguments.rounds):
             for name in names:
                 results[name].append(_run(name, file))
-    print("| program | texts/s, median | all rounds | RSS after 10 %, MiB | at the end, MiB |\n|---|---|---|---|---|")
+    print(
+        "| program | texts/s | per CPU second | RSS after 10 %, MiB | at the end, MiB |\n|---|---|---|---|---|"
+    )
     for name, rounds in results.items():
-        rates = [result["texts_per_s"] for result in rounds]
-        memory = [f"{rounds[-1][key]:.0f}" if key in rounds[-1] else "" for key in ("rss_early", "rss_end")]
-        shown = ", ".join(f"{rate:.0f}" for rate in rates)
-        print(f"| {name} | {statistics.median(rates):.0f} | {shown} | {memory[0]} | {memory[1]} |")
+        cells = [_cell(rounds, key) for key in ("texts_per_s", "texts_per_cpu_s", "rss_early", "rss_end")]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+def _cell(rounds: list[dict[str, float]], key: str) -> str:
+    """Return the median, and all rounds in parentheses."""
+    values = [result[key] for result in rounds if key in result]
+    return (
+        f"{statistics.median(values):.0f} ({', '.join(f'{value:.0f}' for value in values)})" if values else ""
+    )
 
 
 def sentences(number: int) -> list[str]:
@@ -86,16 +92,18 @@ def _engine(arguments: argparse.Namespace) -> dict[str, float]:
     bundle = open_bundle(arguments.bundle, "fp32")
     with arguments.file.open(encoding="utf-8") as file:
         workload = read_workload(bundle, (line.rstrip("\n") for line in file), str(arguments.file))
-    with running(bundle, config) as engine:
+    with running(bundle, config) as engine, _Timer() as timer:
+        lanes = engine.lanes[bundle.model.main_kind]
         tokens_per_s = measure_throughput(
-            engine.lanes[bundle.model.main_kind],
+            lanes,
             workload,
             main_output(bundle),
             num_lanes=engine.num_lanes,
             num_in_flight=1024,
             seconds=min(60.0, arguments.texts / 1000),
         )
-    return {"texts_per_s": tokens_per_s / workload.mean_tokens}
+        num_texts = lanes.num_live_tokens / workload.mean_tokens
+    return timer.rates(num_texts) | {"texts_per_s": tokens_per_s / workload.mean_tokens}
 
 
 def _bulk(arguments: argparse.Namespace) -> dict[str, float]:
@@ -112,11 +120,10 @@ def _bulk(arguments: argparse.Namespace) -> dict[str, float]:
         attnlens_server.local(arguments.bundle, threads=THREADS, engine=arguments.engine) as model,
     ):
         model.embed(["warm-up"])
-        start = time.perf_counter()
-        report = embed_files([str(arguments.file)], f"{output}/run/", [model], progress=sample)
-        rate = report.num_rows / (time.perf_counter() - start)
+        with _Timer() as timer:
+            report = embed_files([str(arguments.file)], f"{output}/run/", [model], progress=sample)
     early = next(rss for position, rss in samples if position >= 0.1)
-    return {"texts_per_s": rate, "rss_early": early, "rss_end": samples[-1][1]}
+    return timer.rates(report.num_rows) | {"rss_early": early, "rss_end": samples[-1][1]}
 
 
 def _sentence_transformers(arguments: argparse.Namespace, batch_size: int) -> dict[str, float]:
@@ -126,12 +133,26 @@ def _sentence_transformers(arguments: argparse.Namespace, batch_size: int) -> di
     torch.set_num_threads(THREADS)
     model = SentenceTransformer(str(arguments.checkpoint), device="cpu")
     model.encode(["warm-up"])
-    start = time.perf_counter()
-    texts = arguments.file.read_text(encoding="utf-8").splitlines()
-    vectors = model.encode(texts, batch_size=batch_size, normalize_embeddings=True)
-    with tempfile.TemporaryDirectory() as output:
+    with tempfile.TemporaryDirectory() as output, _Timer() as timer:
+        texts = arguments.file.read_text(encoding="utf-8").splitlines()
+        vectors = model.encode(texts, batch_size=batch_size, normalize_embeddings=True)
         np.save(Path(output, "vectors.npy"), vectors)
-    return {"texts_per_s": len(texts) / (time.perf_counter() - start)}
+    return timer.rates(len(texts))
+
+
+class _Timer:
+    """Wall time and CPU time of a block. CPU time depends less on other programs of the machine."""
+
+    def __enter__(self) -> Self:
+        self._start = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wall_s = time.perf_counter() - self._start[0]
+        self.cpu_s = time.process_time() - self._start[1]
+
+    def rates(self, num_texts: float) -> dict[str, float]:
+        return {"texts_per_s": num_texts / self.wall_s, "texts_per_cpu_s": num_texts / self.cpu_s}
 
 
 def _rss_mib() -> float:
