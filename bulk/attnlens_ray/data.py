@@ -70,11 +70,11 @@ def embed(
 ) -> Dataset:
     """Append the vectors of a text column to a dataset.
 
-    Each worker is an actor with its own model. If a worker dies, Ray starts another one and repeats its tasks.
-    Leave at least one CPU of the cluster to the tasks that read and write, or the job waits forever.
+    Each worker is an actor with its own model. If it dies, Ray starts another one and repeats its tasks. Leave
+    at least one CPU of the cluster to the tasks that read and write, or the job waits forever.
 
-    `write_parquet` writes each row exactly once: a repeated task replaces its file. With `mode="overwrite"`, a
-    repeated job replaces all files. Rows are in no particular order.
+    `write_parquet` writes each row exactly once: a repeated task replaces its file. With
+    `SaveMode.OVERWRITE`, a repeated job replaces all files. Rows are in no particular order.
 
     Args:
         dataset: Dataset with a text column.
@@ -90,7 +90,7 @@ def embed(
         settings: Arguments of `attnlens_server.local`, such as `precision`.
 
     >>> vectors = embed(ray.data.read_parquet("texts"), "bundles/minilm", workers=4)
-    >>> vectors.write_parquet("vectors", mode="overwrite")
+    >>> vectors.write_parquet("vectors", mode=SaveMode.OVERWRITE)
     """
     low, high = workers if isinstance(workers, tuple) else (workers, workers)
     settings.setdefault("threads", num_cpus)

@@ -140,7 +140,7 @@ for _method in DESCRIPTOR.methods:
     _make = _stream_method if _method.server_streaming else _unary_method
     setattr(EncoderReplica, _method.name, _make(_method.name))
 
-_Deployment = serve.deployment(serve.ingress()(EncoderReplica))
+_Deployment = serve.deployment()(serve.ingress()(EncoderReplica))
 
 
 def application(

@@ -88,6 +88,7 @@ def test_each_row_is_written_once_though_a_worker_and_a_writer_are_killed(
     import pyarrow as pa  # noqa: PLC0415 - only where Ray is installed
     import pyarrow.parquet as pq  # noqa: PLC0415
     import ray  # noqa: PLC0415
+    from ray.data import SaveMode  # noqa: PLC0415
 
     from attnlens_ray import embed  # noqa: PLC0415
 
@@ -107,7 +108,7 @@ def test_each_row_is_written_once_though_a_worker_and_a_writer_are_killed(
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     vectors = embed(ray.data.from_arrow(table), minilm_bundle, workers=4, rows_per_task=ROWS_PER_TASK)
-    vectors.write_parquet(str(output), mode="overwrite", filesystem=killing_filesystem(marker))
+    vectors.write_parquet(str(output), mode=SaveMode.OVERWRITE, filesystem=killing_filesystem(marker))
 
     assert written_at_kill[0] < ROWS // ROWS_PER_TASK == len(list(output.iterdir()))
     result = pq.read_table(output).sort_by("id")
@@ -185,9 +186,9 @@ def status(port: int, method: str, request: bytes, key: str = KEY) -> tuple[Any,
         is_stream = method == "EncodeStream"
         kind = channel.unary_stream if is_stream else channel.unary_unary
         call: Any = kind(f"/attnlens.v1.EncoderService/{method}")
+        options: Any = {"timeout": 60, "metadata": (("authorization", f"Bearer {key}"),)}
         with pytest.raises(grpc.RpcError) as failure:
-            reply = call(request, timeout=60, metadata=(("authorization", f"Bearer {key}"),))
-            list(reply)
+            list(call(request, **options))
     error: Any = failure.value
     trailers = {} if is_stream else dict(error.trailing_metadata())
     details = ErrorDetails.FromString(trailers.get("attnlens-error-bin", b""))
