@@ -1,11 +1,12 @@
 """Ray Data and Ray Serve on a local cluster: each row once, answers and errors of a server.
 
-docs/scaling.md shows the same calls.
+The Python code and the Serve config file are those of docs/scaling.md.
 """
 
 import hashlib
 import http.client
 import os
+import pkgutil
 import signal
 import socket
 import sys
@@ -18,11 +19,13 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import yaml
 
 import attnlens_server
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.error_pb2 import ErrorDetails
 from attnlens_client import Client, InputTooLongError
+from pages.blocks import blocks_of
 from served import ServerProcess
 
 pytestmark = [
@@ -87,15 +90,12 @@ def test_each_row_is_written_once_though_a_worker_and_a_writer_are_killed(
 ) -> None:
     import pyarrow as pa  # noqa: PLC0415 - only where Ray is installed
     import pyarrow.parquet as pq  # noqa: PLC0415
-    import ray  # noqa: PLC0415
-    from ray.data import SaveMode  # noqa: PLC0415
-
-    from attnlens_ray import embed  # noqa: PLC0415
 
     texts = [f"text {row} " + "word " * (row % 40) for row in range(ROWS)]
     table = pa.table(
         {"id": range(ROWS), "text": [text if row != 7 else None for row, text in enumerate(texts)]}
     )
+    pq.write_table(table, tmp_path / "texts.parquet")
     output, marker = tmp_path / "vectors", tmp_path / "killed"
     written_at_kill: list[int] = []
 
@@ -107,8 +107,18 @@ def test_each_row_is_written_once_though_a_worker_and_a_writer_are_killed(
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    vectors = embed(ray.data.from_arrow(table), minilm_bundle, workers=4, rows_per_task=ROWS_PER_TASK)
-    vectors.write_parquet(str(output), mode=SaveMode.OVERWRITE, filesystem=killing_filesystem(marker))
+    [code] = [block.code for block in blocks_of("docs/scaling.md") if block.form == "python"]
+    changes = {
+        "/data/texts": str(tmp_path / "texts.parquet"),
+        "/data/vectors": str(output),
+        "/models/minilm": str(minilm_bundle),
+        "=4096": f"={ROWS_PER_TASK}",
+        "SaveMode.OVERWRITE": "SaveMode.OVERWRITE, filesystem=filesystem",
+    }
+    for shown, used in changes.items():
+        assert shown in code
+        code = code.replace(shown, used)
+    exec(code, {"filesystem": killing_filesystem(marker)})
 
     assert written_at_kill[0] < ROWS // ROWS_PER_TASK == len(list(output.iterdir()))
     result = pq.read_table(output).sort_by("id")
@@ -138,19 +148,24 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def serve_ports(cluster: None, minilm_bundle: Path, keys: Path) -> Iterator[tuple[int, int]]:
-    """Serve two replicas. Return the ports for gRPC and HTTP."""
+    """Serve two replicas with the config file of the page. Return the ports for gRPC and HTTP."""
     del cluster
     from ray import serve  # noqa: PLC0415
+    from ray.serve.schema import ServeDeploySchema  # noqa: PLC0415
 
-    from attnlens_ray import GRPC_SERVICE, build  # noqa: PLC0415
-
-    grpc_port, http_port = free_port(), free_port()
+    [code] = [block.code for block in blocks_of("docs/scaling.md") if block.form == "yaml"]
+    config = yaml.safe_load(code)
+    ServeDeploySchema.model_validate(config)
+    ports = free_port(), free_port()
     serve.start(
-        http_options={"host": "127.0.0.1", "port": http_port},
-        grpc_options={"port": grpc_port, "grpc_servicer_functions": [GRPC_SERVICE]},
+        grpc_options=config["grpc_options"] | {"port": ports[0]},
+        http_options=config["http_options"] | {"host": "127.0.0.1", "port": ports[1]},
     )
-    serve.run(build({"bundle": str(minilm_bundle), "min_replicas": 2, "max_replicas": 2, "api_keys": keys}))
-    yield grpc_port, http_port
+    [application] = config["applications"]
+    changes = {"bundle": str(minilm_bundle), "num_cpus": 1, "api_keys": str(keys)}
+    build = pkgutil.resolve_name(application["import_path"])
+    serve.run(build(application["args"] | changes | {"min_replicas": 2, "max_replicas": 2}))
+    yield ports
     serve.shutdown()
 
 
