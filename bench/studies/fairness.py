@@ -28,25 +28,7 @@ from bench.servers import attnlens_server
 
 NUM_HEAVY, CALLS_OF_HEAVY = 8, 4
 PAUSE_S = 0.02  # of the light client
-WORDS = [
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "while",
-    "two",
-    "old",
-    "men",
-    "talked",
-    "about",
-    "music",
-    "and",
-    "weather",
-    "in",
-    "town",
-]
+TEXT = "the cat sat on a mat while two old men talked about music and weather in town"
 LIGHT = pb.EmbedRequest(inputs=[pb.Input(text="A man is playing a guitar on the stage.")])
 
 
@@ -161,7 +143,7 @@ def send(address: str, key: str, kind: int, stop: Any, counts: Counter[str]) -> 
 def passages(count: int, max_words: int) -> list[pb.Input]:
     """Return random texts."""
     lengths = [random.randint(5, max_words) for _ in range(count)]
-    return [pb.Input(text=" ".join(random.choices(WORDS, k=length))) for length in lengths]
+    return [pb.Input(text=" ".join(random.choices(TEXT.split(), k=length))) for length in lengths]
 
 
 def metadata(key: str, *, is_bulk: bool = False) -> tuple[tuple[str, str | bytes], ...]:
