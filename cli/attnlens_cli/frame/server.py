@@ -86,7 +86,8 @@ class ServerOptions:
     tls_server_name: str | None
 
     def __post_init__(self) -> None:
-        from attnlens_client.connection import check_key, checked_address  # noqa: PLC0415 - heavy
+        from attnlens_client.addresses import checked_address  # noqa: PLC0415 - heavy
+        from attnlens_client.connection import check_key  # noqa: PLC0415 - heavy
 
         try:
             checked_address(self.address)
