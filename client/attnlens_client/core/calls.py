@@ -101,10 +101,13 @@ class Session:
 
     def is_transient(self, error: AttnlensError) -> bool:
         """Return whether a retry may succeed."""
+        # A server or a proxy that stops resets calls, which gRPC reports as CANCELLED.
+        is_reset = error.code is grpc.StatusCode.CANCELLED and not error.reason
+        is_away = isinstance(error, UnavailableError) or is_reset
         return (
             error.retry_delay_s is not None
             or isinstance(error, OverloadedError | RateLimitedError)
-            or (isinstance(error, UnavailableError) and self.has_answered and self.may_restart)
+            or (is_away and self.has_answered and self.may_restart)
         )
 
     def failure(self, error: grpc.RpcError, first_index: int) -> AttnlensError:

@@ -356,6 +356,14 @@ def test_first_connection_of_a_stream_is_attempted_up_to_the_maximum() -> None:
     assert simulation.waits == pytest.approx([0.2, 0.4, 0.8, 1.6])
 
 
+def test_call_that_a_stopping_server_resets_is_retried() -> None:
+    simulation = Simulation(served)
+    session = simulation.session()
+    list(simulation.items(calls.run(session, plans.embed(["abc"]))))
+    simulation.answer = failing(Refusal(grpc.StatusCode.CANCELLED))
+    assert len(list(simulation.items(calls.run(session, plans.embed(["abc"]))))) == 1
+
+
 UNHEALTHY = Refusal(grpc.StatusCode.UNAVAILABLE, "all failing; last error: ipv4:1.2.3.4:1: backend unhealthy")
 
 
