@@ -60,6 +60,8 @@ _SIGNS_OF_ANOTHER_PROGRAM = ("HTTP/2", "http2 header with status", "http1.x", "c
 _SIGNS_OF_OTHER_TLS = ("handshake", "SSL", "erification")
 # gRPC's message if the health service of a server does not report SERVING.
 _UNHEALTHY = "backend unhealthy"
+# gRPC's messages if a server or a proxy resets a call, as a proxy does when it loses the server.
+_SIGNS_OF_RESET = ("Stream removed", "RST_STREAM")
 _SIGNS_OF_TLS = ("Socket closed", "onnection reset", "Broken pipe", "GOAWAY")
 
 
@@ -358,6 +360,14 @@ class ConnectionProblem(Enum):
 def is_unhealthy(error: BaseException | None) -> bool:
     """Return whether gRPC did not send a call because the server is starting, stopping or not healthy."""
     return isinstance(error, grpc.RpcError) and _UNHEALTHY in (cast("grpc.Call", error).details() or "")
+
+
+def is_reset(error: AttnlensError) -> bool:
+    """Return whether a server or a proxy that stops, or loses its peer, has reset a call."""
+    if error.reason:
+        return False
+    is_cancelled = error.code is grpc.StatusCode.CANCELLED
+    return is_cancelled or any(sign in error.message for sign in _SIGNS_OF_RESET)
 
 
 def connection_problem(

@@ -42,6 +42,7 @@ from attnlens_client.errors import (
     UnavailableError,
     connection_problem,
     from_rpc_error,
+    is_reset,
     is_unhealthy,
 )
 from attnlens_client.explanations import Comparison
@@ -101,9 +102,7 @@ class Session:
 
     def is_transient(self, error: AttnlensError) -> bool:
         """Return whether a retry may succeed."""
-        # A server or a proxy that stops resets calls, which gRPC reports as CANCELLED.
-        is_reset = error.code is grpc.StatusCode.CANCELLED and not error.reason
-        is_away = isinstance(error, UnavailableError) or is_reset
+        is_away = isinstance(error, UnavailableError) or is_reset(error)
         return (
             error.retry_delay_s is not None
             or isinstance(error, OverloadedError | RateLimitedError)

@@ -356,11 +356,19 @@ def test_first_connection_of_a_stream_is_attempted_up_to_the_maximum() -> None:
     assert simulation.waits == pytest.approx([0.2, 0.4, 0.8, 1.6])
 
 
-def test_call_that_a_stopping_server_resets_is_retried() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        Refusal(grpc.StatusCode.CANCELLED),
+        Refusal(grpc.StatusCode.UNKNOWN, "Stream removed"),
+        Refusal(grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2"),
+    ],
+)
+def test_call_that_a_stopping_server_or_a_proxy_resets_is_retried(error: Refusal) -> None:
     simulation = Simulation(served)
     session = simulation.session()
     list(simulation.items(calls.run(session, plans.embed(["abc"]))))
-    simulation.answer = failing(Refusal(grpc.StatusCode.CANCELLED))
+    simulation.answer = failing(error)
     assert len(list(simulation.items(calls.run(session, plans.embed(["abc"]))))) == 1
 
 
