@@ -71,10 +71,12 @@ class Load:
             if running.done():
                 running.result()
 
-    def wait_for_calls(self) -> None:
-        """Wait until each method has succeeded twice more."""
+    def wait_for_calls(self, servers: Sequence[ServerProcess] = ()) -> None:
+        """Wait until each method has succeeded twice more, and each of the servers has logged all of them."""
         before = dict(self.counts)
-        while any(self.counts[name] < before[name] + 2 for name in before):
+        while any(self.counts[name] < before[name] + 2 for name in before) or not all(
+            f'"method": "{name}"' in server.log() for server in servers for name in ("Embed", "EncodeStream")
+        ):
             self.check()
             time.sleep(0.01)
 

@@ -44,12 +44,10 @@ def test_no_call_fails_during_a_rolling_restart_and_after_a_kill(
         load.wait_for_calls()
         for number, server in enumerate(servers):
             servers[number] = restarted(minilm_bundle, server)
-        load.wait_for_calls()
+        load.wait_for_calls(servers)  # also the restarted ones receive calls
         servers[1].process.kill()
         load.wait_for_calls()
     load.check()
-    for server in servers:  # also the restarted ones receive calls
-        assert all(f'"method": "{name}"' in server.log() for name in ("Embed", "EncodeStream"))
 
 
 @pytest.mark.extended

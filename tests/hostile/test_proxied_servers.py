@@ -28,11 +28,10 @@ def test_no_call_fails_while_one_server_restarts_and_after_another_is_killed(
     ):
         load.wait_for_calls()
         servers[0] = restarted(minilm_bundle, servers[0], *ports[0].options)
-        load.wait_for_calls()
+        load.wait_for_calls(servers)
         servers[1].process.kill()
         load.wait_for_calls()
         load.check()
-        assert all('"method": "Embed"' in server.log() for server in servers)
 
 
 def test_clients_that_watch_the_health_send_calls_through_the_proxy(
