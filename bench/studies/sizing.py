@@ -1,4 +1,4 @@
-"""Measures what docs/sizing.md needs: processor time, network bytes and memory per text and method.
+"""Measures processor time, network bytes and memory per text and method, for docs/sizing.md.
 
     python -m bench.studies.sizing BUNDLE [--precision fp32] [--texts 256]
 

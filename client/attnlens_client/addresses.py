@@ -1,4 +1,4 @@
-"""Addresses of one or several servers, and the gRPC targets that they become."""
+"""Addresses of servers, and their gRPC targets."""
 
 import re
 import socket
@@ -21,8 +21,7 @@ def checked_address(address: str | Sequence[str]) -> str:
 
     Raises:
         TypeError: `address` is neither a str nor a sequence of str.
-        ValueError: `address` is neither HOST:PORT, several of them, nor another gRPC target, or a socket path
-            that is too long.
+        ValueError: `address` is invalid, or a socket path is too long.
     """
     addresses = [address] if isinstance(address, str) else address
     if not isinstance(addresses, list | tuple) or not all(isinstance(each, str) for each in addresses):
@@ -67,8 +66,8 @@ def _is_ip(host: str) -> bool:
 def grpc_target(address: str) -> str:
     """Return the gRPC target of a valid address.
 
-    gRPC accepts only IP addresses in a list, so the names in one are resolved here, once. A name that cannot
-    be resolved is left out; if there is no other, gRPC reports it with the first call.
+    gRPC lists can only contain IP addresses, so names in a list are resolved here, once. Names that cannot be
+    resolved are omitted. If none can, the first call reports the error.
     """
     servers = address.split(",")
     if len(servers) == 1 or _OTHER_TARGET.fullmatch(address):

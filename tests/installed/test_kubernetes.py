@@ -135,7 +135,7 @@ def closed(required: dict[str, Any]) -> dict[str, Any]:
 
 STRING = {"type": "string"}
 STRINGS = {"type": "object", "additionalProperties": STRING}
-# The fields that we use, by the references of Prometheus Operator, KServe and prometheus-adapter.
+# Fields in our manifests, according to the references of Prometheus Operator, KServe and prometheus-adapter.
 METADATA = {"type": "object"}
 SERVICE_MONITOR = closed(
     {

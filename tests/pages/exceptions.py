@@ -85,7 +85,10 @@ NOT_RUN = {
     ("docs/operations.md", "python -m bench"): "takes minutes",
     ("docs/proxy.md", "python -m bench"): "takes minutes",
     ("docs/sizing.md", "python -m bench"): "takes a minute, and prints figures of one machine",
-    ("docs/proxy.md", "server local "): "a part of a file; tests/hostile/test_proxied_servers.py repeats the line",
+    (
+        "docs/proxy.md",
+        "server local ",
+    ): "a part of a file; tests/hostile/test_proxied_servers.py repeats the line",
     ("docs/proxy.md", "ATTNLENS_JWT_KEY"): PROXY,
     ("docs/proxy.md", "search-service "): PROXY,
     ("docs/oip.md", "perf_analyzer "): "the program cannot be installed with pip on all systems",
