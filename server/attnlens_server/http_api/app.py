@@ -145,13 +145,22 @@ class HttpApp:
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, _DisconnectedError):
             raise
         except BaseException as error:  # noqa: BLE001 - the outermost frame, also for panics of Rust code
-            failure = request_error(error, exchange.record.method)
-            exchange.record.fail(failure)
-            self._service.admission.num_refused += isinstance(failure, errors.OverloadedError)
+            response, reason = self._failed(request_error(error, exchange.record.method), exchange, dialect)
             traceback.clear_frames(error.__traceback__)
-            response, reason = _error_response(failure, dialect), failure.reason
         await exchange.send(response, dialect)
         exchange.record.end(str(response.status), reason)
+
+    def _failed(
+        self, error: errors.RequestError, exchange: "_Exchange", dialect: Dialect
+    ) -> tuple[HttpResponse, str]:
+        """Record an error. Return its response and reason.
+
+        The caller must not keep the error, whose traceback contains the caller's frame: the request would
+        remain in memory until a garbage collection.
+        """
+        exchange.record.fail(error)
+        self._service.admission.num_refused += isinstance(error, errors.OverloadedError)
+        return _error_response(error, dialect), error.reason
 
     def _route(self, method: str, path: str) -> tuple[Route, str]:
         """Return the route of a request, and the part of the path that it has not matched.
@@ -366,14 +375,19 @@ class _Exchange:
                 except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, _DisconnectedError):
                     raise
                 except BaseException as error:  # noqa: BLE001 - as in `HttpApp._respond`
-                    failure = request_error(error, self.record.method)
-                    self.record.fail(failure)
-                    self.record.end(str(dialect.status(failure)), failure.reason)
-                    await self._send_part(encode_json(dialect.body(failure)) + b"\n")
+                    line = self._failed(request_error(error, self.record.method), dialect)
+                    traceback.clear_frames(error.__traceback__)
+                    await self._send_part(line)
                     break
                 self.record.reply_bytes += len(part)
                 await self._send_part(part)
         await self._send_part(b"", is_last=True)
+
+    def _failed(self, error: errors.RequestError, dialect: Dialect) -> bytes:
+        """Record the error of a stream. Return its last line."""
+        self.record.fail(error)
+        self.record.end(str(dialect.status(error)), error.reason)
+        return encode_json(dialect.body(error)) + b"\n"
 
     async def _send_part(self, body: bytes, *, is_last: bool = False) -> None:
         await self._send_in_time({"type": "http.response.body", "body": body, "more_body": not is_last})

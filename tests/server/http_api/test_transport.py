@@ -1,6 +1,7 @@
 """Invalid, oversized and slow HTTP requests are rejected, and the server keeps running."""
 
 import asyncio
+import gc
 import gzip
 import json
 import logging
@@ -521,6 +522,24 @@ async def test_internal_error_exposes_only_an_id(small: Small, caplog: pytest.Lo
     (error_id,) = re.findall(r"error id (\w{12})", body)
     assert f"error id {error_id}" in caplog.text
     assert "secret" in caplog.text
+
+
+@pytest.mark.parametrize("path", ["busy", "stream"])
+async def test_failed_request_is_freed_without_a_garbage_collection(small: Small, path: str) -> None:
+    small.go.set()
+    gc.collect()
+    gc.disable()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+        head = b"POST /%s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" % path.encode()
+        writer.write(head + b"Content-Length: 1\r\n\r\na")
+        assert b"rror" in await reader.read()
+        writer.close()
+        small.error = RequestError("")
+        await asyncio.sleep(0)
+        assert not any(isinstance(each, HttpRequest) for each in gc.get_objects())
+    finally:
+        gc.enable()
 
 
 async def test_overload_tells_when_to_retry(small: Small) -> None:
