@@ -162,7 +162,7 @@ class HttpApp:
         remain in memory until a garbage collection.
         """
         exchange.record.fail(error)
-        self._service.admission.num_refused += isinstance(error, errors.OverloadedError)
+        self._service.admission.count_failure(error, exchange.record.client)
         return _error_response(error, dialect), error.reason
 
     def _route(self, method: str, path: str) -> tuple[Route, str]:
