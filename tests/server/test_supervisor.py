@@ -270,7 +270,7 @@ def test_graph_that_does_not_fit_into_memory_is_unavailable_until_there_is_more(
         client = Client(channel, server)
         client.embed()
         used = Path(f"/proc/{server.process.pid}/statm").read_text().split()[0]
-        limit = int(used) * resource.getpagesize() + (40 << 20)  # the graph needs more
+        limit = int(used) * resource.getpagesize() + (20 << 20)  # the graph needs more
         resource.prlimit(server.process.pid, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
         with pytest.raises(grpc.RpcError) as caught:
             client.stub.Encode(request, timeout=60)
