@@ -167,7 +167,7 @@ def test_each_anonymous_address_has_its_own_rates_and_their_number_is_limited() 
     assert first.rates is not None
     assert access.identify("ipv4:10.0.0.1:2", ("Embed",)).rates is first.rates
     for number in range(MAX_ADDRESSES + 10):
-        access.identify(f"ipv6:%5B::{number:x}%5D:1", ("Embed",))
+        access.identify(f"ipv6:%5B{number:x}::1%5D:1", ("Embed",))
     assert len(access._anonymous) == MAX_ADDRESSES
 
 
@@ -252,7 +252,7 @@ def test_refused_identities_are_logged_without_keys_and_cannot_flood_the_log(
     assert vars(caplog.records[-1])["omitted"] == 99
     caplog.clear()
     for number in range(5000):
-        log.write(errors[0], f"ipv6:%5B::{number:x}%5D:1", "", "Embed")
+        log.write(errors[0], f"ipv6:%5B{number:x}::1%5D:1", "", "Embed")
     assert len(caplog.records) <= 50
     assert len(log._senders) <= 1024
 
