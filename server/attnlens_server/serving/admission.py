@@ -349,14 +349,15 @@ class Budget:
         return self.memory.client
 
     def charge_texts(self, count: int) -> None:
-        """Charge the texts of the call to its client.
+        """Charge the texts of the call to its client. If it runs several graphs, they are charged once.
 
         Raises:
             RateLimitedError: The client has sent too many texts or tokens before.
         """
-        rates = self.memory.client.rates
-        if rates is not None:
-            rates.take_texts(count)
+        rates, further = self.memory.client.rates, count - self.metrics.num_charged
+        if rates is not None and further > 0:
+            rates.take_texts(further)
+            self.metrics.num_charged = count
 
     def charge_tokens(self, count: int) -> None:
         """Charge computed tokens to the client of the call, whose later calls wait if they are too many."""
