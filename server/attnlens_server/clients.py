@@ -15,9 +15,9 @@ class Client:
     Attributes:
         name: Name of an identity, or an IP address (of IPv6, its network).
         share: Weight of the client relative to others.
-        is_bulk: Whether its texts wait for those of interactive clients.
+        is_bulk: Whether its texts run after texts of interactive clients.
         is_identified: Whether the name was authenticated.
-        rates: Rate limits. If None, there are none.
+        rates: Rate limits, or None.
     """
 
     name: str

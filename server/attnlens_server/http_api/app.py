@@ -65,7 +65,7 @@ class HttpApp:
     Args:
         service: Service of the model.
         routes: Routes. The first one that matches is used.
-        origins: Which web pages may send requests.
+        origins: Policy for requests of web pages.
         gate: Access control.
         max_body_bytes: Maximum size of a body, also after decompression.
         body_timeout_s: Maximum time in seconds to receive a body.
@@ -383,7 +383,7 @@ class _Exchange:
             await self._send(message)
 
     def abort(self) -> None:
-        """Close the connection without sending the rest. Other servers than ours have their own limits."""
+        """Close the connection without sending the rest. Other ASGI servers have their own time limits."""
         abort = self.scope.get(ABORT)
         if abort is not None:
             abort()

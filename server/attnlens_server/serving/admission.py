@@ -32,7 +32,7 @@ class Pool:
     """A limited resource that clients share.
 
     While a client has other calls, it may hold at most `FREE_FACTOR` times its share times as much as is
-    free. With n equal clients that take all they can, each holds 2 / (2 n + 1), and the rest is free for
+    free. If n equal clients take as much as they can, each holds 2 / (2 n + 1), and the rest is free for
     others: the dynamic thresholds of Choudhury and Hahne (1998). A reserve beyond the capacity is for clients
     that hold little.
 
@@ -42,7 +42,7 @@ class Pool:
     """
 
     def __init__(self, capacity: int, small: int) -> None:
-        """Start with nothing in use. `small` is the most that a client which uses the reserve may hold."""
+        """Start with nothing in use. `small` is the limit up to which a client may use the reserve."""
         self.used = 0
         self._most_small = small
         self.resize(capacity)
@@ -104,7 +104,7 @@ class Admission:
     Attributes:
         memory: Memory of all calls in bytes.
         calls: Open calls.
-        num_refused: Number of requests refused as overloaded although their client has no other calls.
+        num_refused: Number of requests that were rejected as overloaded, from clients without other calls.
     """
 
     def __init__(
@@ -182,14 +182,14 @@ class Admission:
         if count:
             self.texts(kind).put_back(client, count)
 
-    def has_one_call_beside_others(self, client: Client) -> bool:
-        """Return whether a client has a single call, and other clients have some."""
+    def has_single_call_under_load(self, client: Client) -> bool:
+        """Return whether a client has a single call while other clients have calls."""
         return self.calls.used > 1 == self.calls.held_by(client)
 
     def count_failure(self, error: RequestError, client: Client) -> None:
-        """Count the failure of a request in `num_refused`, where it belongs there.
+        """Update `num_refused` after a request has failed.
 
-        A client with other calls may be refused because of these, which says nothing about the server.
+        Clients with other calls are not counted: they may have reached their share while others are served.
         """
         if isinstance(error, OverloadedError) and self.calls.held_by(client) <= 1:
             self.num_refused += 1

@@ -37,19 +37,19 @@ class CallMetrics:
 
     Attributes:
         num_inputs: Number of texts or pairs.
-        num_charged: Number of texts that were charged to the client.
         num_tokens: Number of tokens, including those of prompts and targets.
         tokenize_s: Tokenization time in seconds. This and the next two are 0 until the model has run.
         queue_s: Longest wait for a batch in seconds.
         compute_s: Longest batch in seconds.
+        num_charged: Number of texts that were charged to the client.
     """
 
     num_inputs: int = 0
-    num_charged: int = 0
     num_tokens: int = 0
     tokenize_s: float = 0.0
     queue_s: float = 0.0
     compute_s: float = 0.0
+    num_charged: int = 0
 
     def add(self, timings: Timings) -> Timings:
         """Add the timings of a request and return them."""
