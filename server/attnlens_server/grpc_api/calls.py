@@ -253,7 +253,7 @@ class Calls:
     def _fail(self, call: Call, failure: errors.RequestError) -> CallStatus:
         """Record the failure of a call. The frame of its handler must not keep it: that would be a cycle."""
         call.record.fail(failure)
-        self._admission.num_refused += isinstance(failure, errors.OverloadedError)
+        self._admission.count_failure(failure, call.record.client)
         return call_status(failure)
 
     async def wait_until_none(self) -> None:

@@ -19,7 +19,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
-from attnlens_server.clients import Client
+from attnlens_server.clients import Client, client_at_host
 from attnlens_server.errors import StartupError
 from attnlens_server.http_api.exchange import JSON, NATIVE, HttpError, encode_json
 from attnlens_server.listening import TcpAddress
@@ -236,7 +236,7 @@ class _Connection(H11Protocol):
         """Reject the connection if there are too many, otherwise wait for a request."""
         super().connection_made(transport)
         host, *_ = transport.get_extra_info("peername") or ("unix",)
-        self.sender = Client(str(host))
+        self.sender = client_at_host(str(host))
         has_room = self._listener.make_room(self.sender)
         self._listener.connections.take(self.sender, 1)
         if not has_room:

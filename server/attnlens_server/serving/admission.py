@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from attnlens_server.bundle import Kind
 from attnlens_server.clients import ANONYMOUS, Client
-from attnlens_server.errors import OverloadedError, RequestTooLargeError
+from attnlens_server.errors import OverloadedError, RequestError, RequestTooLargeError
 from attnlens_server.serving.results import CallMetrics
 
 RETRY_S = 0.25  # for memory and calls
@@ -81,7 +81,8 @@ class Pool:
     def take(self, client: Client, amount: int) -> None:
         """Take an amount without checking the limits."""
         self.used += amount
-        self._held[client.name] += amount
+        if amount:
+            self._held[client.name] += amount
 
     def put_back(self, client: Client, amount: int) -> None:
         """Return an amount."""
@@ -103,7 +104,7 @@ class Admission:
     Attributes:
         memory: Memory of all calls in bytes.
         calls: Open calls.
-        num_refused: Number of requests that were refused as overloaded. The protocols count them.
+        num_refused: Number of requests refused as overloaded although their client has no other calls.
     """
 
     def __init__(
@@ -184,6 +185,14 @@ class Admission:
     def has_one_call_beside_others(self, client: Client) -> bool:
         """Return whether a client has a single call, and other clients have some."""
         return self.calls.used > 1 == self.calls.held_by(client)
+
+    def count_failure(self, error: RequestError, client: Client) -> None:
+        """Count the failure of a request in `num_refused`, where it belongs there.
+
+        A client with other calls may be refused because of these, which says nothing about the server.
+        """
+        if isinstance(error, OverloadedError) and self.calls.held_by(client) <= 1:
+            self.num_refused += 1
 
     def acquire_call(self, client: Client) -> None:
         """Count a call, until `calls.put_back`.
@@ -340,14 +349,15 @@ class Budget:
         return self.memory.client
 
     def charge_texts(self, count: int) -> None:
-        """Charge the texts of the call to its client.
+        """Charge the texts of the call to its client. If it runs several graphs, they are charged once.
 
         Raises:
             RateLimitedError: The client has sent too many texts or tokens before.
         """
-        rates = self.memory.client.rates
-        if rates is not None:
-            rates.take_texts(count)
+        rates, further = self.memory.client.rates, count - self.metrics.num_charged
+        if rates is not None and further > 0:
+            rates.take_texts(further)
+            self.metrics.num_charged = count
 
     def charge_tokens(self, count: int) -> None:
         """Charge computed tokens to the client of the call, whose later calls wait if they are too many."""

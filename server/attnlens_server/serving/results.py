@@ -37,6 +37,7 @@ class CallMetrics:
 
     Attributes:
         num_inputs: Number of texts or pairs.
+        num_charged: Number of texts that were charged to the client.
         num_tokens: Number of tokens, including those of prompts and targets.
         tokenize_s: Tokenization time in seconds. This and the next two are 0 until the model has run.
         queue_s: Longest wait for a batch in seconds.
@@ -44,6 +45,7 @@ class CallMetrics:
     """
 
     num_inputs: int = 0
+    num_charged: int = 0
     num_tokens: int = 0
     tokenize_s: float = 0.0
     queue_s: float = 0.0

@@ -469,6 +469,7 @@ class ModelService:
         """
         await self._validate(request, self._validator.tokenize)
         budget.charge_texts(len(request.inputs))
+        budget.count_tokens(sum(each.size for each in request.inputs))
         texts: list[str] = []
         for portion in portions([each.size for each in request.inputs]):
             decoded = await self.workers.run(
