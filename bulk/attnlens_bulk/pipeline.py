@@ -197,7 +197,7 @@ class Pipeline:
             self._store(batch, result)
 
     def _take(self) -> _Batch | None:
-        """Wait for a batch. Return None if there will be none."""
+        """Wait for a batch. Return None after the last one."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._is_stopped or self._queue or (self._is_fed and not self._num_running)
