@@ -118,7 +118,7 @@ def _check_text_file(ctx: click.Context, name: str) -> None:
 Example:
   attnlens embed sentences.txt --address localhost:50051 --output vectors.npy
   zcat corpus.jsonl.gz | attnlens embed - --input-format jsonl --output - > vectors.jsonl
-  attnlens embed corpus/ --bundle bundles/minilm --id doc_id --output vectors/""",
+  attnlens embed passages.jsonl --bundle bundles/minilm --id id --output vectors/""",
 )
 @click.argument("inputs", metavar="[INPUT]...", nargs=-1)
 @in_section("Input")(
