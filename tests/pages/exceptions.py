@@ -59,6 +59,7 @@ PROCESSOR = "its output depends on the processor; tests/export/engines tests the
 # (page, words) -> the reason why the blocks are not run.
 NOT_RUN = {
     ("README.md", "make "): MAKE,
+    ("docs/bulk.md", "attnlens embed 'data/*.parquet'"): "needs several machines; bulk/test_runs.py covers both",
     ("docs/tutorial.md", "make "): MAKE,
     ("CONTRIBUTING.md", "make "): MAKE,
     ("docs/README.md", "make "): MAKE,
