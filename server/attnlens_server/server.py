@@ -49,6 +49,8 @@ STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", 
 MAX_STREAMS = 256
 """Maximum number of concurrent calls per connection. Clients queue further calls."""
 MAX_IDLE_MS = 600_000  # connections without calls are closed; clients open them again
+LAST_CALLS_S = 0.2
+CONNECTION_GRACE_MS = 600_000  # for the running calls of a connection that has reached its age
 _RELEASE_TIMEOUT_S = 1.0
 
 
@@ -319,8 +321,9 @@ class Server:
             self._supervising.cancel()
         await self._health.shut_down()
         logger.info("draining, at most %g s", self._config.drain_timeout_s)
-        # New calls are rejected from here on. Endless streams, such as those of reflection, are cut off once
-        # all calls of the encoder service have ended.
+        # New calls are rejected from here on. Once all calls of the encoder service have ended, gRPC's calls
+        # that have not reached it have a moment to be rejected with a status, and endless streams, such as
+        # those of reflection, are cut off.
         stopping = asyncio.ensure_future(grpc_server.stop(self._config.drain_timeout_s))
         if self._socket_file is not None:
             self._socket_file.remove()
@@ -328,7 +331,7 @@ class Server:
         if self._http is not None:
             await self._http.stop(self._config.drain_timeout_s)
         await asyncio.wait((stopping, drained), return_when=asyncio.FIRST_COMPLETED)
-        await grpc_server.stop(None)
+        await grpc_server.stop(LAST_CALLS_S)
         await stopping
         drained.cancel()
         self.has_hanging_lane = not await asyncio.get_running_loop().run_in_executor(None, self._engine.close)
@@ -384,8 +387,14 @@ def _use_batch_scheduling() -> None:
 def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
     # Reject compressed requests before they are decompressed: gRPC checks the size only afterwards.
     no_compression = [("grpc.compression_enabled_algorithms_bitset", 1)]
+    age_s = config.max_connection_age_s
+    connection_age = [
+        ("grpc.max_connection_age_ms", int(1000 * (age_s or 0))),
+        ("grpc.max_connection_age_grace_ms", CONNECTION_GRACE_MS),
+    ]
     return [
         *([] if config.accept_compression else no_compression),
+        *([] if age_s is None else connection_age),
         ("grpc.max_receive_message_length", config.request_limit),
         ("grpc.max_send_message_length", -1),  # response sizes are checked before the computation
         ("grpc.so_reuseport", 0),  # an address in use is an error

@@ -114,7 +114,8 @@ class ServerOptions:
     addresses: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        from attnlens_client.connection import check_key, checked_address  # noqa: PLC0415 - heavy
+        from attnlens_client.addresses import checked_address  # noqa: PLC0415 - heavy
+        from attnlens_client.connection import check_key  # noqa: PLC0415 - heavy
 
         try:
             for address in self.addresses:
