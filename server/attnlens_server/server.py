@@ -22,7 +22,7 @@ from attnlens_server.errors import StartupError
 from attnlens_server.grpc_api.calls import remember_creators
 from attnlens_server.grpc_api.health import HealthService
 from attnlens_server.grpc_api.identity import Gate
-from attnlens_server.grpc_api.methods import DESCRIPTOR, SERVICE_NAME, add_service
+from attnlens_server.grpc_api.methods import DESCRIPTOR, SERVICE_NAME, add_service, handlers
 from attnlens_server.grpc_api.open_streams import OpenStreams
 from attnlens_server.grpc_api.reflection import add_reflection
 from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, find_bind_problem
@@ -191,13 +191,14 @@ class Server:
             # with a reason.
             maximum_concurrent_rpcs=2 * self._config.max_calls,
         )
-        add_service(grpc_server, self._served.methods, self._calls, self._config.max_inputs_per_request)
+        max_texts = self._config.max_inputs_per_request
+        add_service(grpc_server, handlers(self._served.methods, self._calls, max_texts))
         self._health.add_to(grpc_server)
         add_inference_service(
             grpc_server,
             self._inference,
             self._calls,
-            self._config.max_inputs_per_request,
+            max_texts,
             self._gate.check_health,
         )
         if self._config.reflection or not self._access.is_on:
