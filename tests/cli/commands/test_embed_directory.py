@@ -110,7 +110,7 @@ def test_progress_is_written_in_lines_without_a_terminal(
 
 def test_terminal_shows_a_bar(minilm_server: ServerProcess, source: Path, tmp_path: Path) -> None:
     shown, terminal = pty.openpty()
-    command = [sys.executable, "-m", "attnlens_cli.main", "embed", source, "--text-column", "title"]
+    command = [sys.executable, "-m", "attnlens_cli.main", "embed", str(source), "--text-column", "title"]
     options = ["--address", minilm_server.address, "--rows-per-part", "3", "-o", f"{tmp_path}/out/"]
     subprocess.run([*command, *options], stderr=terminal, check=True, timeout=60)
     os.close(terminal)
