@@ -56,7 +56,12 @@ def test_streams_continue_on_other_servers_after_a_kill(
 ) -> None:
     resumed: list[StreamReader] = []
     rest = StreamReader.rest
-    monkeypatch.setattr(StreamReader, "rest", lambda reader: (resumed.append(reader), rest(reader))[1])
+
+    def resume(reader: StreamReader) -> Any:  # noqa: ANN401 - of the core
+        resumed.append(reader)
+        return rest(reader)
+
+    monkeypatch.setattr(StreamReader, "rest", resume)
     texts = [f"{number} " + "and so on " * 40 for number in range(18)]
     with Client(",".join(server.address for server in servers)) as client:
 
