@@ -57,7 +57,7 @@ def test_streams_continue_on_other_servers_after_a_kill(
     resumed: list[StreamReader] = []
     rest = StreamReader.rest
 
-    def resume(reader: StreamReader) -> Any:  # noqa: ANN401 - of the core
+    def resume(reader: StreamReader) -> Any:
         resumed.append(reader)
         return rest(reader)
 
