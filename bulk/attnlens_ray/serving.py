@@ -173,7 +173,8 @@ def application(
     >>> serve.start(grpc_options={"port": 9000, "grpc_servicer_functions": [GRPC_SERVICE]})
     >>> serve.run(application("bundles/minilm", num_cpus=4, max_replicas=8))
     """
-    config = ServerConfig(bundle=Path(bundle), **{"threads": num_cpus, **settings})
+    paths = {name: Path(settings[name]) for name in ("api_keys", "policy") if settings.get(name)}
+    config = ServerConfig(bundle=Path(bundle), **{"threads": num_cpus, **settings, **paths})
     autoscaling = {
         "min_replicas": min_replicas,
         "max_replicas": max_replicas,

@@ -107,7 +107,6 @@ NOT_RUN = {
     ("docs/operations.md", "gpu/bin/attnlens embed"): GPU,
     ("docs/operations.md", "gpu/bin/python"): GPU,
     ("docs/scaling.md", "serve deploy "): "needs a cluster; bulk/test_ray.py runs this configuration",
-    ("docs/scaling.md", "python -m bench"): "takes minutes",
     ("docs/systemd.md", "/opt/attnlens"): INSTALLS,
     ("docs/systemd.md", "install -"): INSTALLS,
     ("docs/systemd.md", "systemctl "): INSTALLS,
