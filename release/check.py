@@ -48,7 +48,7 @@ LICENCES = {
     "PSF-2.0",
     "Zlib",
 }
-PACKAGES = ("analysis", "cli", "client", "export", "model", "server", "viewer")
+PACKAGES = ("analysis", "bulk", "cli", "client", "export", "model", "server", "viewer")
 
 
 class NotReleasableError(Exception):

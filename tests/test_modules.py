@@ -12,6 +12,7 @@ PACKAGES = [
     "attnlens_client",
     "attnlens_viewer",
     "attnlens_analysis",
+    "attnlens_bulk",
     "attnlens_cli",
 ]
 OF_EXTRAS = {"attnlens_viewer.widget"}

@@ -14,6 +14,7 @@ ROOMS = (
     "viewer",
     "cli",
     "analysis",
+    "bulk",
     "bench",
     "docs",
     "examples",

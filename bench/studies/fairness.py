@@ -1,8 +1,9 @@
-"""Measures how long a light client waits beside heavy ones: `python -m bench.studies.fairness BUNDLE`.
+"""Measures the wait of a light client while others are heavy: `python -m bench.studies.fairness BUNDLE`.
 
 The light client embeds one sentence at a time. Eight heavy clients, each with its own key and several calls
 at a time, embed passages (half of them in bulk), and request attention and explanations. Both run in
-processes of their own. Prints times alone and beside the others, and the requests that were refused.
+separate processes. Prints the times of the light client alone and with the heavy clients, and the rejected
+requests.
 """
 
 import argparse
@@ -44,11 +45,13 @@ def main() -> None:
         log = Path(directory) / "server.log"
         with attnlens_server(options.bundle, "fp32", 0, log, "--api-keys", str(keys)) as server:
             ratios = [measure(server.address, secrets, options.requests) for _ in range(options.rounds)]
-    print(f"p99 beside / alone, median of {len(ratios)} rounds: {statistics.median(ratios):.2f}")
+    print(
+        f"p99 with the heavy clients / alone, median of {len(ratios)} rounds: {statistics.median(ratios):.2f}"
+    )
 
 
 def write_keys(path: Path) -> list[str]:
-    """Write a key file, and return the key of the light client and those of the heavy ones."""
+    """Write a key file. Return the keys: the light client's first, then one per heavy client."""
     made = [new_key(name) for name in ("light", *(f"heavy-{number}" for number in range(NUM_HEAVY)))]
     path.write_text("".join(f"{line}\n" for _, line in made))
     return [key for key, _ in made]

@@ -1,7 +1,7 @@
 """Compares attacks on a server with and without HAProxy: `python -m bench.studies.proxied BUNDLE`.
 
-A client sends one text at a time beside each attack. HAProxy runs with deploy/haproxy.cfg. Requires Linux and
-the Debian package haproxy.
+During each attack, a client sends one text at a time. HAProxy runs with deploy/haproxy.cfg. Requires Linux
+and the Debian package haproxy.
 """
 
 import argparse

@@ -29,6 +29,8 @@ PROTOCOL = "docs/reference/protocol.md"
 # Directory and purpose of each package.
 PACKAGES = {
     "attnlens_client": ("client", "send requests from Python"),
+    "attnlens_bulk": ("bulk", "embed files of any size"),
+    "attnlens_ray": ("bulk", "use a Ray cluster"),
     "attnlens_server": ("server", "configure a server"),
     "attnlens_export": ("export", "export and check bundles"),
     "attnlens_model": ("model", "the encoder in PyTorch"),

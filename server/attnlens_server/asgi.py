@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from attnlens_server.access import open_access
 from attnlens_server.access.files import watch
 from attnlens_server.config import ConfigError, ServerConfig
+from attnlens_server.grpc_api.identity import Gate
 from attnlens_server.http_api.host import HttpHost
 from attnlens_server.http_api.identity import AccessGate, Authenticate, HeaderGate, bearer_keys
 from attnlens_server.served_model import ServedModel
@@ -32,6 +33,9 @@ class ModelApp:
         authenticate: Checks the headers of each request and may return its sender, such as `bearer_keys`. If
             None, `api_keys` and `policy` of the configuration apply.
 
+    Attributes:
+        served: The model while it is open, for hosts that also serve gRPC.
+
     Raises:
         ConfigError: `authenticate` is given, and the configuration has keys or a policy.
     """
@@ -42,6 +46,7 @@ class ModelApp:
         self._config = config
         self._authenticate = authenticate
         self._app: ASGIApp | None = None
+        self.served: ServedModel | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle an ASGI connection."""
@@ -70,6 +75,7 @@ class ModelApp:
         served = await loop.run_in_executor(None, ServedModel, self._config)
         service, engine = served.service, served.engine
         access = open_access(self._config, served.model.name, has_certificates=False)
+        served.calls.identify = Gate(access).identify
         gate = HeaderGate(self._authenticate) if self._authenticate else AccessGate(access)
         host = HttpHost(service, served.methods, engine, served.bundle, self._config, served.observer, gate)
         watching = asyncio.create_task(watch(access.files))
@@ -77,12 +83,12 @@ class ModelApp:
             await loop.run_in_executor(None, served.start)
             fail = partial(setattr, service, "state", State.FAILED)
             engine.watch(partial(loop.call_soon_threadsafe, fail), lambda _: None)
-            service.state, self._app = State.SERVING, host.app
+            service.state, self._app, self.served = State.SERVING, host.app, served
             logger.info("serving %s", served.model.name)
             yield self
         finally:
             watching.cancel()
-            service.state, self._app = State.DRAINING, None
+            service.state, self._app, self.served = State.DRAINING, None, None
             await host.stop(0)
             await loop.run_in_executor(None, engine.close)
             service.workers.close()

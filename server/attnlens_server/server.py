@@ -22,7 +22,8 @@ from attnlens_server.errors import StartupError
 from attnlens_server.grpc_api.calls import remember_creators
 from attnlens_server.grpc_api.health import HealthService
 from attnlens_server.grpc_api.identity import Gate
-from attnlens_server.grpc_api.methods import DESCRIPTOR, SERVICE_NAME, add_service
+from attnlens_server.grpc_api.methods import DESCRIPTOR, SERVICE_NAME, add_service, handlers
+from attnlens_server.grpc_api.open_streams import OpenStreams
 from attnlens_server.grpc_api.reflection import add_reflection
 from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, find_bind_problem
 from attnlens_server.listening.tls import ServerTls, TlsContent
@@ -122,7 +123,8 @@ class Server:
         self._watched += self._access.files
         self._gate = Gate(self._access)
         self._calls.identify = self._gate.identify
-        self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME], self._gate.check_health)
+        self._streams = OpenStreams(config.max_calls // 2)
+        self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME], self._streams, self._gate.check_health)
         self._releasing: asyncio.Task[None] | None = None
         self._http: HttpHost | None = None
         self._socket_file: UnixSocket | None = None
@@ -189,19 +191,21 @@ class Server:
             # with a reason.
             maximum_concurrent_rpcs=2 * self._config.max_calls,
         )
-        add_service(grpc_server, self._served.methods, self._calls, self._config.max_inputs_per_request)
+        max_texts = self._config.max_inputs_per_request
+        add_service(grpc_server, handlers(self._served.methods, self._calls, max_texts))
         self._health.add_to(grpc_server)
         add_inference_service(
             grpc_server,
             self._inference,
             self._calls,
-            self._config.max_inputs_per_request,
+            max_texts,
             self._gate.check_health,
         )
         if self._config.reflection or not self._access.is_on:
             add_reflection(
                 grpc_server,
                 [SERVICE_NAME, INFERENCE_DESCRIPTOR.full_name, HEALTH_SERVICE_NAME],
+                self._streams,
                 INFERENCE_DESCRIPTOR.file.pool,
                 check_access=self._gate.check,
             )
@@ -264,6 +268,9 @@ class Server:
             config,
             self.observer,
             AccessGate(self._access),
+        )
+        self._http.metrics.add_pool(
+            "attnlens_open_streams", "Open streams of health checks and reflection", self._streams.pool
         )
         lag = self.supervisor.lag
         self._http.metrics.add_lag(lag.BOUNDS_S, lag.counts, lambda: lag.sum_s)

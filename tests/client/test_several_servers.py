@@ -57,11 +57,11 @@ def test_streams_continue_on_other_servers_after_a_kill(
     resumed: list[StreamReader] = []
     rest = StreamReader.rest
 
-    def noted(reader: StreamReader) -> StreamReader:
+    def resume(reader: StreamReader) -> Any:
         resumed.append(reader)
         return rest(reader)
 
-    monkeypatch.setattr(StreamReader, "rest", noted)
+    monkeypatch.setattr(StreamReader, "rest", resume)
     texts = [f"{number} " + "and so on " * 40 for number in range(18)]
     with Client(",".join(server.address for server in servers)) as client:
 

@@ -18,6 +18,7 @@ EXTRAS = {
     "cli/attnlens_cli": "plot",
     "server/attnlens_server": "server",
     "server/attnlens_server/http_api": "http",
+    "bulk/attnlens_ray": "ray",
     "model/attnlens_model": "export",
     "export/attnlens_export": "export",
 }

@@ -30,7 +30,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PACKAGES = ("protos", "model", "export", "server", "client", "viewer", "cli", "analysis")
+PACKAGES = ("protos", "model", "export", "server", "client", "viewer", "cli", "analysis", "bulk")
 TIMEOUT_S = 900  # pytest-timeout fails a test that hangs long before
 # Each run is a fork of this process, which has loaded the slow libraries, but none of ours.
 FORKED = multiprocessing.get_context("fork")

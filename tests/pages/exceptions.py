@@ -30,6 +30,8 @@ ELSEWHERE = {
     ("docs/request_path.md", "python tests/request_path.py"): "docs/test_request_path.py",
     ("docs/runtimes.md", "--runtime all"): "runtimes/test_parity.py",
     ("docs/rerank.md", ""): "server/test_classifiers.py",
+    ("docs/scaling.md", "http_options"): "bulk/test_ray.py",
+    ("docs/scaling.md", "import ray"): "bulk/test_ray.py",
     ("docs/settings.md", "log-level"): "docs/test_settings_pages.py",
     ("docs/tls.md", ""): "docs/test_tls_page.py",
     ("docs/typescript.md", ""): "typescript/test_page.py",
@@ -59,6 +61,7 @@ PROCESSOR = "its output depends on the processor; tests/export/engines tests the
 # (page, words) -> the reason why the blocks are not run.
 NOT_RUN = {
     ("README.md", "make "): MAKE,
+    ("docs/bulk.md", "attnlens embed 'data/*.parquet'"): "needs several machines; tests/bulk covers both",
     ("docs/tutorial.md", "make "): MAKE,
     ("CONTRIBUTING.md", "make "): MAKE,
     ("docs/README.md", "make "): MAKE,
@@ -88,7 +91,7 @@ NOT_RUN = {
     (
         "docs/proxy.md",
         "server local ",
-    ): "a part of a file; tests/hostile/test_proxied_servers.py repeats the line",
+    ): "a part of a file; tests/hostile/test_proxied_servers.py has the line",
     ("docs/proxy.md", "ATTNLENS_JWT_KEY"): PROXY,
     ("docs/proxy.md", "search-service "): PROXY,
     ("docs/oip.md", "perf_analyzer "): "the program cannot be installed with pip on all systems",
@@ -103,6 +106,7 @@ NOT_RUN = {
     ("docs/operations.md", "gpu/bin/attnlens info"): GPU,
     ("docs/operations.md", "gpu/bin/attnlens embed"): GPU,
     ("docs/operations.md", "gpu/bin/python"): GPU,
+    ("docs/scaling.md", "serve deploy "): "needs a cluster; bulk/test_ray.py runs this configuration",
     ("docs/systemd.md", "/opt/attnlens"): INSTALLS,
     ("docs/systemd.md", "install -"): INSTALLS,
     ("docs/systemd.md", "systemctl "): INSTALLS,

@@ -26,6 +26,7 @@ REPORTED_COMMAND = "_ATTNLENS_REPORTED_COMMAND"
 
 # The extra that installs each module, unless it depends on the command.
 _EXTRAS = {
+    "fsspec": "bulk",
     "grpc_health": "server",
     "grpc_reflection": "server",
     "google.rpc": "server",
@@ -35,6 +36,7 @@ _EXTRAS = {
     "onnx": "export",
     "onnx_ir": "export",
     "onnxscript": "export",
+    "pyarrow": "bulk",
     "sentencepiece": "export",
     "torch": "export",
 }
@@ -42,6 +44,7 @@ _EXTRAS_BY_COMMAND = {
     "attnlens bench": "server",
     "attnlens check": "export",
     "attnlens check-layer": "export",
+    "attnlens embed": "server",
     "attnlens export": "export",
     "attnlens layout": "export",
     "attnlens profile": "export",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import click
 
 from attnlens_cli.frame.failures import BadReplyFailure
-from attnlens_cli.frame.options import TEXT, Option
+from attnlens_cli.frame.options import TEXT, JoinedOption, Option
 from attnlens_cli.frame.signals import interrupt_on_signals
 
 if TYPE_CHECKING:
@@ -30,6 +30,27 @@ _ADDRESS = _option(
     show_default=True,
     metavar="ADDRESS",
     help="Address of the server: HOST:PORT or unix:PATH. ATTNLENS_ADDRESS sets it for all commands.",
+)
+
+
+def _split(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    """Return the addresses. In ipv4: and ipv6: targets, commas separate the addresses of one server."""
+    del ctx, parameter
+    parts = [value] if value.startswith(("ipv4:", "ipv6:")) else value.split(",")
+    return tuple(dict.fromkeys(part.strip() for part in parts))
+
+
+_ADDRESSES = click.option(
+    "--address",
+    cls=JoinedOption,
+    section="Server",
+    is_shared=True,
+    default="127.0.0.1:50051",
+    show_default=True,
+    metavar="ADDRESS,...",
+    callback=_split,
+    help="Address of the server: HOST:PORT or unix:PATH. Several servers share the texts: separate their "
+    "addresses by commas, or repeat the option.",
 )
 _API_KEY = _option(
     "--api-key",
@@ -73,7 +94,13 @@ class ClientSettings(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """The connection options. `model` is empty in commands without --model."""
+    """The connection options.
+
+    Attributes:
+        address: Address of the server, or of the first one.
+        model: Name of the model. Empty in commands without --model.
+        addresses: Addresses of all servers. A command with a single server has one.
+    """
 
     address: str
     model: str
@@ -84,13 +111,15 @@ class ServerOptions:
     tls_cert: Path | None
     tls_key: Path | None
     tls_server_name: str | None
+    addresses: tuple[str, ...]
 
     def __post_init__(self) -> None:
         from attnlens_client.addresses import checked_address  # noqa: PLC0415 - heavy
         from attnlens_client.connection import check_key  # noqa: PLC0415 - heavy
 
         try:
-            checked_address(self.address)
+            for address in self.addresses:
+                checked_address(address)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="'--address'") from error
         try:
@@ -103,6 +132,11 @@ class ServerOptions:
             raise click.UsageError("only one of --tls-cert and --tls-key is set: set both or neither")
         if self.tls_server_name and not self._uses_tls:
             raise click.UsageError("--tls-server-name needs TLS: use --tls or --tls-ca")
+
+    @property
+    def _name(self) -> str:
+        """The servers in messages."""
+        return ", ".join(self.addresses)
 
     @property
     def _uses_tls(self) -> bool:
@@ -164,7 +198,7 @@ class ServerOptions:
                 raise
             raise click.BadParameter(fields[str(option.name)], ctx, option) from error
         except BadReplyError as error:
-            raise BadReplyFailure(f"{self.address}: {error.message}") from error
+            raise BadReplyFailure(f"{self._name}: {error.message}") from error
         except (UnavailableError, ServerError) as error:
             if error.reason:  # the response of an attnlens server
                 raise
@@ -172,7 +206,7 @@ class ServerOptions:
             raise click.ClickException(message) from error
         except DeadlineExceededError as error:
             raise click.ClickException(
-                f"no server answered at {self.address} within {self.timeout_s:g} s: check the address, or "
+                f"no server answered at {self._name} within {self.timeout_s:g} s: check the address, or "
                 "use a larger --timeout-s"
             ) from error
 
@@ -182,17 +216,17 @@ class ServerOptions:
         problem, cause = connection_problem(error, answered=answered, uses_tls=self._uses_tls)
         if problem is ConnectionProblem.TLS_HANDSHAKE:
             return (
-                f"no TLS with {self.address}: check --tls-ca, --tls-cert and --tls-server-name, or "
+                f"no TLS with {self._name}: check --tls-ca, --tls-cert and --tls-server-name, or "
                 f"omit all TLS options if the server does not use TLS ({cause})"
             )
         if problem is ConnectionProblem.OTHER_PROGRAM:
             remedy = "use another --address, or --tls if the server uses TLS"
-            return f"the program at {self.address} is not an attnlens server: {remedy} ({cause})"
+            return f"the program at {self._name} is not an attnlens server: {remedy} ({cause})"
         where = f"--address {self.address}" if self.address.startswith("unix") else "--port PORT"
         remedy = f"start one with `attnlens serve DIR {where}`, or use another --address"
         if problem is ConnectionProblem.NO_SERVER_OR_TLS:
             remedy += ", or --tls if the server uses TLS"
-        return f"no server answers at {self.address}: {remedy} ({cause})"
+        return f"no server answers at {self._name}: {remedy} ({cause})"
 
 
 def _read_pem(path: Path | None, option: str, part: str) -> bytes | None:
@@ -209,17 +243,25 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
     return _with_options(command, (_ADDRESS, _API_KEY, _MODEL, _timeout(60.0), *_TLS))
 
 
+def servers_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `server_options` with an --address that accepts several servers."""
+    return _with_options(command, (_ADDRESSES, _API_KEY, _MODEL, _timeout(60.0), *_TLS))
+
+
 def connection_options(timeout_s: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return `server_options` without --model. `timeout_s` is the default of --timeout-s."""
     return functools.partial(_with_options, options=(_ADDRESS, _API_KEY, _timeout(timeout_s), *_TLS))
 
 
 def _with_options(command: Callable[..., None], options: tuple[Any, ...]) -> Callable[..., None]:
-    names = [field.name for field in fields(ServerOptions)]
+    names = [field.name for field in fields(ServerOptions) if field.name != "addresses"]
 
     @functools.wraps(command)
     def with_server(*args: Any, **given: Any) -> None:  # noqa: ANN401 - as in click
-        server = ServerOptions(**{name: given.pop(name, "") for name in names})
+        values = {name: given.pop(name, "") for name in names}
+        address = values.pop("address")
+        addresses = address if isinstance(address, tuple) else (address,)
+        server = ServerOptions(address=addresses[0], addresses=addresses, **values)
         interrupt_on_signals()
         logging.getLogger("grpc").setLevel(logging.CRITICAL)  # its failures are raised as exceptions
         with server.failures_explained():

@@ -1,6 +1,6 @@
 """The gRPC methods of `attnlens.v1.EncoderService`."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, ParamSpec, Protocol
 
@@ -151,10 +151,10 @@ def handlers(service: EncoderService, calls: Calls, max_texts: int) -> dict[str,
     return handles
 
 
-def add_service(server: grpc.aio.Server, service: EncoderService, calls: Calls, max_texts: int) -> None:
-    """Register the methods of `service`."""
+def add_service(server: grpc.aio.Server, handles: Mapping[str, Handler]) -> None:
+    """Register a handler for each method."""
     rpc_handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
-    for name, handle in handlers(service, calls, max_texts).items():
+    for name, handle in handles.items():
         make = (
             grpc.unary_stream_rpc_method_handler
             if DESCRIPTOR.methods_by_name[name].server_streaming

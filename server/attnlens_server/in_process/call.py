@@ -1,11 +1,11 @@
 """In-process calls, which handlers of `grpc_api` see as gRPC calls.
 
-A call runs on the host's event loop. A queue passes its events to the waiting thread.
+A call runs on the event loop of its host, which receives its events.
 """
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
@@ -14,8 +14,6 @@ from attnlens_client.core.events import Ended, Event, Failed, Reply, Start
 from attnlens_server.grpc_api.methods import Handler
 
 if TYPE_CHECKING:
-    from queue import SimpleQueue
-
     from attnlens_server.grpc_api.calls import Context
 
 _MAX_UNREAD_MESSAGES = 1  # per stream
@@ -49,16 +47,16 @@ class LocalCall:
     Args:
         command: Command of the client's core.
         handle: Handler of the method.
-        events: Queue for events. Replies are serialized.
+        emit: Called with each event, on the event loop. Replies are serialized.
     """
 
-    def __init__(self, command: Start, handle: Handler, events: "SimpleQueue[Event]") -> None:
+    def __init__(self, command: Start, handle: Handler, emit: Callable[[Event], None]) -> None:
         self._id = command.call_id
         self._data: bytes = command.request.SerializeToString()
         self._timeout_s = command.timeout_s
         self._deadline = None if command.timeout_s is None else time.monotonic() + command.timeout_s
         self._handle = handle
-        self._events = events
+        self._emit = emit
         self._room = asyncio.Semaphore(_MAX_UNREAD_MESSAGES)
 
     async def run(self) -> None:
@@ -76,7 +74,7 @@ class LocalCall:
             event = Failed(self._id, CallError(grpc.StatusCode.CANCELLED, "the call was cancelled"))
         else:
             event = Ended(self._id) if reply is None else Reply(self._id, reply)
-        self._events.put(event)
+        self._emit(event)
 
     def acknowledge(self) -> None:
         """Allow the stream to send its next message."""
@@ -101,7 +99,7 @@ class LocalCall:
     async def write(self, message: bytes) -> None:
         """Send a message of a stream once the previous one was received."""
         await self._room.acquire()
-        self._events.put(Reply(self._id, message))
+        self._emit(Reply(self._id, message))
 
     async def abort(
         self, code: grpc.StatusCode, message: str, trailers: Sequence[tuple[str, str | bytes]]

@@ -70,7 +70,7 @@ class Host:
         with self._starting:
             if self._is_closed:
                 raise closed_error(closed="model")
-            call = LocalCall(command, self._handlers[command.method], events)
+            call = LocalCall(command, self._handlers[command.method], events.put)
             running = StartedCall(call, self._loop)
             self._loop.call_soon_threadsafe(self._begin, running)
         return running

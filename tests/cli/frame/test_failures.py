@@ -9,7 +9,7 @@ import pytest
 
 RunHere = Callable[..., tuple[int, str, str]]
 
-_NO_FILE = "embed: invalid value for '[FILE]': File 'It rained.' does not exist"
+_NO_FILE = "embed: invalid value for '[INPUT]...': File 'It rained.' does not exist"
 
 
 @pytest.mark.parametrize(

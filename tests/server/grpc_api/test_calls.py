@@ -144,7 +144,7 @@ async def test_cancellation_is_not_lost_while_a_message_is_taken() -> None:
 
     handle = calls.handler(parser_of(pb.EncodeStreamRequest, 1), stream, "EncodeStream")
     events: SimpleQueue[Event] = SimpleQueue()
-    call = LocalCall(Start(7, "EncodeStream", pb.EncodeStreamRequest(), None), handle, events)
+    call = LocalCall(Start(7, "EncodeStream", pb.EncodeStreamRequest(), None), handle, events.put)
     task = asyncio.create_task(call.run())
     while events.empty():
         await asyncio.sleep(0)

@@ -1,23 +1,28 @@
-"""`attnlens embed`: embed the lines of a file with concurrent calls and bounded memory."""
+"""`attnlens embed`: embed the lines of a file, or files of any size in parts, in bounded memory."""
 # ruff: noqa: PLC0415 - heavy imports belong in the command, so that `attnlens --help` is fast
 
 import asyncio
+import logging
 import os
+import re
 import sys
+import time
 from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
+from attnlens_cli.commands.config_option import ENGINES, PRECISIONS, ConfigFailure, config_option
 from attnlens_cli.commands.options import (
     EMBEDDING_TYPES,
     batch_size_option,
     check_version,
     data_type_option,
-    input_format_option,
     reading_options,
     text_failure,
     vector_options,
@@ -25,12 +30,19 @@ from attnlens_cli.commands.options import (
 from attnlens_cli.files.output_file import check_is_other, checked_path, replacing
 from attnlens_cli.files.text_lines import STDIO, Batches, InputFile, Line, input_file
 from attnlens_cli.frame.options import Command, in_section
-from attnlens_cli.frame.server import ServerOptions, server_options
+from attnlens_cli.frame.server import ServerOptions, servers_options
+from attnlens_cli.printable import counted
 from attnlens_cli.show.progress import Counts, TextProgress, shown_progress
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from attnlens_bulk import Estimate, Report
+    from attnlens_bulk import Progress as RunProgress
     from attnlens_cli.files.writers import VectorWriter
-    from attnlens_client import AsyncClient, Embeddings
+    from attnlens_client import AsyncClient, Embeddings, ModelInfo
+    from attnlens_client.client import BlockingMethods
+    from attnlens_server.in_process import Local
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,21 +56,60 @@ class _Settings:
     options: dict[str, Any]
 
 
-class _TextFile(click.Path):
-    """An existing file. The message for a missing file explains how to embed a single text."""
+_RUN_OPTIONS = (
+    "text_columns",
+    "id_column",
+    "keep",
+    "output_format",
+    "rows_per_part",
+    "shard",
+    "bad_rows",
+    "dry_run",
+)
+_PROCESS_OPTIONS = ("engine", "precision", "threads")
+_LINE_INTERVAL_S = 60.0
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - as in click
-        """Return the path."""
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter as error:
-            if os.path.exists(value):  # noqa: PTH110 - a text may be too long for pathlib
-                raise
-            hint = (
-                "use a file with one text per line, or embed a single text with "
-                "`attnlens encode TEXT --outputs embedding`"
-            )
-            raise click.BadParameter(f"{error.message.removesuffix('.')}: {hint}", ctx, param) from error
+_run_option = in_section("Output directory")
+_compute = partial(config_option, section="Without a server")
+
+
+class _Shard(click.ParamType[tuple[int, int]]):
+    """Index and number of shards, such as 0/4."""
+
+    name = "shard"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as in click
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> tuple[int, int]:
+        """Return index and number."""
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch("([0-9]{1,6})/([0-9]{1,6})", str(value))
+        if match is None or int(match[1]) >= int(match[2]):
+            self.fail(f"{value!r} is not I/N with an index I from 0 to N - 1, such as 0/4", param, ctx)
+        return int(match[1]), int(match[2])
+
+
+def _check_text_file(ctx: click.Context, name: str) -> None:
+    """Raise click.BadParameter if an input is not a file. The message explains how to embed one text."""
+    param = next(param for param in ctx.command.params if param.name == "inputs")
+    try:
+        click.Path(exists=True, dir_okay=False, allow_dash=True).convert(name, param, ctx)
+    except click.BadParameter as error:
+        if os.path.exists(name):  # noqa: PTH110 - a text may be too long for pathlib
+            raise click.BadParameter(
+                f"{error.message.removesuffix('.')}: to embed a directory, let --output end with /",
+                ctx,
+                param,
+            ) from error
+        hint = (
+            "use a file with one text per line, or embed a single text with "
+            "`attnlens encode TEXT --outputs embedding`"
+        )
+        raise click.BadParameter(f"{error.message.removesuffix('.')}: {hint}", ctx, param) from error
 
 
 @click.command(
@@ -66,10 +117,18 @@ class _TextFile(click.Path):
     epilog="""\b
 Example:
   attnlens embed sentences.txt --address localhost:50051 --output vectors.npy
-  zcat corpus.jsonl.gz | attnlens embed - --input-format jsonl --output - > vectors.jsonl""",
+  zcat corpus.jsonl.gz | attnlens embed - --input-format jsonl --output - > vectors.jsonl
+  attnlens embed passages.jsonl --bundle bundles/minilm --id id --output vectors/""",
 )
-@click.argument("file", default=STDIO, type=_TextFile(exists=True, dir_okay=False, allow_dash=True))
-@input_format_option
+@click.argument("inputs", metavar="[INPUT]...", nargs=-1)
+@in_section("Input")(
+    "--input-format",
+    type=click.Choice(["auto", "lines", "jsonl", "csv", "tsv", "parquet", "arrow"]),
+    default="auto",
+    show_default=True,
+    help="Format of all files. auto: by suffix, otherwise lines. Formats other than lines and jsonl need an "
+    "output directory.",
+)
 @reading_options
 @vector_options
 @in_section("Embedding")(
@@ -81,8 +140,9 @@ Example:
     "--output",
     "-o",
     default=STDIO,
-    type=click.Path(dir_okay=False, allow_dash=True),
-    help="File that ends in .npy or .jsonl; - writes JSON lines to standard output.  [default: -]",
+    metavar="FILE|DIR/",
+    help="File that ends in .npy or .jsonl, or a directory, or the URL of one that ends with /. - writes "
+    "JSON lines to standard output.  [default: -]",
 )
 @data_type_option
 @in_section("Output")(
@@ -93,58 +153,300 @@ Example:
     help="Quantization: one byte per component (int8, uint8; needs the ranges of a bundle), or one bit "
     "(binary, ubinary).",
 )
+@_run_option(
+    "--text-column",
+    "text_columns",
+    metavar="NAME",
+    multiple=True,
+    default=["text"],
+    show_default=True,
+    help="Column with the text. Several columns are joined by line breaks.",
+)
+@_run_option("--id", "id_column", metavar="NAME", help="Column to write as id.")
+@_run_option("--keep", metavar="NAME", multiple=True, help="Further column to write. May be repeated.")
+@_run_option(
+    "--output-format",
+    type=click.Choice(["parquet", "arrow", "npy", "jsonl"]),
+    default="parquet",
+    show_default=True,
+    help="Format of the parts. npy contains embeddings alone.",
+)
+@_run_option(
+    "--rows-per-part",
+    type=click.IntRange(min=1),
+    default=32_768,
+    show_default=True,
+    help="Input rows per part. Two parts are in memory, and an interruption loses up to two.",
+)
+@_run_option(
+    "--shard",
+    metavar="I/N",
+    type=_Shard(),
+    default="0/1",
+    show_default=True,
+    help="Compute only the parts I, I + N, I + 2N, ... One process per shard writes to the same directory.",
+)
+@_run_option(
+    "--bad-rows",
+    type=click.Choice(["fail", "skip"]),
+    default="fail",
+    show_default=True,
+    help="Rows without a valid text: end the command, or omit them and list them in rejected-*.jsonl.",
+)
+@_run_option("--dry-run", is_flag=True, help="Estimate duration and size from a sample. Write nothing.")
 @batch_size_option(128)
 @in_section("Requests")(
     "--in-flight",
     type=click.IntRange(1, 1_024),
     default=8,
     show_default=True,
-    help="Number of concurrent calls.",
+    help="Number of concurrent calls per server.",
 )
-@server_options
+@in_section("Without a server")(
+    "--bundle",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="Run this bundle in the process of the command, instead of calling a server.",
+)
+@_compute("engine", "Engine that runs the bundle.", ENGINES)
+@_compute("precision", "Precision of the bundle's embeddings.", PRECISIONS)
+@_compute("threads", "Number of compute threads; 0: one per physical core.")
+@servers_options
 def embed(
-    file: str,
+    inputs: tuple[str, ...],
     output: str,
     input_format: str,
     batch_size: int,
     in_flight: int,
+    bundle: str | None,
     server: ServerOptions,
-    **options: Any,  # noqa: ANN401 - arguments of the client's method
+    **options: Any,  # noqa: ANN401 - options of runs and bundles, and arguments of the client's method
 ) -> None:
-    """Embed each line of FILE. Without FILE or with -, read standard input.
+    """Embed the texts of INPUT. Without INPUT or with -, read standard input.
 
-    FILE contains one text per line, or JSON lines with the text under "text" and the second text of a pair
-    under "text_pair". An empty line is an empty text, and blank JSON lines are skipped. Row i of an .npy file
-    belongs to the i-th text. JSON output keeps the other keys of the input, such as "id". The output file
-    appears only when it is complete.
+    With an --output file, INPUT is a file with one text per line, or JSON lines with the text under "text"
+    and the second text of a pair under "text_pair". An empty line is an empty text, and blank JSON lines are
+    skipped. Row i of an .npy file belongs to the i-th text. JSON output keeps the other keys of the input,
+    such as "id". The output file appears only when it is complete.
+
+    With an --output directory, INPUT are files, directories, patterns or URLs of Parquet, Arrow, CSV, JSON
+    lines or plain lines, also compressed. The output is written in parts. The same command continues an
+    interrupted one.
     """
+    ctx = click.get_current_context()
+    run = {name: options.pop(name) for name in _RUN_OPTIONS}
+    process = {name: options.pop(name) for name in _PROCESS_OPTIONS}
+    calls = {"batch_size": batch_size, "in_flight": in_flight}
+    if not bundle:
+        _check_default(ctx, _PROCESS_OPTIONS, "--bundle, since a server has its own settings")
+    models = _Models(server, None if bundle is None else Path(bundle), process, batch_size)
+    if output.endswith("/") or Path(output).is_dir():
+        run["input_format"] = None if input_format == "auto" else input_format
+        _embed_files(inputs, output, models, run | calls, options)
+        return
+    _check_default(ctx, _RUN_OPTIONS, "an --output directory, which ends with /")
+    file = _single_file(ctx, inputs, input_format)
     if output != STDIO:
         checked_path(output, "--output", (".npy", ".jsonl"))
         check_is_other(output, file)
-    settings = _Settings(
-        input=input_file(file, input_format),
-        output=output,
-        batch_size=batch_size,
-        in_flight=in_flight,
-        options=options,
-    )
+    settings = _Settings(input=input_file(file, input_format), output=output, options=options, **calls)
     if output == STDIO and sys.stdout is None:
         raise click.UsageError("standard output is closed: use --output")
     if file == STDIO and sys.stdin.isatty():
         click.echo("Reading standard input, one text per line. Ctrl-D ends it.", err=True)
-    counts = asyncio.run(_run(settings, server))
+    counts = asyncio.run(_run(settings, models))
     target = "" if output == STDIO else f" -> {output}"
     click.echo(f"{counts.summary()}{target}", err=True)
 
 
-async def _run(settings: _Settings, server: ServerOptions) -> Counts:
-    from attnlens_cli.files.writers import EMBED_KEYS, JsonlWriter, NpyWriter
-    from attnlens_client import AsyncClient
+def _check_default(ctx: click.Context, names: tuple[str, ...], needed: str) -> None:
+    """Raise click.UsageError if one of these options is set."""
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name or "")
+        if param.name in names and source not in {ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP}:
+            raise click.UsageError(f"{param.opts[0]} needs {needed}")
 
-    connection = server.client_settings()
-    client_options: dict[str, Any] = {"batch_size": settings.batch_size, "priority": "bulk"}
-    async with AsyncClient(server.address, **client_options, **connection) as client:
-        model = await client.get_model(server.model)
+
+def _single_file(ctx: click.Context, inputs: tuple[str, ...], input_format: str) -> str:
+    """Return the input for an output file."""
+    if len(inputs) > 1:
+        raise click.UsageError(
+            f"{len(inputs)} inputs need an --output directory: let --output end with /, or give one input"
+        )
+    [name] = inputs or (STDIO,)
+    _check_text_file(ctx, name)
+    if input_format not in {"auto", "lines", "jsonl"}:
+        raise click.UsageError(
+            f"--input-format {input_format} needs an --output directory, which ends with /"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class _Models:
+    """A bundle in this process, or servers."""
+
+    server: ServerOptions
+    bundle: Path | None
+    settings: dict[str, Any]
+    batch_size: int
+
+    @contextmanager
+    def opened(self) -> "Iterator[list[BlockingMethods]]":
+        """Yield a local model, or one client per server."""
+        with ExitStack() as stack:
+            if self.bundle is not None:
+                yield [stack.enter_context(self._local())]
+                return
+            from attnlens_client import Client
+
+            options: dict[str, Any] = {"batch_size": self.batch_size, "priority": "bulk"}
+            yield [
+                stack.enter_context(Client(address, **options, **self.server.client_settings()))
+                for address in self.server.addresses
+            ]
+
+    @asynccontextmanager
+    async def opened_one(self) -> "AsyncIterator[AsyncClient | _AsyncLocal]":
+        """Yield a model with asynchronous methods."""
+        if self.bundle is not None:
+            with self._local() as model:
+                yield _AsyncLocal(model)
+            return
+        from attnlens_client import AsyncClient
+
+        if len(self.server.addresses) > 1:
+            raise click.UsageError("several addresses need an --output directory: let --output end with /")
+        options: dict[str, Any] = {"batch_size": self.batch_size, "priority": "bulk"}
+        async with AsyncClient(self.server.address, **options, **self.server.client_settings()) as client:
+            yield client
+
+    def _local(self) -> "Local":
+        import attnlens_server
+        from attnlens_server.config import ConfigError
+
+        assert self.bundle is not None  # noqa: S101 - for mypy
+        logging.getLogger("attnlens_server").setLevel(logging.WARNING)
+        try:
+            return attnlens_server.local(self.bundle, batch_size=self.batch_size, **self.settings)
+        except ConfigError as error:
+            raise ConfigFailure(error) from error
+
+
+class _AsyncLocal:
+    """A local model with the asynchronous methods that the command calls."""
+
+    def __init__(self, model: "Local") -> None:
+        self._model = model
+
+    async def get_model(self, name: str) -> "ModelInfo":
+        return await asyncio.to_thread(self._model.get_model, name)
+
+    async def embed_with_usage(self, texts: list[Any], **options: Any) -> "Embeddings":  # noqa: ANN401
+        return await asyncio.to_thread(self._model.embed_with_usage, texts, **options)
+
+
+# --- an output directory --------------------------------------------------------------------------
+
+
+def _embed_files(
+    inputs: tuple[str, ...], output: str, models: _Models, run: dict[str, Any], options: dict[str, Any]
+) -> None:
+    from attnlens_bulk import RunOptions, embed_files, estimate
+
+    if not inputs or STDIO in inputs:
+        raise click.UsageError("an --output directory needs files as INPUT, which can be read again")
+    is_dry_run = run.pop("dry_run")
+    run["skip_bad_rows"] = run.pop("bad_rows") == "skip"
+    try:
+        run_options = RunOptions(**run, embedding=options | {"model": models.server.model})
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    with models.opened() as opened:
+        try:
+            if is_dry_run:
+                _show_estimate(estimate(inputs, output, opened, run_options))
+                return
+            with _shown_run() as progress:
+                report = embed_files(inputs, output, opened, run_options, progress=progress)
+        except ValueError as error:  # an invalid option
+            raise click.UsageError(str(error)) from error
+    _show_report(report, output)
+
+
+def _show_estimate(result: "Estimate") -> None:
+    click.echo(
+        f"input: {counted(result.num_files, 'file')}, {result.input_bytes / 1e6:,.1f} MB, about "
+        f"{counted(result.num_rows, 'row')} in {counted(result.num_parts, 'part')}\n"
+        f"speed: {result.rows_per_s:,.0f} rows/s, measured with {counted(result.num_sample_rows, 'row')}\n"
+        f"time: about {_duration(result.seconds)} for this shard\n"
+        f"output: about {result.output_bytes / 1e6:,.1f} MB for this shard"
+    )
+
+
+def _show_report(report: "Report", output: str) -> None:
+    tally, seconds = report.tally, report.elapsed_s
+    kept = report.num_parts - report.num_written
+    rejected = f", {counted(report.num_rejected, 'row')} rejected" if report.num_rejected else ""
+    existing = f" ({kept:,} existed)" if kept else ""
+    rate = f"{tally.texts / seconds:,.0f} texts/s"
+    click.echo(
+        f"{counted(report.num_rows, 'row')}{rejected}, {counted(report.num_parts, 'part')}{existing}, "
+        f"{counted(tally.texts, 'distinct text')}, {counted(tally.tokens, 'token')} in {seconds:.1f} s "
+        f"({rate}) -> {output}",
+        err=True,
+    )
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{seconds:.0f} s" if seconds < 120 else f"{minutes // 60} h {minutes % 60} min"  # noqa: PLR2004
+
+
+@contextmanager
+def _shown_run() -> "Iterator[Callable[[RunProgress], None]]":
+    """Show a bar on a terminal, otherwise a line per minute."""
+    if not sys.stderr.isatty():
+        last = time.monotonic()
+
+        def write_line(state: "RunProgress") -> None:
+            nonlocal last
+            if time.monotonic() - last >= _LINE_INTERVAL_S:
+                last = time.monotonic()
+                left = "" if state.remaining_s is None else f", about {_duration(state.remaining_s)} left"
+                rate = state.texts / state.elapsed_s
+                click.echo(f"{state.position:.1%}, {rate:,.0f} texts/s{left}", err=True)
+
+        yield write_line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        BarColumn(),
+        TextColumn("{task.percentage:.1f} %"),
+        TextColumn("{task.fields[rate]:,.0f} texts/s"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1.0, rate=0.0, left="")
+
+        def advance(state: "RunProgress") -> None:
+            left = "" if state.remaining_s is None else f"about {_duration(state.remaining_s)} left"
+            bar.update(task, completed=state.position, rate=state.texts / (state.elapsed_s or 1.0), left=left)
+
+        yield advance
+
+
+# --- an output file -------------------------------------------------------------------------------
+
+
+async def _run(settings: _Settings, models: _Models) -> Counts:
+    from attnlens_cli.files.writers import EMBED_KEYS, JsonlWriter, NpyWriter
+
+    async with models.opened_one() as client:
+        model = await client.get_model(models.server.model)
         settings.options["model"] = model.name  # all calls must use the same model
         try:
             like = await client.embed_with_usage([], **settings.options)  # (0, D)
@@ -170,7 +472,7 @@ async def _run(settings: _Settings, server: ServerOptions) -> Counts:
 
 async def _pump(
     settings: _Settings,
-    client: "AsyncClient",
+    client: "AsyncClient | _AsyncLocal",
     batches: Batches,
     writer: "VectorWriter",
     progress: TextProgress,
@@ -221,7 +523,7 @@ async def _pump(
     writer.finish()
 
 
-async def _embed(settings: _Settings, client: "AsyncClient", batch: list[Line]) -> "Embeddings":
+async def _embed(settings: _Settings, client: "AsyncClient | _AsyncLocal", batch: list[Line]) -> "Embeddings":
     from attnlens_client import AttnlensError
 
     try:
