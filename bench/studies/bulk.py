@@ -23,6 +23,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from attnlens_bulk.run import DEFAULT_ROWS_PER_PART
 from bench.workloads import DATA
 
 THREADS = 2
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, help="the same model for sentence-transformers")
     parser.add_argument("--texts", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows-per-part", type=int, default=DEFAULT_ROWS_PER_PART)
     parser.add_argument("--engine", choices=["onnxruntime", "openvino"], default="onnxruntime")
     parser.add_argument("--run", help=argparse.SUPPRESS)  # one measurement, in a process of its own
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
@@ -107,8 +109,9 @@ def _engine(arguments: argparse.Namespace) -> dict[str, float]:
 
 def _bulk(arguments: argparse.Namespace) -> dict[str, float]:
     import attnlens_server
-    from attnlens_bulk import Progress, embed_files
+    from attnlens_bulk import Progress, RunOptions, embed_files
 
+    options = RunOptions(rows_per_part=arguments.rows_per_part)
     samples: list[tuple[float, float]] = []
 
     def sample(state: Progress) -> None:
@@ -120,7 +123,7 @@ def _bulk(arguments: argparse.Namespace) -> dict[str, float]:
     ):
         model.embed(["warm-up"])
         with _Timer() as timer:
-            report = embed_files([str(arguments.file)], f"{output}/run/", [model], progress=sample)
+            report = embed_files([str(arguments.file)], f"{output}/run/", [model], options, progress=sample)
     early = next(rss for position, rss in samples if position >= 0.1)
     return timer.rates(report.num_rows) | {"rss_early": early, "rss_end": samples[-1][1]}
 

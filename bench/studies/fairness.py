@@ -1,8 +1,9 @@
-"""Measures how long a light client waits beside heavy ones: `python -m bench.studies.fairness BUNDLE`.
+"""Measures the wait of a light client while others are heavy: `python -m bench.studies.fairness BUNDLE`.
 
 The light client embeds one sentence at a time. Eight heavy clients, each with its own key and several calls
 at a time, embed passages (half of them in bulk), and request attention and explanations. Both run in
-processes of their own. Prints times alone and beside the others, and the requests that were refused.
+separate processes. Prints the times of the light client alone and with the heavy clients, and the rejected
+requests.
 """
 
 import argparse
@@ -28,25 +29,7 @@ from bench.servers import attnlens_server
 
 NUM_HEAVY, CALLS_OF_HEAVY = 8, 4
 PAUSE_S = 0.02  # of the light client
-WORDS = [
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "while",
-    "two",
-    "old",
-    "men",
-    "talked",
-    "about",
-    "music",
-    "and",
-    "weather",
-    "in",
-    "town",
-]
+TEXT = "the cat sat on a mat while two old men talked about music and weather in town"
 LIGHT = pb.EmbedRequest(inputs=[pb.Input(text="A man is playing a guitar on the stage.")])
 
 
@@ -62,11 +45,13 @@ def main() -> None:
         log = Path(directory) / "server.log"
         with attnlens_server(options.bundle, "fp32", 0, log, "--api-keys", str(keys)) as server:
             ratios = [measure(server.address, secrets, options.requests) for _ in range(options.rounds)]
-    print(f"p99 beside / alone, median of {len(ratios)} rounds: {statistics.median(ratios):.2f}")
+    print(
+        f"p99 with the heavy clients / alone, median of {len(ratios)} rounds: {statistics.median(ratios):.2f}"
+    )
 
 
 def write_keys(path: Path) -> list[str]:
-    """Write a key file, and return the key of the light client and those of the heavy ones."""
+    """Write a key file. Return the keys: the light client's first, then one per heavy client."""
     made = [new_key(name) for name in ("light", *(f"heavy-{number}" for number in range(NUM_HEAVY)))]
     path.write_text("".join(f"{line}\n" for _, line in made))
     return [key for key, _ in made]
@@ -161,7 +146,7 @@ def send(address: str, key: str, kind: int, stop: Any, counts: Counter[str]) -> 
 def passages(count: int, max_words: int) -> list[pb.Input]:
     """Return random texts."""
     lengths = [random.randint(5, max_words) for _ in range(count)]
-    return [pb.Input(text=" ".join(random.choices(WORDS, k=length))) for length in lengths]
+    return [pb.Input(text=" ".join(random.choices(TEXT.split(), k=length))) for length in lengths]
 
 
 def metadata(key: str, *, is_bulk: bool = False) -> tuple[tuple[str, str | bytes], ...]:

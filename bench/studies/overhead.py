@@ -1,15 +1,16 @@
-"""Measures the cost of observation: CPU time of the event loop per request, with and without it.
+"""Measures the cost of access control and observation: CPU time of the event loop per request.
 
     python -m bench.studies.overhead BUNDLE [--rounds 60] [--requests 400]
 
-Two servers run at the same time, one with metrics, an access log of errors, and traces of one percent of
-requests, one without them. They get the same requests, `Embed` with one sentence, in turn. The result is the
-median of the differences within each round, with a 95 % confidence interval by bootstrap. A second table
-shows the same code without a server, which is less noisy.
+Two servers run at the same time, one with API keys, rates, metrics, an access log of errors, and traces of
+one percent of requests, one without all of them. They get the same requests, `Embed` with one sentence, in
+turn. The result is the median of the differences within each round, with a 95 % confidence interval by
+bootstrap. A second table shows the code of the observation without a server, which is less noisy.
 """
 
 import argparse
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from attnlens_server.access.keys import new_key
 from attnlens_server.config import AccessLogSelection
 from attnlens_server.http_api.metrics import RequestCollector
 from attnlens_server.observing.access_log import AccessLog
@@ -40,6 +42,7 @@ from attnlens_server.serving.stages import mark
 from bench.servers import RunningServer, attnlens_server
 
 OPTIONS = ("--metrics-port", "0", "--access-log", "errors")
+POLICY = "[default]\nmethods = ['Embed']\ntexts_per_second = 1e6\ntokens_per_second = 1e8\n"
 SAMPLER = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.01"}
 REQUEST = pb.EmbedRequest(inputs=[pb.Input(text="A man is playing a guitar.")])
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"
@@ -69,27 +72,34 @@ class Discarding(SpanExporter):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the cost of observation.")
+    parser = argparse.ArgumentParser(description="Measure the cost of access control and observation.")
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--requests", type=int, default=400)
     arguments = parser.parse_args()
     with ExitStack() as stack:
         collector, endpoint = stack.enter_context(collecting())
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        key, line = new_key("client")
+        (directory / "keys").write_text(line)
+        (directory / "policy.toml").write_text(POLICY)
+        access = ("--api-keys", str(directory / "keys"), "--policy", str(directory / "policy.toml"))
         off = stack.enter_context(attnlens_server(arguments.bundle, "fp32", 1, LOG / "off.log"))
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for name, value in {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, **SAMPLER}.items():
             patch.setenv(name, value)
-        on = stack.enter_context(attnlens_server(arguments.bundle, "fp32", 1, LOG / "on.log", *OPTIONS))
-        off_us, on_us = measure(off, on, arguments.rounds, arguments.requests)
+        on = stack.enter_context(
+            attnlens_server(arguments.bundle, "fp32", 1, LOG / "on.log", *OPTIONS, *access)
+        )
+        off_us, on_us = measure(off, on, key, arguments.rounds, arguments.requests)
         time.sleep(6)  # spans are exported every 5 s
         num_spans = collector.num_spans
         parts = measure_parts()
     differences = np.array(on_us) - off_us
     low, high = interval(differences)
     print("| event loop, us per request | median |\n|---|---|")
-    print(f"| without observation | {statistics.median(off_us):.1f} |")
-    print(f"| with observation | {statistics.median(on_us):.1f} |")
+    print(f"| without both | {statistics.median(off_us):.1f} |")
+    print(f"| with both | {statistics.median(on_us):.1f} |")
     print(f"| difference within a round | {np.median(differences):.1f} [{low:.1f}, {high:.1f}] |")
     print(f"\n{num_spans} spans were received.\n")
     print("| the same code without a server | us per request |\n|---|---|")
@@ -109,7 +119,7 @@ def collecting() -> Iterator[tuple[Collector, str]]:
 
 
 def measure(
-    off: RunningServer, on: RunningServer, rounds: int, num_requests: int
+    off: RunningServer, on: RunningServer, key: str, rounds: int, num_requests: int
 ) -> tuple[list[float], list[float]]:
     """Return the CPU time of the event loops per request in each round, in microseconds."""
     times: dict[int, list[float]] = {off.pid: [], on.pid: []}
@@ -118,16 +128,17 @@ def measure(
         for number in range(rounds + 2):  # the first two are a warm-up
             for server in (off, on) if number % 2 else (on, off):
                 before = loop_ns(server)
-                send(stubs[server], num_requests)
+                send(stubs[server], key, num_requests)
                 if number > 1:
                     times[server.pid].append((loop_ns(server) - before) / num_requests / 1000)
     return times[off.pid], times[on.pid]
 
 
-def send(stub: EncoderServiceStub, num_requests: int) -> None:
+def send(stub: EncoderServiceStub, key: str, num_requests: int) -> None:
     """Send requests, of which a few run at the same time."""
+    metadata = (("authorization", f"Bearer {key}"),)
     with ThreadPoolExecutor(CLIENTS) as pool:
-        list(pool.map(lambda _: stub.Embed(REQUEST, timeout=60), range(num_requests)))
+        list(pool.map(lambda _: stub.Embed(REQUEST, timeout=60, metadata=metadata), range(num_requests)))
 
 
 def loop_ns(server: RunningServer) -> int:

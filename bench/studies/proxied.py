@@ -1,7 +1,7 @@
 """Compares attacks on a server with and without HAProxy: `python -m bench.studies.proxied BUNDLE`.
 
-A client sends one text at a time beside each attack. HAProxy runs with deploy/haproxy.cfg. Requires Linux and
-the Debian package haproxy.
+During each attack, a client sends one text at a time. HAProxy runs with deploy/haproxy.cfg. Requires Linux
+and the Debian package haproxy.
 """
 
 import argparse
@@ -14,9 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -74,7 +75,11 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def haproxy(
-    ports: Ports, certificate: Path | None, log: Path, environment: Mapping[str, str] | None = None
+    ports: Ports,
+    certificate: Path | None,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    others: Sequence[Ports] = (),
 ) -> Iterator[Proxy]:
     """Run HAProxy with deploy/haproxy.cfg, in which only ports and paths are replaced.
 
@@ -83,20 +88,19 @@ def haproxy(
         certificate: Private key and certificates in PEM format. Without it, TLS is left out.
         log: File for its log. Its folder contains `attnlens-keys.map` if the environment enables tokens.
         environment: Additional environment variables.
+        others: Ports of further servers, for which the `server` lines are repeated.
     """
     plain, tls = free_ports(2)
     replaced = {
         "127.0.0.1:8000": f"127.0.0.1:{plain}",
         ":443 ssl crt /etc/haproxy/attnlens.pem": f"127.0.0.1:{tls} ssl crt {certificate}",
-        "127.0.0.1:50051": f"127.0.0.1:{ports.grpc}",
-        "127.0.0.1:8080": f"127.0.0.1:{ports.http}",
-        "port 9090": f"port {ports.operations}",
         "/etc/haproxy/attnlens-keys.map": str(log.with_name("attnlens-keys.map")),
     }
     content = CONFIG.read_text("utf-8")
     for old, new in replaced.items():
         assert old in content, old
         content = content.replace(old, new)
+    content = re.sub(r"(?m)^ +server local .*\n", partial(_server_lines, [ports, *others]), content)
     if certificate is None:
         content = re.sub(r"(?m)^ +bind .* ssl .*\n", "", content)
     config = log.with_suffix(".cfg")
@@ -108,6 +112,23 @@ def haproxy(
         address = f"127.0.0.1:{plain}"
         wait_until_listening(address, process)
         yield Proxy(address, f"127.0.0.1:{tls}", RunningServer(address, process.pid))
+
+
+def _server_lines(servers: Sequence[Ports], line: re.Match[str]) -> str:
+    """Return the line of a server for each of several ones."""
+    lines = []
+    for number, ports in enumerate(servers):
+        replaced = {
+            "local": f"local{number}",
+            "127.0.0.1:50051": f"127.0.0.1:{ports.grpc}",
+            "127.0.0.1:8080": f"127.0.0.1:{ports.http}",
+            "port 9090": f"port {ports.operations}",
+        }
+        text = line[0]
+        for old, new in replaced.items():
+            text = text.replace(old, new)
+        lines.append(text)
+    return "".join(lines)
 
 
 def find_haproxy() -> str | None:

@@ -53,11 +53,17 @@ class Reply:
 class RawClient:
     """A connection with a flow control window of `window_bytes` per stream."""
 
-    def __init__(self, address: str, window_bytes: int = LARGEST_WINDOW_BYTES) -> None:
-        """Connect and send the HTTP/2 preface. Raises OSError if the connection fails."""
+    def __init__(self, address: str, window_bytes: int = LARGEST_WINDOW_BYTES, source: str = "") -> None:
+        """Connect from the address `source` and send the HTTP/2 preface.
+
+        Raises:
+            OSError: The connection fails.
+        """
         host, port = address.rsplit(":", 1)
         self._authority = address
-        self._socket = socket.create_connection((host, int(port)), timeout=DEADLINE_S)
+        self._socket = socket.create_connection(
+            (host, int(port)), timeout=DEADLINE_S, source_address=(source, 0)
+        )
         self._http2 = H2Connection(H2Configuration(header_encoding="utf-8"))
         self._http2.initiate_connection()
         self._http2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: window_bytes})

@@ -1,7 +1,7 @@
-"""Attacks a server for minutes beside good clients: `python -m bench.studies.soak BUNDLE --minutes 30`.
+"""Attacks a server while good clients use it: `python -m bench.studies.soak BUNDLE --minutes 30`.
 
-First each attack runs beside two good clients, then all run together. A good client compares each answer with
-the answer computed before any other client started. Requires Linux.
+First each attack runs alone, then all run together, each time with two good clients. A good client compares
+each response with the one that it received before any other client started. Requires Linux.
 """
 
 import argparse
@@ -109,7 +109,7 @@ class Row:
 
 
 HEADER = (
-    "| beside one client with one text | attempts | good requests | wrong | lost | UNKNOWN/INTERNAL "
+    "| attack on one client with one text | attempts | good requests | wrong | lost | UNKNOWN/INTERNAL "
     "| tracebacks | p50 ms | p99 ms | p99 alone | RSS after 1/6, MiB | at the end | peak | verdict |\n"
     "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
@@ -127,7 +127,7 @@ class Soak:
     seed: int
 
     def phase(self, name: str, roles: dict[str, int], seconds: float) -> Row:
-        """Run roles with numbers of threads beside a client with one text."""
+        """Run each role in a number of threads, while a client sends one text at a time."""
         row = Row(name)
         logged = self._tracebacks()
         self.server.forget_peak()

@@ -32,11 +32,15 @@ def main() -> None:
     scores = [float(row[2]) for row in rows]
     print("| embedding_type | bytes per vector | similarity | Spearman |\n|---|---|---|---|")
     with Client(parser.parse_args().address) as client:
-        for embedding_type in get_args(EmbeddingTypeName):
-            result = client.embed_with_usage(sentences, embedding_type=embedding_type)
-            for name, similarities in _similarities(result, embedding_type):
+        variants: dict[str, dict[str, Any]] = {
+            name: {"embedding_type": name} for name in get_args(EmbeddingTypeName)
+        }
+        variants["float16"] = {"dtype": "float16"}
+        for label, options in variants.items():
+            result = client.embed_with_usage(sentences, **options)
+            for name, similarities in _similarities(result, options.get("embedding_type", "float")):
                 correlation = spearmanr(similarities, scores).statistic
-                print(f"| {embedding_type} | {result.vectors[0].nbytes} | {name} | {correlation:.5f} |")
+                print(f"| {label} | {result.vectors[0].nbytes} | {name} | {correlation:.5f} |")
 
 
 def _similarities(

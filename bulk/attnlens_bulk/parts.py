@@ -125,8 +125,8 @@ def make_part(
     columns = [table[name].to_pylist() for name in text_columns]
     if "id" in kept.values():
         id_column = next(name for name, output in kept.items() if output == "id")
-        for row in np.flatnonzero(table[id_column].is_null().to_numpy()):
-            problems.setdefault(int(row), f"no value in the column {id_column!r}")
+        for null_row in np.flatnonzero(table[id_column].is_null().to_numpy()):
+            problems.setdefault(int(null_row), f"no value in the column {id_column!r}")
     distinct: dict[str, list[int]] = {}
     for row, values in enumerate(zip(*columns, strict=True)):
         texts = [value for value in values if value is not None]

@@ -41,7 +41,7 @@ class Tally:
         tokens: Number of their tokens.
         truncated: Number of texts that were too long.
         work: Fraction of the input that was computed.
-        position: Fraction of the input up to the latest text.
+        position: Fraction of the input up to the last of the texts.
     """
 
     texts: int = 0
@@ -197,7 +197,7 @@ class Pipeline:
             self._store(batch, result)
 
     def _take(self) -> _Batch | None:
-        """Wait for a batch. Return None if there will be none."""
+        """Wait for a batch. Return None after the last one."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._is_stopped or self._queue or (self._is_fed and not self._num_running)
@@ -251,7 +251,8 @@ class Pipeline:
             part.num_missing -= len(texts)
             begin, end = part.fractions
             self.tally.work += (end - begin) * len(texts) / len(part.texts)
-            self.tally.position = end - (end - begin) * part.num_missing / len(part.texts)
+            position = end - (end - begin) * part.num_missing / len(part.texts)
+            self.tally.position = max(self.tally.position, position)
             self._num_running -= 1
             if part.num_missing == 0:
                 self._finished.put(part)

@@ -209,7 +209,7 @@ def estimate(
 ) -> Estimate:
     """Estimate duration and size of a run from a few hundred rows of its inputs, without writing.
 
-    Arguments and errors are those of `embed_files`.
+    See `embed_files` for arguments and errors.
     """
     return _Run(inputs, output, models, options or RunOptions()).estimate()
 

@@ -18,7 +18,7 @@ class Storage:
     """A directory for the files of a run."""
 
     def __init__(self, url: str) -> None:
-        """Open a directory, which need not exist.
+        """Open a directory. It is created by the first file.
 
         Args:
             url: Path, or URL of fsspec.
@@ -27,10 +27,10 @@ class Storage:
             OutputError: The file system is unknown, or its package is not installed.
         """
         try:
-            self._fs, root = fsspec.core.url_to_fs(url)
+            fs, root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
             raise OutputError(f"{url} cannot be opened: {error}") from error
-        self._fs: Any
+        self._fs: Any = fs
         self._root = root.rstrip("/")
         self.name = url.rstrip("/")
 
@@ -76,7 +76,7 @@ class Storage:
                 return
             directory = Path(self._root)
             directory.mkdir(parents=True, exist_ok=True)
-            # The name is fixed, so that a repeated run replaces the file that an interrupted one has left.
+            # A fixed name, so that a repeated run replaces the file of an interrupted run.
             temporary = directory / f".{name}.partial"
             try:
                 with temporary.open("wb") as file:
@@ -92,7 +92,7 @@ class Storage:
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """Lock the directory for other processes with the same `name`. Object stores have no locks.
+        """Prevent other processes from using the same `name`. In object stores, do nothing.
 
         Raises:
             OutputError: Another process has the lock.

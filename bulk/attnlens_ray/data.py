@@ -70,8 +70,8 @@ def embed(
 ) -> Dataset:
     """Append the vectors of a text column to a dataset.
 
-    Each worker is an actor with its own model. If it dies, Ray starts another one and repeats its tasks. Leave
-    at least one CPU of the cluster to the tasks that read and write, or the job waits forever.
+    Each worker is an actor with its own model. If it dies, Ray starts another one and repeats its tasks.
+    Leave at least one CPU of the cluster to the tasks that read and write, or the job waits forever.
 
     `write_parquet` writes each row exactly once: a repeated task replaces its file. With
     `SaveMode.OVERWRITE`, a repeated job replaces all files. Rows are in no particular order.

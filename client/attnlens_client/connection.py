@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from numbers import Real
 from typing import Any, Literal
-from urllib.parse import unquote_to_bytes
 
 import grpc
 
 from attnlens.signatures import checks_arguments
+from attnlens_client.addresses import checked_address, grpc_target, has_several
 from attnlens_client.arguments import checked_int
 from attnlens_client.core.calls import Session
 
@@ -24,42 +24,14 @@ PRIORITY = "attnlens-priority"
 """Metadata with the priority of a call."""
 PRIORITIES = ("interactive", "bulk")
 
-_HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[\w:.%-]+\]):([0-9]{1,5})")
-_OTHER_TARGET = re.compile(r"(?:unix|unix-abstract|dns|ipv4|ipv6|vsock|xds):.+")
-_MAX_PORT = 65535
-# sun_path of sockaddr_un has 108 bytes on Linux and 104 on macOS, including a terminating zero.
-_MAX_PATH_BYTES = 107 if sys.platform == "linux" else 103
-
 # Larger requests are not retried by gRPC. Its default of 256 KiB would exclude many requests.
 _INITIAL_BACKOFF = "0.2s"
 _RETRY_BUFFER_BYTES = 64 << 20
 # More than the five minutes below which servers with gRPC's defaults close the connection.
 _KEEPALIVE_TIME_MS = 360_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
-
-
-def checked_address(address: str) -> str:
-    """Validate and return an address. gRPC would replace an invalid port by 443, or by the port modulo 65536.
-
-    Raises:
-        TypeError: `address` is not a str.
-        ValueError: `address` is neither HOST:PORT nor another gRPC target, or a socket path that is too long.
-    """
-    if not isinstance(address, str):
-        raise TypeError(f"address is {address!r}: use a str, HOST:PORT or unix:PATH")
-    parts = _HOST_AND_PORT.fullmatch(address)
-    valid = 1 <= int(parts[1]) <= _MAX_PORT if parts else _OTHER_TARGET.fullmatch(address)
-    if not valid:
-        raise ValueError(
-            f"address is {address!r}: use HOST:PORT with a port from 1 to {_MAX_PORT}, or unix:PATH"
-        )
-    num_bytes = len(unquote_to_bytes(address.removeprefix("unix:").removeprefix("//")))
-    if address.startswith("unix:") and num_bytes > _MAX_PATH_BYTES:
-        raise ValueError(
-            f"address has a path of {num_bytes} bytes, {address!r}, but the limit for sockets is "
-            f"{_MAX_PATH_BYTES}: use a relative or a shorter path"
-        )
-    return address
+# gRPC's default of 30 s would hide new servers from clients for half of a call's timeout.
+_DNS_INTERVAL_MS = 5_000
 
 
 @checks_arguments
@@ -68,7 +40,9 @@ class Connection:
     """Connection options. The connection is established by the first call.
 
     Attributes:
-        address: HOST:PORT, or another gRPC target such as `unix:/run/attnlens.sock`.
+        address: HOST:PORT, or another gRPC target such as `unix:/run/attnlens.sock`. For several servers, a
+            list of HOST:PORT, the same separated by commas, or a name with several addresses in DNS: healthy
+            servers receive calls in turn.
         timeout_s: Timeout of each call in seconds, including retries, up to a year. None means no timeout. A
             stream is one call for up to `batch_size` texts, and includes the time that the consumer takes.
         credentials: Credentials for TLS, such as `grpc.ssl_channel_credentials(...)`. None means no
@@ -91,7 +65,7 @@ class Connection:
         TypeError: An option has the wrong type.
     """
 
-    address: str
+    address: str | Sequence[str]
     _: KW_ONLY
     timeout_s: float | None = 60.0
     credentials: grpc.ChannelCredentials | None = None
@@ -106,7 +80,7 @@ class Connection:
     channel_options: Sequence[tuple[str, Any]] = ()
 
     def __post_init__(self) -> None:
-        checked_address(self.address)
+        self.address = address = checked_address(self.address)
         check_timeout(self.timeout_s)
         for name, maximum in (
             ("batch_size", math.inf),
@@ -118,13 +92,18 @@ class Connection:
         if self.priority not in PRIORITIES:
             raise ValueError(f"priority is {self.priority!r}: use one of {', '.join(PRIORITIES)}")
         self._session = Session(
-            address=self.address,
+            address=address,
             timeout_s=self.timeout_s,
             batch_size=self.batch_size,
             max_in_flight=self.max_in_flight,
-            may_retry=self.max_attempts > 1,
+            max_attempts=self.max_attempts,
             uses_tls=self.credentials is not None,
         )
+
+    @property
+    def target(self) -> str:
+        """Target of the gRPC channel. Resolves the names in a list."""
+        return grpc_target(self._session.address)
 
     @property
     def call_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
@@ -204,7 +183,8 @@ def trace_metadata() -> tuple[tuple[str, str], ...]:
 
 def grpc_options(connection: Connection) -> list[tuple[str, Any]]:
     """Return the channel options. The user's options take precedence."""
-    config = service_config(connection.max_attempts, connection.wait_for_ready)
+    address = connection._session.address  # noqa: SLF001 - validated
+    config = service_config(connection.max_attempts, connection.wait_for_ready, balances=has_several(address))
     options: dict[str, Any] = {
         "grpc.service_config": json.dumps(config),
         "grpc.per_rpc_retry_buffer_size": _RETRY_BUFFER_BYTES,
@@ -215,15 +195,25 @@ def grpc_options(connection: Connection) -> list[tuple[str, Any]]:
         # Reconnect within the time that retries take.
         "grpc.initial_reconnect_backoff_ms": 200,
         "grpc.max_reconnect_backoff_ms": 5_000,
+        "grpc.dns_min_time_between_resolutions_ms": _DNS_INTERVAL_MS,
     }
+    if "," in address and not address.startswith(("ipv4:", "ipv6:")):
+        options["grpc.default_authority"] = address.partition(",")[0]
     return list({**options, **dict(connection.channel_options)}.items())
 
 
-def service_config(max_attempts: int, wait_for_ready: bool) -> dict[str, Any]:
+def service_config(max_attempts: int, wait_for_ready: bool, *, balances: bool = False) -> dict[str, Any]:
     """Return the gRPC service config with the retry policy.
 
-    Calls that an overloaded server rejects are retried by the core, which respects the server's retry delay.
+    The core retries calls that an overloaded server rejects, because it respects the server's retry delay. It
+    also retries streams: after retries by gRPC 1.80, a stream may never end, not even at its deadline.
+
+    Args:
+        max_attempts: See `Connection`.
+        wait_for_ready: See `Connection`.
+        balances: Whether to connect to all addresses and distribute calls between healthy servers.
     """
+    stream = {"name": [{"service": SERVICE, "method": "EncodeStream"}], "waitForReady": wait_for_ready}
     method: dict[str, Any] = {"name": [{"service": SERVICE}], "waitForReady": wait_for_ready}
     if max_attempts > 1:
         method["retryPolicy"] = {
@@ -233,5 +223,12 @@ def service_config(max_attempts: int, wait_for_ready: bool) -> dict[str, Any]:
             "backoffMultiplier": 2,
             "retryableStatusCodes": ["UNAVAILABLE"],
         }
-    # A failure costs one token and a success returns one. Below half of the tokens, gRPC does not retry.
-    return {"methodConfig": [method], "retryThrottling": {"maxTokens": 1000, "tokenRatio": 1.0}}
+    config: dict[str, Any] = {
+        "methodConfig": [method, stream],
+        # A failure costs one token and a success returns one. Below half of the tokens, gRPC does not retry.
+        "retryThrottling": {"maxTokens": 1000, "tokenRatio": 1.0},
+    }
+    if balances:
+        config["loadBalancingConfig"] = [{"round_robin": {}}]
+        config["healthCheckConfig"] = {"serviceName": SERVICE}
+    return config

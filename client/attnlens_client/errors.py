@@ -58,6 +58,10 @@ _MAX_NAMED = 3
 # Parts of gRPC's messages if another program answers, or a server that requires TLS.
 _SIGNS_OF_ANOTHER_PROGRAM = ("HTTP/2", "http2 header with status", "http1.x", "content-type")
 _SIGNS_OF_OTHER_TLS = ("handshake", "SSL", "erification")
+# gRPC's message if the health service of a server does not report SERVING.
+_UNHEALTHY = "backend unhealthy"
+# gRPC's messages if a server or a proxy resets a call, as a proxy does when it loses the server.
+_SIGNS_OF_RESET = ("Stream removed", "RST_STREAM")
 _SIGNS_OF_TLS = ("Socket closed", "onnection reset", "Broken pipe", "GOAWAY")
 
 
@@ -350,6 +354,20 @@ class ConnectionProblem(Enum):
     NO_SERVER_OR_TLS = "no server, or one that requires TLS"
     OTHER_PROGRAM = "another program"
     TLS_HANDSHAKE = "failed TLS handshake"
+    UNHEALTHY = "no healthy server"
+
+
+def is_unhealthy(error: BaseException | None) -> bool:
+    """Return whether gRPC did not send a call because the server is starting, stopping or not healthy."""
+    return isinstance(error, grpc.RpcError) and _UNHEALTHY in (cast("grpc.Call", error).details() or "")
+
+
+def is_reset(error: AttnlensError) -> bool:
+    """Return whether a server or a proxy that stops, or loses its peer, has reset a call."""
+    if error.reason:
+        return False
+    is_cancelled = error.code is grpc.StatusCode.CANCELLED
+    return is_cancelled or any(sign in error.message for sign in _SIGNS_OF_RESET)
 
 
 def connection_problem(
@@ -364,6 +382,8 @@ def connection_problem(
     """
     details = (cast("grpc.Call", error).details() or "") if isinstance(error, grpc.RpcError) else ""
     cause = printable(details.rpartition("last error: ")[2])
+    if is_unhealthy(error):
+        return ConnectionProblem.UNHEALTHY, ""
     if uses_tls and any(sign in cause for sign in _SIGNS_OF_OTHER_TLS):
         return ConnectionProblem.TLS_HANDSHAKE, cause
     if answered or any(sign in cause for sign in _SIGNS_OF_ANOTHER_PROGRAM):

@@ -12,7 +12,8 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
-from attnlens_client.connection import SERVICE, check_key, checked_address, key_metadata
+from attnlens_client.addresses import checked_address, grpc_target
+from attnlens_client.connection import SERVICE, check_key, key_metadata
 from attnlens_client.errors import BadReplyError, DeadlineExceededError, UnavailableError, from_rpc_error
 
 HealthStatus: TypeAlias = Literal["unknown", "serving", "not_serving", "service_unknown"]
@@ -38,7 +39,7 @@ def check_health(
     """Return the health of a service.
 
     Args:
-        address: See `Client`.
+        address: See `Client`. Of several servers, one is asked.
         service: Name of the service. `ATTENTIONS` is the health of the attention graph.
         timeout_s: Timeout of one check in seconds.
         wait_s: Maximum time in seconds to wait until the status is "serving".
@@ -54,14 +55,14 @@ def check_health(
     >>> check_health(address)
     'serving'
     """
-    checked_address(address)
+    target = grpc_target(checked_address(address))
     check_key(api_key)
     options = [*_CHANNEL_OPTIONS, *channel_options]
     deadline = time.monotonic() + wait_s
     with (
-        grpc.insecure_channel(address, options)
+        grpc.insecure_channel(target, options)
         if credentials is None
-        else grpc.secure_channel(address, credentials, options)
+        else grpc.secure_channel(target, credentials, options)
     ) as channel:
         while True:
             left_s = deadline - time.monotonic()

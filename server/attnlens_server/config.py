@@ -52,6 +52,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "stall_timeout_s": (0.001, 86_400),
     "start_timeout_s": (0.001, 86_400),
     "drain_timeout_s": (0, 86_400),
+    "max_connection_age_s": (0.001, 86_400),
     "stuck_timeout_s": (0.001, 86_400),
     "max_tokens": (1, 1 << 24),
     "http_port": (0, 65535),
@@ -157,6 +158,9 @@ class ServerConfig:
         stall_timeout_s: Time in seconds that a client may take to read a message before its call is ended.
         start_timeout_s: Maximum time in seconds to load and test one graph.
         drain_timeout_s: Maximum time in seconds for running requests after SIGTERM.
+        max_connection_age_s: Time in seconds after which a gRPC connection takes no new calls, so that its
+            client connects again and finds new servers. Running calls have another 10 minutes. None means no
+            limit.
         stuck_timeout_s: Maximum time in seconds that a batch may run before health checks fail. They also
             fail if requests are refused as overloaded while no batch ends, for this time and at most 30 s.
         tls_cert: Certificate chain in PEM format. With `tls_key`, it enables TLS.
@@ -218,6 +222,7 @@ class ServerConfig:
     stall_timeout_s: float = 30.0
     start_timeout_s: float = 600.0
     drain_timeout_s: float = 30.0
+    max_connection_age_s: float | None = None
     stuck_timeout_s: float = 300.0
     tls_cert: Path | None = None
     tls_key: Path | None = None

@@ -97,8 +97,8 @@ class RateLimits:
 
 def _rejection(resource: str, rate: float, wait_s: float) -> RateLimitedError:
     return RateLimitedError(
-        f"this client may send {rate:g} {resource} per second on average and has sent more: "
-        f"try again in {wait_s:.3g} s",
+        f"this client may send {rate:,.10g} {resource} per second on average and has sent more: "
+        f"try again in {math.ceil(10 * wait_s) / 10:,.10g} s",
         metadata={"resource": resource, f"{resource}_per_second": f"{rate:g}"},
         retry_after_s=wait_s,
     )

@@ -23,6 +23,7 @@ from attnlens_server.grpc_api.calls import remember_creators
 from attnlens_server.grpc_api.health import HealthService
 from attnlens_server.grpc_api.identity import Gate
 from attnlens_server.grpc_api.methods import DESCRIPTOR, SERVICE_NAME, add_service, handlers
+from attnlens_server.grpc_api.open_streams import OpenStreams
 from attnlens_server.grpc_api.reflection import add_reflection
 from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, find_bind_problem
 from attnlens_server.listening.tls import ServerTls, TlsContent
@@ -48,6 +49,8 @@ STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", 
 MAX_STREAMS = 256
 """Maximum number of concurrent calls per connection. Clients queue further calls."""
 MAX_IDLE_MS = 600_000  # connections without calls are closed; clients open them again
+LAST_CALLS_S = 0.2
+CONNECTION_GRACE_MS = 600_000  # for the running calls of a connection that has reached its age
 _RELEASE_TIMEOUT_S = 1.0
 
 
@@ -120,7 +123,8 @@ class Server:
         self._watched += self._access.files
         self._gate = Gate(self._access)
         self._calls.identify = self._gate.identify
-        self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME], self._gate.check_health)
+        self._streams = OpenStreams(config.max_calls // 2)
+        self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME], self._streams, self._gate.check_health)
         self._releasing: asyncio.Task[None] | None = None
         self._http: HttpHost | None = None
         self._socket_file: UnixSocket | None = None
@@ -201,6 +205,7 @@ class Server:
             add_reflection(
                 grpc_server,
                 [SERVICE_NAME, INFERENCE_DESCRIPTOR.full_name, HEALTH_SERVICE_NAME],
+                self._streams,
                 INFERENCE_DESCRIPTOR.file.pool,
                 check_access=self._gate.check,
             )
@@ -264,6 +269,9 @@ class Server:
             self.observer,
             AccessGate(self._access),
         )
+        self._http.metrics.add_pool(
+            "attnlens_open_streams", "Open streams of health checks and reflection", self._streams.pool
+        )
         lag = self.supervisor.lag
         self._http.metrics.add_lag(lag.BOUNDS_S, lag.counts, lambda: lag.sum_s)
         if (tls := self._tls) is not None:
@@ -314,8 +322,9 @@ class Server:
             self._supervising.cancel()
         await self._health.shut_down()
         logger.info("draining, at most %g s", self._config.drain_timeout_s)
-        # New calls are rejected from here on. Endless streams, such as those of reflection, are cut off once
-        # all calls of the encoder service have ended.
+        # New calls are rejected from here on. Once all calls of the encoder service have ended, gRPC's calls
+        # that have not reached it have a moment to be rejected with a status, and endless streams, such as
+        # those of reflection, are cut off.
         stopping = asyncio.ensure_future(grpc_server.stop(self._config.drain_timeout_s))
         if self._socket_file is not None:
             self._socket_file.remove()
@@ -323,7 +332,7 @@ class Server:
         if self._http is not None:
             await self._http.stop(self._config.drain_timeout_s)
         await asyncio.wait((stopping, drained), return_when=asyncio.FIRST_COMPLETED)
-        await grpc_server.stop(None)
+        await grpc_server.stop(LAST_CALLS_S)
         await stopping
         drained.cancel()
         self.has_hanging_lane = not await asyncio.get_running_loop().run_in_executor(None, self._engine.close)
@@ -379,8 +388,14 @@ def _use_batch_scheduling() -> None:
 def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
     # Reject compressed requests before they are decompressed: gRPC checks the size only afterwards.
     no_compression = [("grpc.compression_enabled_algorithms_bitset", 1)]
+    age_s = config.max_connection_age_s
+    connection_age = [
+        ("grpc.max_connection_age_ms", int(1000 * (age_s or 0))),
+        ("grpc.max_connection_age_grace_ms", CONNECTION_GRACE_MS),
+    ]
     return [
         *([] if config.accept_compression else no_compression),
+        *([] if age_s is None else connection_age),
         ("grpc.max_receive_message_length", config.request_limit),
         ("grpc.max_send_message_length", -1),  # response sizes are checked before the computation
         ("grpc.so_reuseport", 0),  # an address in use is an error

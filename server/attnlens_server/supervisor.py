@@ -30,7 +30,7 @@ class Limits:
 
     Attributes:
         batch_s: Maximum time of a batch.
-        lockout_s: Maximum time in which requests are refused as overloaded and no batch ends.
+        lockout_s: Maximum time in which clients without other calls are refused and no batch ends.
     """
 
     batch_s: float
@@ -47,7 +47,7 @@ class Observation:
         graph: Graph that runs this batch.
         is_main_graph_usable: Whether the graph of the main results can be used.
         num_batches: Number of completed and stopped batches of all graphs.
-        num_refused: Number of requests refused as overloaded since the start.
+        num_refused: Number of requests refused as overloaded since the start, see `Admission`.
         has_bad_results: Whether the main graph returns NaN or infinity for a text that is known to be valid.
     """
 

@@ -19,7 +19,9 @@ from attnlens_bulk import InputError
 from attnlens_bulk.files import find_files
 from attnlens_bulk.reading import RowSequence
 
-ROWS = [{"text": f'Text "{index}", with\n two lines', "key": index} for index in range(10_000)]
+ROWS: list[dict[str, Any]] = [
+    {"text": f'Text "{index}", with\n two lines', "key": index} for index in range(10_000)
+]
 
 
 def _table() -> pa.Table:

@@ -103,15 +103,17 @@ def test_many_clients_of_a_small_queue_all_succeed(
         assert max(threads.map(embed_all, range(4))) <= 1e-5
 
 
-def test_service_config_retries_transient_failures() -> None:
-    [method] = service_config(5, wait_for_ready=False)["methodConfig"]
+def test_service_config_retries_transient_failures_of_all_methods_but_streams() -> None:
+    method, stream = service_config(5, wait_for_ready=False)["methodConfig"]
     assert method["name"] == [{"service": "attnlens.v1.EncoderService"}]
-    assert method["waitForReady"] is False
+    assert stream["name"] == [{"service": "attnlens.v1.EncoderService", "method": "EncodeStream"}]
+    assert method["waitForReady"] is stream["waitForReady"] is False
     assert method["retryPolicy"]["maxAttempts"] == 5
     assert method["retryPolicy"]["retryableStatusCodes"] == ["UNAVAILABLE"]
-    [method] = service_config(1, wait_for_ready=True)["methodConfig"]
+    assert "retryPolicy" not in stream
+    method, stream = service_config(1, wait_for_ready=True)["methodConfig"]
     assert "retryPolicy" not in method
-    assert method["waitForReady"] is True
+    assert method["waitForReady"] is stream["waitForReady"] is True
 
 
 def test_channel_options_of_the_caller_take_precedence() -> None:
@@ -150,7 +152,8 @@ def test_out_of_range_options_are_rejected(name: str, value: float) -> None:
     "address",
     ["", "localhost", ":50051", "localhost:", "localhost:0", "localhost:65536", "localhost:115587",
      "localhost:http", "http://localhost:50051", "localhost:50051/x", "user@localhost:50051", "::1:50051",
-     "local host:50051", "localhost:50051\n", "\udcff:50051", "unix:"],
+     "local host:50051", "localhost:50051\n", "\udcff:50051", "unix:", "a:1,", ",a:1", "a:1,b", "a:1;b:2",
+     "a:1, b:2", "a:1,b:65536", "a:1,unix:/tmp/x.sock", "a:1,dns:b:2"],
 )  # fmt: skip
 def test_address_without_host_or_port_is_rejected(address: str) -> None:
     with pytest.raises(ValueError, match="use HOST:PORT with a port from 1 to 65535"):
@@ -167,7 +170,8 @@ def test_socket_path_that_is_too_long_is_rejected() -> None:
 @pytest.mark.parametrize(
     "address",
     ["localhost:1", "encoder_1.internal:65535", "[::1]:50051", "[fe80::1%eth0]:50051", "unix:/tmp/x.sock",
-     "unix:///tmp/x.sock", "dns:///localhost:50051", "dns:50051", "ipv6:[::1]:50051", "ipv4:127.0.0.1:50051"],
+     "unix:///tmp/x.sock", "a:1,b:2,[::1]:3", "dns:///localhost:50051",
+     "dns:50051", "ipv6:[::1]:50051", "ipv4:127.0.0.1:50051"],
 )  # fmt: skip
 def test_address_can_be_any_grpc_target(address: str) -> None:
     with Client(address) as client:

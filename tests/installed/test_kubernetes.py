@@ -1,27 +1,35 @@
 """The Kubernetes manifests, checked with strict schemas and compared with the server."""
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
 from attnlens_server import ServerConfig
+from attnlens_server.access.keys import read_keys
 from attnlens_server.grpc_api.methods import SERVICE_NAME
 from installed.dockerfile import stages
 from installed.environment import ROOT
 
-MANIFESTS = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
+FOLDER = ROOT / "deploy" / "kubernetes"
+KUSTOMIZATION = FOLDER / "kustomization.yaml"
+CUSTOM = [FOLDER / "servicemonitor.yaml"]  # kinds that Kubernetes does not define
+BASE = sorted(path for path in FOLDER.glob("*.yaml") if path != KUSTOMIZATION)
+MANIFESTS = [path for path in [*BASE, FOLDER / "examples" / "secret.yaml"] if path not in CUSTOM]
 OLDEST, NEWEST = "1.30", "1.37"  # preStop.sleep exists since 1.30
 _, IMAGE = stages(ROOT / "Dockerfile")
 CONFIG = ServerConfig(bundle=Path())
 
 
 def load(name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "kubernetes" / name).read_text("utf-8"))
+    loaded: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text("utf-8"))
     return loaded
 
 
@@ -66,8 +74,147 @@ def test_pod_runs_as_the_user_of_the_image_without_privileges() -> None:
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
     }
-    [mount] = CONTAINER["volumeMounts"]
-    assert (mount["mountPath"], mount["readOnly"]) == (IMAGE.command[-1], True)
+    mounts = {mount["name"]: mount for mount in CONTAINER["volumeMounts"]}
+    assert all(mount["readOnly"] for mount in mounts.values())
+    assert mounts["bundle"]["mountPath"] == IMAGE.command[-1]
+    volumes = {volume["name"]: volume for volume in POD["volumes"]}
+    claim = load("persistentvolumeclaim.yaml")["metadata"]["name"]
+    assert volumes["bundle"]["persistentVolumeClaim"] == {"claimName": claim, "readOnly": True}
+
+
+def test_clients_need_keys_from_the_secret_of_the_example(tmp_path: Path) -> None:
+    secret = load("examples/secret.yaml")
+    [keys] = [volume["secret"] for volume in POD["volumes"] if volume["name"] == "keys"]
+    [mount] = [mount for mount in CONTAINER["volumeMounts"] if mount["name"] == "keys"]
+    assert keys["secretName"] == secret["metadata"]["name"]
+    path = Path(VARIABLES["ATTNLENS_SERVE_API_KEYS"])
+    assert str(path.parent) == mount["mountPath"]
+    assert path.name in secret["stringData"]
+    (tmp_path / path.name).write_text(secret["stringData"][path.name])
+    assert list(read_keys(tmp_path / path.name).digests_by_name()) == ["search"]
+
+
+def test_kustomization_lists_every_manifest() -> None:
+    assert load("kustomization.yaml")["resources"] == [path.name for path in BASE]
+
+
+def kustomized(folder: Path) -> list[dict[str, Any]]:
+    """Return the manifests that `kubectl apply -k` would send."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    command = ["kubectl", "kustomize", "--load-restrictor", "LoadRestrictionsNone", str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    return list(yaml.safe_load_all(result.stdout))
+
+
+def test_kubectl_builds_the_base() -> None:
+    built = {manifest["kind"]: manifest for manifest in kustomized(FOLDER)}
+    assert built == {manifest["kind"]: manifest for manifest in map(load, (path.name for path in BASE))}
+
+
+def test_patch_replaces_the_claim_by_an_image(tmp_path: Path) -> None:
+    (tmp_path / "patch.yaml").write_bytes((FOLDER / "examples" / "image-volume.yaml").read_bytes())
+    shutil.copytree(FOLDER, tmp_path / "base")
+    kustomization = {"resources": ["base"], "patches": [{"path": "patch.yaml"}]}
+    (tmp_path / "kustomization.yaml").write_text(json.dumps(kustomization))
+    [patched] = [manifest for manifest in kustomized(tmp_path) if manifest["kind"] == "Deployment"]
+    kubernetes_validate.validate(patched, NEWEST, strict=True)
+    volumes = {volume.pop("name"): list(volume) for volume in patched["spec"]["template"]["spec"]["volumes"]}
+    assert volumes == {"bundle": ["image"], "keys": ["secret"]}
+
+
+def closed(required: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON schema of an object with exactly these fields."""
+    return {
+        "type": "object",
+        "properties": required,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+STRING = {"type": "string"}
+STRINGS = {"type": "object", "additionalProperties": STRING}
+# Fields in our manifests, according to the references of Prometheus Operator, KServe and prometheus-adapter.
+METADATA = {"type": "object"}
+SERVICE_MONITOR = closed(
+    {
+        "apiVersion": {"const": "monitoring.coreos.com/v1"},
+        "kind": {"const": "ServiceMonitor"},
+        "metadata": METADATA,
+        "spec": closed(
+            {
+                "jobLabel": STRING,
+                "selector": closed({"matchLabels": STRINGS}),
+                "endpoints": {
+                    "type": "array",
+                    "items": closed({"port": STRING, "path": STRING, "interval": STRING}),
+                },
+            }
+        ),
+    }
+)
+INFERENCE_SERVICE = closed(
+    {
+        "apiVersion": {"const": "serving.kserve.io/v1beta1"},
+        "kind": {"const": "InferenceService"},
+        "metadata": METADATA,
+        "spec": closed({"predictor": {"type": "object"}}),
+    }
+)
+RESOURCE = closed({"resource": STRING})
+ADAPTER_RULE = closed(
+    {
+        "seriesQuery": STRING,
+        "resources": closed({"overrides": closed({"namespace": RESOURCE, "pod": RESOURCE})}),
+        "name": closed({"as": STRING}),
+        "metricsQuery": STRING,
+    }
+)
+
+
+def test_monitor_scrapes_the_metrics_as_the_job_of_the_rules() -> None:
+    monitor, service = load("servicemonitor.yaml"), load("service.yaml")
+    jsonschema.validate(monitor, SERVICE_MONITOR)
+    assert monitor["spec"]["selector"]["matchLabels"] == service["metadata"]["labels"]
+    [endpoint] = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
+    configuration = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yaml").read_text("utf-8"))
+    [job] = [scraped["job_name"] for scraped in configuration["scrape_configs"]]
+    assert service["metadata"]["labels"][monitor["spec"]["jobLabel"]] == job
+
+
+def test_autoscaler_uses_the_metric_of_the_adapter_and_of_the_server() -> None:
+    scaler = load("horizontalpodautoscaler.yaml")["spec"]
+    target = scaler["scaleTargetRef"]
+    assert (target["kind"], target["name"]) == (DEPLOYMENT["kind"], DEPLOYMENT["metadata"]["name"])
+    assert "replicas" not in DEPLOYMENT["spec"]  # `kubectl apply` would undo the work of the autoscaler
+    minimum = load("poddisruptionbudget.yaml")["spec"]["minAvailable"]
+    assert scaler["minReplicas"] > minimum
+    [metric] = [metric["pods"]["metric"]["name"] for metric in scaler["metrics"]]
+    [rule] = load("examples/prometheus-adapter.yaml")["rules"]["custom"]
+    jsonschema.validate(rule, ADAPTER_RULE)
+    assert rule["name"]["as"] == metric
+    assert rule["seriesQuery"].startswith(f'{metric}{{job="attnlens"')
+    dashboard = (ROOT / "deploy" / "grafana" / "attnlens.json").read_text("utf-8")
+    assert metric in dashboard  # whose metrics are compared with those of a server
+
+
+def test_predictor_of_kserve_is_the_container_of_the_deployment() -> None:
+    service = load("examples/inferenceservice.yaml")
+    jsonschema.validate(service, INFERENCE_SERVICE)
+    predictor = service["spec"]["predictor"]
+    assert predictor.pop("minReplicas") <= predictor.pop("maxReplicas")
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "predictor"}, "spec": predictor}
+    kubernetes_validate.validate(pod, NEWEST, strict=True)
+    [container] = predictor["containers"]
+    assert container["name"] == "kserve-container"
+    assert container["ports"] == [{"name": "h2c", "containerPort": CONFIG.port, "protocol": "TCP"}]
+    for field in ("image", "readinessProbe", "resources", "securityContext", "volumeMounts"):
+        same = CONTAINER[field]["grpc"] if field == "readinessProbe" else CONTAINER[field]
+        assert (container[field]["grpc"] if field == "readinessProbe" else container[field]) == same
+    assert predictor["volumes"] == POD["volumes"]
+    assert predictor["securityContext"] == POD["securityContext"]
 
 
 def test_variables_are_options_and_set_the_ports() -> None:
@@ -90,6 +237,7 @@ def test_service_policy_and_budget_select_the_pods() -> None:
     assert load("poddisruptionbudget.yaml")["spec"]["selector"]["matchLabels"] == labels
     for port in load("service.yaml")["spec"]["ports"]:
         assert port["port"] == PORTS[port["targetPort"]]
+    assert DEPLOYMENT["metadata"]["labels"] == load("service.yaml")["metadata"]["labels"] == labels
     used = [port["port"] for rule in load("networkpolicy.yaml")["spec"]["ingress"] for port in rule["ports"]]
     assert sorted(used) == sorted(PORTS)
 

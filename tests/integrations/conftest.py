@@ -35,7 +35,7 @@ def answers(client: Client, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         pytest.fail("the environment of the recipes is missing: make test-integrations")
     # Disable telemetry of Chroma and Haystack.
     quiet = {"ANONYMIZED_TELEMETRY": "False", "HAYSTACK_TELEMETRY_ENABLED": "False"}
-    arguments: list[str | Path] = [client.address, directory / "vectors.npy", directory / "answers.json"]
+    arguments: list[str | Path] = [str(client.address), directory / "vectors.npy", directory / "answers.json"]
     result = subprocess.run(
         [PYTHON, HERE / "asked.py", *arguments],
         env=os.environ | quiet,

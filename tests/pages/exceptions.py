@@ -61,7 +61,7 @@ PROCESSOR = "its output depends on the processor; tests/export/engines tests the
 # (page, words) -> the reason why the blocks are not run.
 NOT_RUN = {
     ("README.md", "make "): MAKE,
-    ("docs/bulk.md", "attnlens embed 'data/*.parquet'"): "needs several machines; bulk/test_runs.py covers both",
+    ("docs/bulk.md", "attnlens embed 'data/*.parquet'"): "needs several machines; tests/bulk covers both",
     ("docs/tutorial.md", "make "): MAKE,
     ("CONTRIBUTING.md", "make "): MAKE,
     ("docs/README.md", "make "): MAKE,
@@ -80,10 +80,18 @@ NOT_RUN = {
     ("docs/layouts.md", "export SOURCE"): PLACEHOLDER,
     ("docs/layouts.md", "tritonserver "): "the program cannot be installed with pip",
     ("docs/kubernetes.md", "kubectl "): CLUSTER,
+    ("docs/kubernetes.md", "helm "): CLUSTER,
+    ("docs/kubernetes.md", "attnlens key "): CLUSTER,
+    ("docs/kubernetes.md", "from attnlens_client"): CLUSTER,
     ("docs/kubernetes.md", "readinessProbe"): "a variant of a manifest",
     ("docs/proxy.md", "apt-get "): PROXY,
     ("docs/operations.md", "python -m bench"): "takes minutes",
     ("docs/proxy.md", "python -m bench"): "takes minutes",
+    ("docs/sizing.md", "python -m bench"): "takes a minute, and prints figures of one machine",
+    (
+        "docs/proxy.md",
+        "server local ",
+    ): "a part of a file; tests/hostile/test_proxied_servers.py has the line",
     ("docs/proxy.md", "ATTNLENS_JWT_KEY"): PROXY,
     ("docs/proxy.md", "search-service "): PROXY,
     ("docs/oip.md", "perf_analyzer "): "the program cannot be installed with pip on all systems",

@@ -15,6 +15,8 @@ from attnlens.explanations import ExplainLevel, relevant_spans
 from attnlens_cli.app import run
 from attnlens_client import Explanation, InvalidRequestError, NotSupportedError, Text, TokenIds
 from attnlens_server import Local, ServerConfig
+from attnlens_server.clients import Client
+from attnlens_server.rates import UNLIMITED, RateLimits
 from attnlens_server.served_model import ServedModel
 from attnlens_server.serving.admission import Budget, Reservation
 from attnlens_server.serving.explanations import words_of_document
@@ -202,7 +204,12 @@ def test_documents_that_are_not_returned_are_not_explained(reranker: tuple[Local
         before = [served.engine.lanes[kind].num_items for kind in ("logits", "contributions")]
         inputs = [Input(text=text) for text in ("a", "the man", "a", "it rained")]
         request = ScoreRequest(query=QUERY, inputs=inputs, explanation_level=ExplainLevel.WORDS, **options)
-        asyncio.run(served.service.score(request, Budget(Reservation(served.service.admission), None)))
+        rates = RateLimits(lambda: 0.0)
+        rates.configure(UNLIMITED, 1, 1, 1000)
+        budget = Budget(Reservation(served.service.admission, Client("search", rates=rates)), None)
+        result = asyncio.run(served.service.score(request, budget))
+        further = result.usages[result.scores[0].index].num_tokens if "top_n" in options else 0
+        assert rates._tokens.level() == 1000 - budget.metrics.num_tokens - further
         after = [served.engine.lanes[kind].num_items for kind in ("logits", "contributions")]
         return after[0] - before[0], after[1] - before[1]
 

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attnlens_server.clients import Client
 from attnlens_server.errors import RateLimitedError
 from attnlens_server.rates import UNLIMITED, Bucket, RateLimits
+from attnlens_server.serving.admission import Admission, Budget, Reservation
 
 
 @dataclass
@@ -108,6 +110,25 @@ def test_used_up_amounts_survive_a_new_configuration(before: float, after: float
     bucket.take(taken)
     bucket.configure(2, after)
     assert bucket.level() == pytest.approx(after - taken)
+
+
+def test_texts_of_a_call_that_runs_several_graphs_are_charged_once() -> None:
+    limits = RateLimits(Time())
+    limits.configure(1, 4, 2_000_000, 1)
+    memory = Reservation(Admission(9, 9, lambda _: 1.0), Client("search", rates=limits))
+    budget = Budget(memory)
+    for count in (3, 2, 4):
+        budget.charge_texts(count)
+    with pytest.raises(RateLimitedError):
+        budget.charge_texts(5)
+    limits.take_tokens(5_000_000_000)
+    budget.charge_texts(4)
+    with pytest.raises(RateLimitedError) as caught:
+        Budget(memory).charge_texts(1)
+    assert "1 texts per second" in caught.value.message
+    limits.configure(UNLIMITED, 1, 2_000_000, 1)
+    with pytest.raises(RateLimitedError, match=r"2,000,000 tokens per second .* try again in 2,500 s"):
+        Budget(memory).charge_texts(1)
 
 
 def test_without_limits_nothing_is_rejected() -> None:

@@ -285,7 +285,7 @@ def test_encode_and_tokenize_prepend_the_same_prompt(client: Client) -> None:
 
 def test_prompt_with_invalid_unicode_is_a_usage_error(client: Client, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("A cat.\n")
-    arguments = [str(tmp_path / "texts.txt"), "--address", client.address, "--prompt", "\udcff"]
+    arguments = [str(tmp_path / "texts.txt"), "--address", str(client.address), "--prompt", "\udcff"]
     result = CliRunner().invoke(embed, arguments)
     assert result.exit_code == 2
     assert "'--prompt': it is not UTF-8" in result.stderr
@@ -293,7 +293,9 @@ def test_prompt_with_invalid_unicode_is_a_usage_error(client: Client, tmp_path: 
 
 def test_command_line_accepts_and_shows_prompts(client: Client, tmp_path: Path) -> None:
     def run(command: Any, *args: str) -> str:
-        result = CliRunner().invoke(command, [*args, "--address", client.address], env={"COLUMNS": "120"})
+        result = CliRunner().invoke(
+            command, [*args, "--address", str(client.address)], env={"COLUMNS": "120"}
+        )
         assert result.exit_code == 0, result.output
         return result.output
 

@@ -269,16 +269,18 @@ def test_graph_that_does_not_fit_into_memory_is_unavailable_until_there_is_more(
     with ServerProcess(minilm_bundle, *options) as server, grpc.insecure_channel(server.address) as channel:
         client = Client(channel, server)
         client.embed()
-        used = Path(f"/proc/{server.process.pid}/statm").read_text().split()[0]
-        limit = int(used) * resource.getpagesize() + (40 << 20)  # the graph needs more
-        resource.prlimit(server.process.pid, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+        # Unlike RLIMIT_AS, RLIMIT_DATA does not count what the allocator has only reserved.
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        [used_kib] = re.findall(r"^VmData:\s*(\d+) kB$", status, re.MULTILINE)
+        limit = (int(used_kib) << 10) + (20 << 20)  # the graph needs more
+        resource.prlimit(server.process.pid, resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
         with pytest.raises(grpc.RpcError) as caught:
             client.stub.Encode(request, timeout=60)
         failure = read_failure(caught.value)
         assert (failure.reason, failure.code) == ("GRAPH_UNAVAILABLE", grpc.StatusCode.FAILED_PRECONDITION)
         assert failure.retry_delay_s is not None
         client.embed()
-        resource.prlimit(server.process.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+        resource.prlimit(server.process.pid, resource.RLIMIT_DATA, (resource.RLIM_INFINITY,) * 2)
         time.sleep(failure.retry_delay_s)
         client.stub.Encode(request, timeout=60)
         client.wait_for(SERVING)

@@ -1,5 +1,6 @@
 """TLS and client certificates."""
 
+import asyncio
 import http.client
 import json
 import socket
@@ -341,3 +342,44 @@ def test_expiry_of_an_expired_certificate_is_known(authority: trustme.CA, tmp_pa
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     for client_ca in (None, tmp_path / "ca.pem"):
         assert expiry(tls_context(cert, key, client_ca), cert) == last.timestamp()
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_replaced_client_authority_also_ends_sessions_that_clients_resume(
+    authority: trustme.CA, tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    files, client_ca = tmp_path / "server.pem", tmp_path / "ca.pem"
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(files)
+    authority.cert_pem.write_to_path(client_ca)
+    tls = ServerTls(files, files, client_ca)
+    tls.use(tls.load())
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    context.maximum_version = version
+    authority.issue_cert("robot").configure_cert(context)
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"welcome")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0, ssl=tls.context)
+    address = server.sockets[0].getsockname()
+
+    def connect(session: ssl.SSLSession | None) -> tuple[bytes, bool | None, ssl.SSLSession | None]:
+        with (
+            socket.create_connection(address, timeout=20) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as connection,
+        ):
+            return connection.recv(7), connection.session_reused, connection.session
+
+    async with server:
+        _, _, session = await asyncio.to_thread(connect, None)
+        assert (await asyncio.to_thread(connect, session))[:2] == (b"welcome", True)
+        trustme.CA().cert_pem.write_to_path(client_ca)
+        tls.use(tls.load())
+        try:
+            greeting, *_ = await asyncio.to_thread(connect, session)
+        except OSError:
+            greeting = b""
+        assert greeting == b""

@@ -43,7 +43,7 @@ def _flag(word: str) -> str:
 def config_option(
     name: str,
     help: str,  # noqa: A002 - click's name for it
-    type: click.ParamType[Any] | type[int] | None = None,  # noqa: A002 - click's name for it
+    type: click.ParamType[Any] | type[int] | type[float] | None = None,  # noqa: A002 - click's name for it
     *,
     section: str,
 ) -> Callable[[_Command], _Command]:

@@ -79,8 +79,8 @@ class Option(click.Option):
         return None if name is None else os.environ[name]
 
 
-class SingleOption(Option):
-    """An option that is rejected if it is repeated. click would silently use the last value."""
+class _CollectingOption(Option):
+    """An option whose values on the command line are all collected. click would silently use the last one."""
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:  # noqa: ANN401 - private in click
         """Let the parser collect all values."""
@@ -88,17 +88,38 @@ class SingleOption(Option):
         parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append", nargs=self.nargs)
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> Any:  # noqa: ANN401 - as in click
-        """Return the value and its source.
+        """Return the value and its source."""
+        name = str(self.name)
+        if name not in opts:
+            return super().consume_value(ctx, opts)
+        return super().consume_value(ctx, {**opts, name: self.single_value(ctx, opts[name])})
+
+    def single_value(self, ctx: click.Context, values: list[Any]) -> Any:  # noqa: ANN401 - as in click
+        """Return the value for those that were collected."""
+        raise NotImplementedError
+
+
+class SingleOption(_CollectingOption):
+    """An option that is rejected if it is repeated."""
+
+    def single_value(self, ctx: click.Context, values: list[Any]) -> Any:  # noqa: ANN401 - as in click
+        """Return the value.
 
         Raises:
             click.UsageError: The option was repeated.
         """
-        name = str(self.name)
-        if name not in opts:
-            return super().consume_value(ctx, opts)
-        if len(opts[name]) > 1:
-            raise click.UsageError(f"{self.opts[0]} is given {len(opts[name])} times: use it once", ctx)
-        return super().consume_value(ctx, {**opts, name: opts[name][0]})
+        if len(values) > 1:
+            raise click.UsageError(f"{self.opts[0]} is given {len(values)} times: use it once", ctx)
+        return values[0]
+
+
+class JoinedOption(_CollectingOption):
+    """An option with a list of values, separated by commas or by repeating the option."""
+
+    def single_value(self, ctx: click.Context, values: list[Any]) -> Any:  # noqa: ANN401 - as in click
+        """Return all values, separated by commas."""
+        del ctx
+        return ",".join(values)
 
 
 class Utf8Text(click.ParamType[str]):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import click
 
 from attnlens_cli.frame.failures import BadReplyFailure
-from attnlens_cli.frame.options import TEXT, Option
+from attnlens_cli.frame.options import TEXT, JoinedOption, Option
 from attnlens_cli.frame.signals import interrupt_on_signals
 
 if TYPE_CHECKING:
@@ -31,14 +31,26 @@ _ADDRESS = _option(
     metavar="ADDRESS",
     help="Address of the server: HOST:PORT or unix:PATH. ATTNLENS_ADDRESS sets it for all commands.",
 )
-_ADDRESSES = _option(
+
+
+def _split(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    """Return the addresses. In ipv4: and ipv6: targets, commas separate the addresses of one server."""
+    del ctx, parameter
+    parts = [value] if value.startswith(("ipv4:", "ipv6:")) else value.split(",")
+    return tuple(dict.fromkeys(part.strip() for part in parts))
+
+
+_ADDRESSES = click.option(
     "--address",
-    multiple=True,
-    default=["127.0.0.1:50051"],
+    cls=JoinedOption,
+    section="Server",
+    is_shared=True,
+    default="127.0.0.1:50051",
     show_default=True,
     metavar="ADDRESS,...",
-    help="Address of the server: HOST:PORT or unix:PATH. Several addresses share the texts: separate them by "
-    "commas, or repeat the option.",
+    callback=_split,
+    help="Address of the server: HOST:PORT or unix:PATH. Several servers share the texts: separate their "
+    "addresses by commas, or repeat the option.",
 )
 _API_KEY = _option(
     "--api-key",
@@ -102,7 +114,8 @@ class ServerOptions:
     addresses: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        from attnlens_client.connection import check_key, checked_address  # noqa: PLC0415 - heavy
+        from attnlens_client.addresses import checked_address  # noqa: PLC0415 - heavy
+        from attnlens_client.connection import check_key  # noqa: PLC0415 - heavy
 
         try:
             for address in self.addresses:
@@ -216,15 +229,6 @@ class ServerOptions:
         return f"no server answers at {self._name}: {remedy} ({cause})"
 
 
-def _split(address: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Return the addresses of one or several values of --address."""
-    if isinstance(address, str):
-        return (address,)
-    # In gRPC's targets ipv4: and ipv6:, commas separate the addresses of one server.
-    parts = [[value] if value.startswith(("ipv4:", "ipv6:")) else value.split(",") for value in address]
-    return tuple(dict.fromkeys(part.strip() for several in parts for part in several))
-
-
 def _read_pem(path: Path | None, option: str, part: str) -> bytes | None:
     content = path.read_bytes() if path else None
     if content is not None and b"-----BEGIN" not in content:
@@ -255,7 +259,8 @@ def _with_options(command: Callable[..., None], options: tuple[Any, ...]) -> Cal
     @functools.wraps(command)
     def with_server(*args: Any, **given: Any) -> None:  # noqa: ANN401 - as in click
         values = {name: given.pop(name, "") for name in names}
-        addresses = _split(values.pop("address"))
+        address = values.pop("address")
+        addresses = address if isinstance(address, tuple) else (address,)
         server = ServerOptions(address=addresses[0], addresses=addresses, **values)
         interrupt_on_signals()
         logging.getLogger("grpc").setLevel(logging.CRITICAL)  # its failures are raised as exceptions

@@ -1,8 +1,8 @@
 """The methods of the client as steps: calls, retries and progress.
 
-gRPC retries UNAVAILABLE up to five times, which bridges a moment without a server. `Attempts` also retries
-calls that an overloaded or restarting server rejects, until the deadline of the call, with increasing random
-delays and not before the server's retry delay.
+gRPC retries UNAVAILABLE up to five times, which bridges a moment without a server, except for streams.
+`Attempts` also retries calls that an overloaded or restarting server rejects, until the deadline of the call,
+with increasing random delays and not before the server's retry delay.
 """
 
 import heapq
@@ -42,6 +42,8 @@ from attnlens_client.errors import (
     UnavailableError,
     connection_problem,
     from_rpc_error,
+    is_reset,
+    is_unhealthy,
 )
 from attnlens_client.explanations import Comparison
 from attnlens_client.model_info import ModelInfo
@@ -57,8 +59,7 @@ class Session:
     """Settings and state of one client. Threads share it, so each field is replaced as a whole.
 
     Attributes:
-        address, timeout_s, batch_size, max_in_flight: See `Connection`.
-        may_retry: Whether calls may be retried.
+        address, timeout_s, batch_size, max_in_flight, max_attempts: See `Connection`.
         uses_tls: Whether the connection is encrypted.
         clock: Monotonic clock in seconds.
         jitter: Returns a random factor from 0.5 to 1 for delays.
@@ -74,7 +75,7 @@ class Session:
     timeout_s: float | None
     batch_size: int
     max_in_flight: int
-    may_retry: bool
+    max_attempts: int
     uses_tls: bool = False
     clock: Callable[[], float] = time.monotonic
     jitter: Callable[[], float] = lambda: random.uniform(0.5, 1.0)  # noqa: S311 - not for security
@@ -101,10 +102,11 @@ class Session:
 
     def is_transient(self, error: AttnlensError) -> bool:
         """Return whether a retry may succeed."""
+        is_away = isinstance(error, UnavailableError) or is_reset(error)
         return (
             error.retry_delay_s is not None
             or isinstance(error, OverloadedError | RateLimitedError)
-            or (isinstance(error, UnavailableError) and self.has_answered and self.may_restart)
+            or (is_away and self.has_answered and self.may_restart)
         )
 
     def failure(self, error: grpc.RpcError, first_index: int) -> AttnlensError:
@@ -123,6 +125,8 @@ class Session:
             failure = DeadlineExceededError(message, failure.code)
         if not failure.reason and self._is_connection_failure(failure):
             failure = type(failure)(self._connection_message(error, failure), failure.code)
+            if is_unhealthy(error):
+                failure.retry_delay_s = 0.0
         failure.__cause__ = error
         return failure
 
@@ -142,6 +146,10 @@ class Session:
             case ConnectionProblem.OTHER_PROGRAM:
                 remedy = "use another address, or credentials if the server uses TLS"
                 message = f"the program at {self.address} is not an attnlens server: {remedy}"
+            case ConnectionProblem.UNHEALTHY:
+                message = (
+                    f"no server at {self.address} is healthy: wait until they have started, or see their logs"
+                )
             case ConnectionProblem.NO_SERVER_OR_TLS:
                 message = f"no server answers at {self.address}: {start}, or use credentials for TLS"
             case _:
@@ -150,10 +158,16 @@ class Session:
 
 
 class Attempts:
-    """Attempts of one call until its deadline."""
+    """Attempts of one call until its deadline.
 
-    def __init__(self, session: Session) -> None:
+    Args:
+        session: Session.
+        is_stream: Whether the call is a stream, which gRPC does not retry.
+    """
+
+    def __init__(self, session: Session, *, is_stream: bool = False) -> None:
         self._session = session
+        self._left_to_connect = session.max_attempts - 1 if is_stream and session.may_restart else 0
         timeout_s = session.timeout_s
         self._deadline = None if timeout_s is None else session.clock() + timeout_s
         self._delay_s = _FIRST_DELAY_S
@@ -171,9 +185,11 @@ class Attempts:
         self._delay_s = min(2 * self._delay_s, _MAX_DELAY_S)
         delay_s = max(self._delay_s * self._session.jitter(), error.retry_delay_s or 0.0)
         left_s = self.timeout_s()
-        is_last = not self._session.may_retry or (left_s is not None and left_s <= delay_s)
-        if is_last or not self._session.is_transient(error):
+        is_last = self._session.max_attempts == 1 or (left_s is not None and left_s <= delay_s)
+        may_connect = isinstance(error, UnavailableError) and self._left_to_connect > 0
+        if is_last or not (may_connect or self._session.is_transient(error)):
             raise error
+        self._left_to_connect -= 1
         return delay_s
 
 
@@ -333,24 +349,42 @@ class _Calls:
 def _stream(
     session: Session, plan: EncodePlan, complete: Callable[[TextPart | AttentionPart], Iterable[_T]]
 ) -> Steps[_T]:
-    """Yield the items that `complete` returns for each part."""
+    """Yield the items that `complete` returns for each part, which it receives once and in order.
+
+    After a failure, a stream continues at the first text that has not been received completely.
+    """
     # Not from the cache: a stream cannot be restarted with new limits after it has yielded items.
     model = (yield from _model(session, plan.model)) if plan.needs_model else None
     texts = EncodeReader(plan.template, plan.inputs, plan.queries)
     for first, request in plan.requests(model, session.batch_size):
-        reader = StreamReader(texts, first, len(request.inputs))
         for_stream = pb.EncodeStreamRequest.FromString(request.SerializeToString())  # the same fields
-        attempts, has_begun = Attempts(session), False
+        reader, attempts = StreamReader(texts, first, len(request.inputs)), Attempts(session, is_stream=True)
+        num_repeated = 0  # parts that are received again
         yield Start(first, "EncodeStream", for_stream, attempts.timeout_s())
         while not isinstance(event := (yield Wait()), Ended):
             if isinstance(event, Reply):
-                session.has_answered = has_begun = True
-                for item in complete(reader.part(event.message)):
+                session.has_answered = True
+                part = reader.part(event.message)
+                if num_repeated:
+                    num_repeated -= 1
+                    continue
+                for item in complete(part):
                     yield Item(item)
             elif isinstance(event, Failed):
-                error = session.failure(event.error, first)
-                if has_begun:  # items were already yielded
-                    raise error
+                error = session.failure(event.error, reader.first)
+                if reader.is_complete:
+                    break
                 yield Wait(attempts.delay_s(error))
+                num_repeated += reader.num_unfinished_parts
+                reader = reader.rest()
+                for_stream = _without_texts(for_stream, len(for_stream.inputs) - reader.count)
                 yield Start(first, "EncodeStream", for_stream, attempts.timeout_s())
         reader.finish()
+
+
+def _without_texts(request: pb.EncodeStreamRequest, count: int) -> pb.EncodeStreamRequest:
+    """Return a copy without the first texts."""
+    rest = pb.EncodeStreamRequest()
+    rest.CopyFrom(request)
+    del rest.inputs[:count]
+    return rest

@@ -114,7 +114,8 @@ class StreamReader:
 
     def __init__(self, texts: EncodeReader, first: int, count: int) -> None:
         self._texts = texts
-        self._first, self._end = first, first + count
+        self.first, self.count = first, count
+        self._end = first + count
         self._index = first - 1  # current text
         self._tokens: tuple[Token, ...] = ()
         self._num_parts = 0  # announced attention parts of the current text
@@ -127,7 +128,7 @@ class StreamReader:
         Raises:
             BadReplyError: The message is invalid or out of order.
         """
-        index = self._first + response.input_index
+        index = self.first + response.input_index
         self._texts.consistency.check("model", response.model, f"texts[{index}]")
         match response.WhichOneof("part"):
             case "text":
@@ -137,6 +138,22 @@ class StreamReader:
             case _:
                 raise invalid_text(index, "has a part that is neither text nor attention")
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all parts of all texts have been received."""
+        return self._index + 1 == self._end and not self.num_unfinished_parts
+
+    @property
+    def num_unfinished_parts(self) -> int:
+        """Number of parts received of a text that is not complete."""
+        is_finished = self._index < self.first or self._num_received == self._num_parts
+        return 0 if is_finished else 1 + self._num_received
+
+    def rest(self) -> "StreamReader":
+        """Return a reader for another call with the texts that are not complete."""
+        first = self._index + (0 if self.num_unfinished_parts else 1)
+        return StreamReader(self._texts, first, self._end - first)
+
     def finish(self) -> None:
         """Check that the stream is complete.
 
@@ -145,8 +162,8 @@ class StreamReader:
         """
         self._end_text()
         if self._index + 1 != self._end:
-            done = self._index + 1 - self._first
-            raise invalid_reply(f"the stream ends after {done} of {self._end - self._first} texts")
+            done = self._index + 1 - self.first
+            raise invalid_reply(f"the stream ends after {done} of {self._end - self.first} texts")
 
     def _text(self, index: int, response: pb.EncodeStreamResponse) -> TextPart:
         self._end_text()

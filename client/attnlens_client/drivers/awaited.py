@@ -20,9 +20,9 @@ class AsyncDriver:
     def __init__(self, connection: Connection) -> None:
         options, credentials = grpc_options(connection), connection.credentials
         self.channel = (
-            grpc.aio.insecure_channel(connection.address, options)
+            grpc.aio.insecure_channel(connection.target, options)
             if credentials is None
-            else grpc.aio.secure_channel(connection.address, credentials, options)
+            else grpc.aio.secure_channel(connection.target, credentials, options)
         )
         self.stub = EncoderServiceStub(self.channel)
         self.metadata = connection.call_metadata

@@ -75,9 +75,9 @@ class Driver(StepsDriver):
     def __init__(self, connection: Connection) -> None:
         options, credentials = grpc_options(connection), connection.credentials
         self.channel = (
-            grpc.insecure_channel(connection.address, options)
+            grpc.insecure_channel(connection.target, options)
             if credentials is None
-            else grpc.secure_channel(connection.address, credentials, options)
+            else grpc.secure_channel(connection.target, credentials, options)
         )
         self.stub = EncoderServiceStub(self.channel)
         self.metadata = connection.call_metadata

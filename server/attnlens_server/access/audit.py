@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attnlens_server.clients import client_at
+from attnlens_server.clients import client_at, host_of
 from attnlens_server.errors import RequestError
 from attnlens_server.rates import Bucket
 
@@ -42,15 +42,14 @@ class RefusalLog:
             name: Name of the sender. Empty if it is unknown.
             method: Name of the method.
         """
-        host, now = client_at(peer).name, self._clock()
-        sender = host, name, error.reason
+        now, sender = self._clock(), (client_at(peer).name, name, error.reason)
         until, num_omitted = self._senders.pop(sender, (now, 0))
         if now < until or self._lines.level() < 1:
             self._senders[sender] = until, num_omitted + 1
         else:
             self._lines.take(1)
             self._senders[sender] = now + PAUSE_S, 0
-            fields = {"reason": error.reason, "peer": host, "method": method, "cause": error.message}
+            fields = {"reason": error.reason, "peer": host_of(peer), "method": method, "cause": error.message}
             audit.warning(
                 "refused",
                 extra=fields

@@ -37,7 +37,7 @@ class WatchedFiles(Generic[Content]):
         apply(load())
 
     async def update(self) -> None:
-        """Use the files if they have changed. If they are invalid, log it and keep the previous content."""
+        """Use the files if they have changed. If they are unusable, log it and keep the previous content."""
         run = asyncio.get_running_loop().run_in_executor
         state = await run(None, self._current_state)
         if state == self._state:
@@ -47,6 +47,9 @@ class WatchedFiles(Generic[Content]):
             self._apply(await run(None, self._load))
         except StartupError as error:
             logger.error("a changed file is not used: %s", error)  # noqa: TRY400 - the message suffices
+        except Exception:  # such as a RecursionError of a parser. Later changes must still be noticed
+            names = ", ".join(map(str, self._paths))
+            logger.exception("a changed file is not used, because of an internal error: %s", names)
 
     def _current_state(self) -> list[Any]:
         return [_state_of(path) for path in self._paths]

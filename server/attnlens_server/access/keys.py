@@ -9,8 +9,10 @@ from pathlib import Path
 
 from attnlens_server.errors import StartupError
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-NAME_RULE = "use up to 64 letters, digits and . _ @ -, with a letter or digit first"
+NAME = re.compile(r"(?!(?:anonymous|other)$)[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")  # metrics use these two
+NAME_RULE = (
+    "use up to 64 letters, digits and . _ @ -, with a letter or digit first, except for anonymous and other"
+)
 _LINE = re.compile(r"(\S+)\s+sha256:([0-9a-f]{64})")
 _KEY_BYTES = 32
 _SHOWN_CHARACTERS = 40

@@ -146,7 +146,8 @@ class Item:
             overtake it.
         deadline: `time.monotonic` time after which the item is dropped if it has not started. None if the
             call has no deadline.
-        is_light: Whether the item belongs to a small call beside others: the express lane may run it.
+        is_light: Whether the express lane may run the item, because it belongs to a small call while other
+            clients have calls.
         queued_at: `time.monotonic` time at which the item was queued.
         turn: Position in the queue, see `scheduler.Turns`.
         future: Resolves to an `ItemResult`. Canceling it drops the item unless it is already running.

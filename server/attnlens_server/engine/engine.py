@@ -132,8 +132,8 @@ class Lanes:
     def _run_lane(self, *, is_express: bool = False) -> None:
         """Run batches until the queue is closed. If one lane fails, all lanes stop.
 
-        The express lane only runs texts of small calls, beside the batches of the other lanes and with more
-        CPU time than they have.
+        The express lane only runs texts of small calls, concurrently with the batches of other lanes. It gets
+        more CPU time than they do.
         """
         batch: Batch | None = None
         take = self._queue.take_light if is_express else self._queue.take

@@ -290,6 +290,8 @@ class ItemQueue:
         with self._changed:
             self._num_tokens -= sum(item.num_tokens for item in items)
             self._num_light -= sum(item.is_light for item in items)
+            if not self._num_tokens:  # no items wait, so nobody has to wait for others
+                self._turns = (Turns(), Turns())
 
 
 def _fail_expired(item: Item) -> None:

@@ -251,9 +251,12 @@ class Calls:
         return Call(context, lifetime, self._stall_timeout_s)
 
     def _fail(self, call: Call, failure: errors.RequestError) -> CallStatus:
-        """Record the failure of a call. The frame of its handler must not keep it: that would be a cycle."""
+        """Record the failure of a call and return its status.
+
+        The handler must not keep the failure, whose traceback contains the handler's frame.
+        """
         call.record.fail(failure)
-        self._admission.num_refused += isinstance(failure, errors.OverloadedError)
+        self._admission.count_failure(failure, call.record.client)
         return call_status(failure)
 
     async def wait_until_none(self) -> None:

@@ -14,6 +14,7 @@ from grpc_health.v1.health import SERVICE_NAME
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from attnlens_server.grpc_api.identity import Check, accept
+from attnlens_server.grpc_api.open_streams import OpenStreams
 from attnlens_server.grpc_api.status import parse_or_abort
 
 MAX_QUOTED_CHARACTERS = 100
@@ -25,10 +26,14 @@ class HealthService:
 
     Args:
         service_names: Names of the services.
+        streams: Limit on watches.
         check_access: Checks whether the sender of a call may see the health.
     """
 
-    def __init__(self, service_names: Sequence[str], check_access: Check = accept) -> None:
+    def __init__(
+        self, service_names: Sequence[str], streams: OpenStreams, check_access: Check = accept
+    ) -> None:
+        self._streams = streams
         self._check_access = check_access
         # Guards the two attributes below and notifies watchers of changes.
         self._changed = asyncio.Condition()
@@ -72,6 +77,10 @@ class HealthService:
     async def Watch(self, data: bytes, context: Context) -> None:
         await self._check_access(context, "Watch")
         request = await parse_or_abort(HealthCheckRequest, data, context)
+        async with self._streams.hold(context):
+            await self._write_changes(request, context)
+
+    async def _write_changes(self, request: HealthCheckRequest, context: Context) -> None:
         sent = None
         while not self._is_shut_down or sent != self._status_of(request.service):
             sent = self._status_of(request.service)

@@ -45,18 +45,26 @@ class Gate:
             is_bulk=priority == BULK,
         )
 
-    async def check(self, context: Context, method: str) -> None:
-        """Abort a call that does not run in `Calls`, unless its sender may call the method."""
+    async def check(self, context: Context, method: str, code: grpc.StatusCode | None = None) -> None:
+        """Abort a call that does not run in `Calls`, unless its sender may call the method.
+
+        `code` replaces the status code of the error.
+        """
         try:
             self.identify(context, method)
         except RequestError as error:
             status = call_status(error)
-            await context.abort(status.code, status.message, status.trailers)
+            await context.abort(code or status.code, status.message, status.trailers)
 
     async def check_health(self, context: Context, method: str) -> None:
-        """Abort a health check, unless they are open or its sender is known."""
+        """Abort a health check, unless they are open or its sender is known.
+
+        gRPC's clients watch the health without credentials. If it is UNIMPLEMENTED, they send calls without
+        it; after another status, they would not send any.
+        """
         if not self._access.has_open_health:
-            await self.check(context, method)
+            code = grpc.StatusCode.UNIMPLEMENTED if method == "Watch" else None
+            await self.check(context, method, code)
 
 
 async def accept(context: Context, method: str) -> None:

@@ -10,6 +10,7 @@ from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
 from attnlens_server.grpc_api.identity import Check, accept
+from attnlens_server.grpc_api.open_streams import OpenStreams
 from attnlens_server.grpc_api.status import parse_or_abort
 
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
@@ -35,6 +36,7 @@ class _Pools:
 def add_reflection(
     server: grpc.aio.Server,
     service_names: Sequence[str],
+    streams: OpenStreams,
     *pools: DescriptorPool,
     check_access: Check = accept,
 ) -> None:
@@ -52,8 +54,9 @@ def add_reflection(
             async for data in messages:
                 yield await parse_or_abort(ServerReflectionRequest, data, context)
 
-        async for response in servicer.ServerReflectionInfo(requests(), context):
-            yield response
+        async with streams.hold(context):
+            async for response in servicer.ServerReflectionInfo(requests(), context):
+                yield response
 
     behavior: Any = reflect
     handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(

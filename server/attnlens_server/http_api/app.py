@@ -44,10 +44,12 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 MAX_HEADERS = 64
+MAX_UNUSED_BODY_BYTES = 1 << 10
+"""Maximum size of the body of a GET request. Some clients send one, which is ignored."""
 BODY_COPIES = 2  # the body and the parsed request without its texts
 _CHUNK_BYTES = 1 << 18
 _SMALL_BYTES = 1 << 16  # responses up to this size fit into the write buffer of a connection
-_MAX_PATH = 64  # characters in the log
+_MAX_METHOD, _MAX_PATH = 16, 64  # characters in the log
 _REQUEST_ID = b"x-request-id"
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -63,7 +65,7 @@ class HttpApp:
     Args:
         service: Service of the model.
         routes: Routes. The first one that matches is used.
-        origins: Which web pages may send requests.
+        origins: Policy for requests of web pages.
         gate: Access control.
         max_body_bytes: Maximum size of a body, also after decompression.
         body_timeout_s: Maximum time in seconds to receive a body.
@@ -103,7 +105,7 @@ class HttpApp:
             return
         headers = _headers(scope["headers"])
         record = RequestRecord(
-            f"{scope['method']} {scope['path'][:_MAX_PATH]}",
+            f"{scope['method'][:_MAX_METHOD]} {scope['path'][:_MAX_PATH]}",
             protocol="http",
             peer=_peer(scope.get("client")),
             request_id=validate_request_id(headers.get("x-request-id")) or secrets.token_hex(8),
@@ -138,20 +140,30 @@ class HttpApp:
             dialect = route.dialect
             exchange.record.route = f"{route.method} {route.path}"
             self._check(route, exchange)
-            request = await self._request(path, exchange)
+            limit = self._max_body_bytes if route.method == "POST" else MAX_UNUSED_BODY_BYTES
+            request = await self._request(path, exchange, limit)
             response = await exchange.unless_disconnected(route.handler(request))
             if isinstance(response.body, bytes):
                 mark("build")
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, _DisconnectedError):
             raise
         except BaseException as error:  # noqa: BLE001 - the outermost frame, also for panics of Rust code
-            failure = request_error(error, exchange.record.method)
-            exchange.record.fail(failure)
-            self._service.admission.num_refused += isinstance(failure, errors.OverloadedError)
+            response, reason = self._failed(request_error(error, exchange.record.method), exchange, dialect)
             traceback.clear_frames(error.__traceback__)
-            response, reason = _error_response(failure, dialect), failure.reason
         await exchange.send(response, dialect)
         exchange.record.end(str(response.status), reason)
+
+    def _failed(
+        self, error: errors.RequestError, exchange: "_Exchange", dialect: Dialect
+    ) -> tuple[HttpResponse, str]:
+        """Record an error. Return its response and reason.
+
+        The caller must not keep the error, whose traceback contains the caller's frame: the request would
+        remain in memory until a garbage collection.
+        """
+        exchange.record.fail(error)
+        self._service.admission.count_failure(error, exchange.record.client)
+        return _error_response(error, dialect), error.reason
 
     def _route(self, method: str, path: str) -> tuple[Route, str]:
         """Return the route of a request, and the part of the path that it has not matched.
@@ -192,7 +204,7 @@ class HttpApp:
         client = self._gate.identify(exchange.scope, headers, exchange.record.peer, route.methods)
         exchange.admit(client, self._service.admission)
 
-    async def _request(self, path: str, exchange: "_Exchange") -> HttpRequest:
+    async def _request(self, path: str, exchange: "_Exchange", max_body_bytes: int) -> HttpRequest:
         """Receive the body.
 
         Raises:
@@ -200,16 +212,16 @@ class HttpApp:
             OverloadedError: Other calls use too much memory.
         """
         length = exchange.headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self._max_body_bytes:
-            raise self._too_large()
+        if length.isdigit() and int(length) > max_body_bytes:
+            raise _too_large(max_body_bytes)
         body = bytearray()
         try:
             async with asyncio.timeout(self._body_timeout_s):
                 async for chunk in exchange.chunks():
                     exchange.memory.grow(BODY_COPIES * len(chunk))
                     body += chunk
-                    if len(body) > self._max_body_bytes:
-                        raise self._too_large()
+                    if len(body) > max_body_bytes:
+                        raise _too_large(max_body_bytes)
         except TimeoutError:
             seconds = f"{self._body_timeout_s:g} s"
             message = f"the body was not received within {seconds}: send it faster, or in several requests"
@@ -217,7 +229,9 @@ class HttpApp:
         exchange.record.request_bytes = len(body)
         encoding = exchange.headers.get("content-encoding", "identity").lower()
         if encoding == "gzip":
-            content = await self._service.workers.run_if(len(body) > _SMALL_BYTES, self._gunzip, bytes(body))
+            content = await self._service.workers.run_if(
+                len(body) > _SMALL_BYTES, _gunzip, bytes(body), max_body_bytes
+            )
             exchange.memory.grow(BODY_COPIES * len(content))
         elif encoding == "identity":
             content = bytes(body)
@@ -228,25 +242,6 @@ class HttpApp:
         budget = Budget(exchange.memory, None, exchange.record.metrics)
         root_path = exchange.scope.get("root_path", "").rstrip("/")
         return HttpRequest(exchange.scope["method"], path, exchange.headers, content, budget, root_path)
-
-    def _gunzip(self, body: bytes) -> bytes:
-        decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)
-        try:
-            content = decompressor.decompress(body, self._max_body_bytes + 1)
-        except zlib.error as error:
-            raise HttpError(400, "MALFORMED_REQUEST", f"the body is not valid gzip: {error}") from None
-        if len(content) > self._max_body_bytes:
-            raise self._too_large()
-        if not decompressor.eof or decompressor.unused_data:
-            raise HttpError(400, "MALFORMED_REQUEST", "the body is not one complete gzip member")
-        return content
-
-    def _too_large(self) -> HttpError:
-        return HttpError(
-            413,
-            "REQUEST_TOO_LARGE",
-            f"bodies are limited to {self._max_body_bytes} bytes: send fewer or shorter texts",
-        )
 
 
 class _DisconnectedError(Exception):
@@ -366,14 +361,19 @@ class _Exchange:
                 except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, _DisconnectedError):
                     raise
                 except BaseException as error:  # noqa: BLE001 - as in `HttpApp._respond`
-                    failure = request_error(error, self.record.method)
-                    self.record.fail(failure)
-                    self.record.end(str(dialect.status(failure)), failure.reason)
-                    await self._send_part(encode_json(dialect.body(failure)) + b"\n")
+                    line = self._failed(request_error(error, self.record.method), dialect)
+                    traceback.clear_frames(error.__traceback__)
+                    await self._send_part(line)
                     break
                 self.record.reply_bytes += len(part)
                 await self._send_part(part)
         await self._send_part(b"", is_last=True)
+
+    def _failed(self, error: errors.RequestError, dialect: Dialect) -> bytes:
+        """Record the error of a stream. Return its last line."""
+        self.record.fail(error)
+        self.record.end(str(dialect.status(error)), error.reason)
+        return encode_json(dialect.body(error)) + b"\n"
 
     async def _send_part(self, body: bytes, *, is_last: bool = False) -> None:
         await self._send_in_time({"type": "http.response.body", "body": body, "more_body": not is_last})
@@ -383,10 +383,28 @@ class _Exchange:
             await self._send(message)
 
     def abort(self) -> None:
-        """Close the connection without sending the rest. Other servers than ours have their own limits."""
+        """Close the connection without sending the rest. Other ASGI servers have their own time limits."""
         abort = self.scope.get(ABORT)
         if abort is not None:
             abort()
+
+
+def _gunzip(body: bytes, max_bytes: int) -> bytes:
+    decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    try:
+        content = decompressor.decompress(body, max_bytes + 1)
+    except zlib.error as error:
+        raise HttpError(400, "MALFORMED_REQUEST", f"the body is not valid gzip: {error}") from None
+    if len(content) > max_bytes:
+        raise _too_large(max_bytes)
+    if not decompressor.eof or decompressor.unused_data:
+        raise HttpError(400, "MALFORMED_REQUEST", "the body is not one complete gzip member")
+    return content
+
+
+def _too_large(max_bytes: int) -> HttpError:
+    remedy = "omit the body" if max_bytes == MAX_UNUSED_BODY_BYTES else "send fewer or shorter texts"
+    return HttpError(413, "REQUEST_TOO_LARGE", f"bodies are limited to {max_bytes} bytes: {remedy}")
 
 
 def _own_path(scope: Scope) -> str:

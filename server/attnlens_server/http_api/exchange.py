@@ -271,7 +271,7 @@ def _invalid_field(message: str) -> InvalidFieldsError:
 
 
 def rename_fields(error: RequestError, names: Mapping[str, str]) -> None:
-    """Replace the field names in the violations and the message of an error by those of an API."""
+    """Replace field names in the violations and the message of an error with the names of an API."""
     if error.violations and names:
         error.violations = tuple(
             FieldViolation(_rename(violation.field, names), violation.description)

@@ -1,7 +1,7 @@
 """Listens for HTTP connections on the event loop of the caller.
 
-uvicorn parses HTTP. This module adds what it lacks: a limit on connections, which clients share and which
-closes idle ones first; a time limit for the head of a request; a limit on small chunks; errors in JSON, which
+uvicorn parses HTTP. This module adds a limit on connections, which clients share and which closes idle ones
+first; a time limit for the head of a request; a limit on small chunks; errors in JSON, which
 also reach clients that send a long body; and a way to abort a connection whose client does not read.
 `HttpApp` limits the size and the duration of bodies.
 
@@ -19,7 +19,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
-from attnlens_server.clients import Client
+from attnlens_server.clients import Client, client_at_host
 from attnlens_server.errors import StartupError
 from attnlens_server.http_api.exchange import JSON, NATIVE, HttpError, encode_json
 from attnlens_server.listening import TcpAddress
@@ -34,7 +34,7 @@ ABORT = "attnlens.abort"
 If it is set, the application's task is cancelled when the client disconnects.
 """
 SMALL_CONNECTIONS = 4
-"""A client that has no more connections may use the reserve, see `Pool`."""
+"""Number of connections up to which a client may use the reserve, see `Pool`."""
 TLS = "attnlens.tls"
 """Key of the ASGI scope with the SSL object of the connection. None without TLS."""
 MAX_SMALL_CHUNKS = 1024
@@ -236,7 +236,7 @@ class _Connection(H11Protocol):
         """Reject the connection if there are too many, otherwise wait for a request."""
         super().connection_made(transport)
         host, *_ = transport.get_extra_info("peername") or ("unix",)
-        self.sender = Client(str(host))
+        self.sender = client_at_host(str(host))
         has_room = self._listener.make_room(self.sender)
         self._listener.connections.take(self.sender, 1)
         if not has_room:
@@ -310,7 +310,7 @@ class _Connection(H11Protocol):
             self.transport.abort()
             return
         if self.cycle is not None:
-            self.cycle.disconnected = True  # drops what the application sends
+            self.cycle.disconnected = True  # discards the application's response
             self.cycle.message_event.set()
         is_head = self.conn.our_state is h11.SEND_RESPONSE and self.scope["method"] == "HEAD"
         body = encode_json(NATIVE.body(error))

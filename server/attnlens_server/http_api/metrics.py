@@ -103,6 +103,10 @@ class ServerMetrics:
         """Add further metrics, which `read` returns. It runs in any thread."""
         self._registry.register(_FunctionCollector(read))
 
+    def add_pool(self, name: str, help_: str, pool: Pool) -> None:
+        """Add the use and the limit of a pool."""
+        self.add(lambda: limited(name, help_, pool))
+
     def add_certificate(self, expires_at: Callable[[], float | None]) -> None:
         """Add the time when the TLS certificate expires, in seconds since the epoch."""
         name = "attnlens_certificate_expiry_timestamp_seconds"

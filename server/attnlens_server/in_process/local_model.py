@@ -71,7 +71,7 @@ class Local(BlockingMethods):
             timeout_s=timeout_s,
             batch_size=batch_size,
             max_in_flight=max_in_flight,
-            may_retry=True,
+            max_attempts=5,
             has_answered=True,
             may_restart=False,
         )

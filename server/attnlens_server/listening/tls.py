@@ -3,9 +3,11 @@
 import logging
 import ssl
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 from attnlens_server.errors import StartupError
 
@@ -56,8 +58,7 @@ class ServerTls:
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None) -> None:
         self._paths = certificate, key, client_ca
         self.files = [path for path in self._paths if path is not None]
-        self.context = tls_context(*self._paths)
-        self.context.sni_callback = self._use_current
+        self.context: ssl.SSLContext = _CurrentContext(lambda: self.content.context)
         self._warned_at = -float("inf")
 
     @property
@@ -102,10 +103,25 @@ class ServerTls:
                 days,
             )
 
-    def _use_current(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """Use the current certificate for a connection. OpenSSL calls this during each handshake."""
-        del name, context
-        connection.context = self.content.context
+
+class _CurrentContext(ssl.SSLContext):
+    """Context of a listening socket, whose new connections use the current content.
+
+    They share nothing with the previous one: a client that was accepted before may otherwise resume its
+    session although the new client CA does not accept its certificate.
+    """
+
+    _current: Callable[[], ssl.SSLContext]
+
+    def __new__(cls, current: Callable[[], ssl.SSLContext]) -> Self:
+        """Create a context. `current` returns the one to use."""
+        context = super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
+        context._current = current
+        return context
+
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:  # noqa: ANN401 - as asyncio passes them
+        """Return a connection. asyncio calls this for each one."""
+        return self._current().wrap_bio(*args, **kwargs)
 
 
 def tls_context(certificate: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:

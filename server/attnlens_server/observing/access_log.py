@@ -17,7 +17,7 @@ class AccessLog:
     Lines about errors are rate-limited per reason, except if all requests are logged.
 
     Args:
-        selection: Which requests are logged.
+        selection: Requests to log.
 
     Attributes:
         num_suppressed: Number of lines that the rate limit has suppressed.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from attnlens_server.bundle import Kind
 from attnlens_server.clients import ANONYMOUS, Client
-from attnlens_server.errors import OverloadedError, RequestTooLargeError
+from attnlens_server.errors import OverloadedError, RequestError, RequestTooLargeError
 from attnlens_server.serving.results import CallMetrics
 
 RETRY_S = 0.25  # for memory and calls
@@ -32,7 +32,7 @@ class Pool:
     """A limited resource that clients share.
 
     While a client has other calls, it may hold at most `FREE_FACTOR` times its share times as much as is
-    free. With n equal clients that take all they can, each holds 2 / (2 n + 1), and the rest is free for
+    free. If n equal clients take as much as they can, each holds 2 / (2 n + 1), and the rest is free for
     others: the dynamic thresholds of Choudhury and Hahne (1998). A reserve beyond the capacity is for clients
     that hold little.
 
@@ -42,7 +42,7 @@ class Pool:
     """
 
     def __init__(self, capacity: int, small: int) -> None:
-        """Start with nothing in use. `small` is the most that a client which uses the reserve may hold."""
+        """Start with nothing in use. `small` is the limit up to which a client may use the reserve."""
         self.used = 0
         self._most_small = small
         self.resize(capacity)
@@ -81,7 +81,8 @@ class Pool:
     def take(self, client: Client, amount: int) -> None:
         """Take an amount without checking the limits."""
         self.used += amount
-        self._held[client.name] += amount
+        if amount:
+            self._held[client.name] += amount
 
     def put_back(self, client: Client, amount: int) -> None:
         """Return an amount."""
@@ -103,7 +104,7 @@ class Admission:
     Attributes:
         memory: Memory of all calls in bytes.
         calls: Open calls.
-        num_refused: Number of requests that were refused as overloaded. The protocols count them.
+        num_refused: Number of requests that were rejected as overloaded, from clients without other calls.
     """
 
     def __init__(
@@ -181,9 +182,17 @@ class Admission:
         if count:
             self.texts(kind).put_back(client, count)
 
-    def has_one_call_beside_others(self, client: Client) -> bool:
-        """Return whether a client has a single call, and other clients have some."""
+    def has_single_call_under_load(self, client: Client) -> bool:
+        """Return whether a client has a single call while other clients have calls."""
         return self.calls.used > 1 == self.calls.held_by(client)
+
+    def count_failure(self, error: RequestError, client: Client) -> None:
+        """Update `num_refused` after a request has failed.
+
+        Clients with other calls are not counted: they may have reached their share while others are served.
+        """
+        if isinstance(error, OverloadedError) and self.calls.held_by(client) <= 1:
+            self.num_refused += 1
 
     def acquire_call(self, client: Client) -> None:
         """Count a call, until `calls.put_back`.
@@ -340,14 +349,15 @@ class Budget:
         return self.memory.client
 
     def charge_texts(self, count: int) -> None:
-        """Charge the texts of the call to its client.
+        """Charge the texts of the call to its client. If it runs several graphs, they are charged once.
 
         Raises:
             RateLimitedError: The client has sent too many texts or tokens before.
         """
-        rates = self.memory.client.rates
-        if rates is not None:
-            rates.take_texts(count)
+        rates, further = self.memory.client.rates, count - self.metrics.num_charged
+        if rates is not None and further > 0:
+            rates.take_texts(further)
+            self.metrics.num_charged = count
 
     def charge_tokens(self, count: int) -> None:
         """Charge computed tokens to the client of the call, whose later calls wait if they are too many."""

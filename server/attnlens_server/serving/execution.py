@@ -90,7 +90,7 @@ class ItemRunner:
 
     async def run(self, items: Sequence[Item], kind: Kind, client: Client) -> list[ItemResult]:
         """Run all items. If one fails or the call is cancelled, the others are abandoned."""
-        if self._admission.has_one_call_beside_others(client):
+        if self._admission.has_single_call_under_load(client):
             is_light = sum(item.num_tokens for item in items) <= LIGHT_TOKENS
             for item in items:
                 item.is_light = is_light

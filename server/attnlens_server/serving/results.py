@@ -41,6 +41,7 @@ class CallMetrics:
         tokenize_s: Tokenization time in seconds. This and the next two are 0 until the model has run.
         queue_s: Longest wait for a batch in seconds.
         compute_s: Longest batch in seconds.
+        num_charged: Number of texts that were charged to the client.
     """
 
     num_inputs: int = 0
@@ -48,6 +49,7 @@ class CallMetrics:
     tokenize_s: float = 0.0
     queue_s: float = 0.0
     compute_s: float = 0.0
+    num_charged: int = 0
 
     def add(self, timings: Timings) -> Timings:
         """Add the timings of a request and return them."""

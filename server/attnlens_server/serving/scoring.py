@@ -188,6 +188,11 @@ class ScoredInput:
         num_of_documents = sum(end - start for start, end in self.ranges)
         return len(self.ranges) * self.pair.frame.num_tokens + num_of_documents
 
+    def tokens_of_part(self, part: int) -> int:
+        """Return the number of tokens of a part."""
+        start, end = self.ranges[part]
+        return self.pair.frame.num_tokens + end - start
+
     def explained(self, index: int, part: int) -> ExplainedPart:
         """Return a part to explain. `index` is that of the input in the request."""
         return ExplainedPart(index, self.ranges[part], self.num_tokens_total - self.num_tokens)
@@ -195,8 +200,7 @@ class ScoredInput:
     @property
     def num_extra_tokens(self) -> int:
         """Number of tokens of all parts but the first."""
-        start, end = self.ranges[0]
-        return self.num_tokens - self.pair.frame.num_tokens - (end - start)
+        return self.num_tokens - self.tokens_of_part(0)
 
     @property
     def usage(self) -> Usage:

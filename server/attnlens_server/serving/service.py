@@ -324,7 +324,9 @@ class ModelService:
                 logits = await self._part_logits(request, inputs, budget, clock)
             found = scores(request, plan, rows, num_parts, logits)
             if call and not explained:
-                explained = await explain({rows[each.index]: each.part for each in found}, call)
+                chosen = {rows[each.index]: each.part for each in found}
+                budget.charge_tokens(sum(inputs[row].tokens_of_part(part) for row, part in chosen.items()))
+                explained = await explain(chosen, call)
         finally:
             slots.release()
         return ScoreResult(
@@ -469,6 +471,7 @@ class ModelService:
         """
         await self._validate(request, self._validator.tokenize)
         budget.charge_texts(len(request.inputs))
+        budget.count_tokens(sum(each.size for each in request.inputs))
         texts: list[str] = []
         for portion in portions([each.size for each in request.inputs]):
             decoded = await self.workers.run(

@@ -1,7 +1,11 @@
 """`attnlens embed` into a directory, in process and through servers."""
 
 import json
+import os
+import pty
+import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,6 +94,30 @@ def test_skipped_rows_are_counted(run: Run, minilm_server: ServerProcess, tmp_pa
     assert result.stderr.startswith("2 rows, 1 row rejected, 1 part, 1 distinct text, "), result.stderr
     [entry] = (tmp_path / "out" / "rejected-000000.jsonl").read_text("utf-8").splitlines()
     assert json.loads(entry) == {"row": 1, "file": str(source), "file_row": 1, "reason": "no text"}
+
+
+def test_progress_is_written_in_lines_without_a_terminal(
+    run: Run, minilm_server: ServerProcess, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlens_cli.commands.asking.embed._LINE_INTERVAL_S", 0.0)
+    options = ("--text-column", "title", "--rows-per-part", "3", "--address", minilm_server.address)
+    result = run("embed", source, *options, "-o", f"{tmp_path}/out/")
+    *lines, last = result.stderr.splitlines()
+    assert last.startswith("9 rows, 3 parts, ")
+    assert all(re.fullmatch(r"\d+\.\d%, [\d,]+ texts/s", line) for line in lines), lines
+    assert lines[-1].startswith("100.0%, ")
+
+
+def test_terminal_shows_a_bar(minilm_server: ServerProcess, source: Path, tmp_path: Path) -> None:
+    shown, terminal = pty.openpty()
+    command = [sys.executable, "-m", "attnlens_cli.main", "embed", str(source), "--text-column", "title"]
+    options = ["--address", minilm_server.address, "--rows-per-part", "3", "-o", f"{tmp_path}/out/"]
+    subprocess.run([*command, *options], stderr=terminal, check=True, timeout=60)
+    os.close(terminal)
+    text = os.read(shown, 1 << 16).decode()
+    os.close(shown)
+    assert "100.0 %" in text
+    assert "9 rows, 3 parts, " in text
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ class Simulation:
             "timeout_s": 60.0,
             "batch_size": 128,
             "max_in_flight": 4,
-            "may_retry": True,
+            "max_attempts": 5,
             **settings,
         }
         return Session(**settings, clock=lambda: self.now, jitter=lambda: 1.0)
@@ -214,7 +214,7 @@ def test_deadline_ends_retries_with_the_last_server_error() -> None:
     assert simulation.waits == pytest.approx([0.2, 0.4, 0.8])  # the next delay would end after the deadline
     simulation = Simulation(failing(*[OVERLOADED] * 50))
     with pytest.raises(OverloadedError):
-        list(simulation.items(calls.run(simulation.session(may_retry=False), plans.embed(["abc"]))))
+        list(simulation.items(calls.run(simulation.session(max_attempts=1), plans.embed(["abc"]))))
     assert simulation.waits == []
 
 
@@ -339,15 +339,111 @@ def test_stream_yields_each_text_when_it_is_complete() -> None:
     assert simulation.methods == ["GetModel", "EncodeStream", "EncodeStream"]
 
 
-def test_stream_is_retried_only_before_its_first_message() -> None:
+def test_stream_is_retried_before_its_first_message() -> None:
     simulation = Simulation(failing(OVERLOADED, OVERLOADED, method="EncodeStream"))
     texts = list(simulation.items(calls.encode_stream(simulation.session(), plans.encode(["ab"]))))
     assert [text.num_tokens for text in texts] == [2]
     assert simulation.waits == pytest.approx([0.2, 0.4])
-    simulation.answer = lambda start: [served(start)[0], Failed(start.call_id, OVERLOADED)]
-    with pytest.raises(OverloadedError):
+
+
+def test_first_connection_of_a_stream_is_attempted_up_to_the_maximum() -> None:
+    """For other calls, gRPC makes these attempts."""
+    simulation = Simulation(failing(*[AWAY] * 4, method="EncodeStream"))
+    assert len(list(simulation.items(calls.encode_stream(simulation.session(), plans.encode(["ab"]))))) == 1
+    simulation = Simulation(failing(*[AWAY] * 5, method="EncodeStream"))
+    with pytest.raises(UnavailableError, match="no server answers at there:1"):
         list(simulation.items(calls.encode_stream(simulation.session(), plans.encode(["ab"]))))
-    assert simulation.waits == pytest.approx([0.2, 0.4])
+    assert simulation.waits == pytest.approx([0.2, 0.4, 0.8, 1.6])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Refusal(grpc.StatusCode.CANCELLED),
+        Refusal(grpc.StatusCode.UNKNOWN, "Stream removed"),
+        Refusal(grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2"),
+    ],
+)
+def test_call_that_a_stopping_server_or_a_proxy_resets_is_retried(error: Refusal) -> None:
+    simulation = Simulation(served)
+    session = simulation.session()
+    list(simulation.items(calls.run(session, plans.embed(["abc"]))))
+    simulation.answer = failing(error)
+    assert len(list(simulation.items(calls.run(session, plans.embed(["abc"]))))) == 1
+
+
+UNHEALTHY = Refusal(grpc.StatusCode.UNAVAILABLE, "all failing; last error: ipv4:1.2.3.4:1: backend unhealthy")
+
+
+def test_servers_that_are_starting_are_retried_until_the_deadline() -> None:
+    simulation = Simulation(failing(*[UNHEALTHY] * 8))
+    assert len(list(simulation.items(calls.run(simulation.session(), plans.embed(["abc"]))))) == 1
+    simulation = Simulation(failing(*[UNHEALTHY] * 8))
+    with pytest.raises(UnavailableError, match=r"no server at there:1 is healthy: wait"):
+        list(simulation.items(calls.run(simulation.session(timeout_s=1), plans.embed(["abc"]))))
+
+
+def cut(*numbers: int) -> Callable[[Start], list[Event]]:
+    """Serve streams, but end one after each of these numbers of messages as if its server had been killed."""
+    left = iter(numbers)
+
+    def answer(start: Start) -> list[Event]:
+        number = next(left, None) if start.method == "EncodeStream" else None
+        replies = served(start)
+        return replies if number is None else [*replies[:number], Failed(start.call_id, AWAY)]
+
+    return answer
+
+
+# A text and the parts of two layers: three messages for each of three texts.
+STREAMED = plans.encode(["a", "bb", "ccc"], attention=AttentionQuery())
+
+
+@pytest.mark.parametrize("numbers", [*((n,) for n in range(10)), *itertools.permutations((1, 2, 3, 5, 7), 3)])
+def test_stream_continues_at_the_first_unfinished_text(numbers: tuple[int, ...]) -> None:
+    methods: list[Any] = [calls.encode_stream, calls.encode_stream_parts]
+    for method in methods:
+        expected = list(Simulation(served).items(method(Simulation(served).session(), STREAMED)))
+        simulation = Simulation(cut(*numbers))
+        received = list(simulation.items(method(simulation.session(), STREAMED)))
+        assert list(map(repr, received)) == list(map(repr, expected))
+    [_, first, *more] = [entry.request for entry in simulation.log if isinstance(entry, Start)]
+    assert len(first.inputs) == 3
+    if numbers[0] == 9:  # all texts were complete
+        assert more == []
+    else:
+        assert [text.text for text in more[0].inputs] == ["a", "bb", "ccc"][numbers[0] // 3 :]
+
+
+def test_resumed_stream_must_have_the_same_model() -> None:
+    serve, versions = cut(4), iter(["1", "2"])
+
+    def answer(start: Start) -> list[Event]:
+        events = serve(start)
+        if start.method == "EncodeStream":
+            version = next(versions)
+            for event in events:
+                if isinstance(event, Reply) and event.message.model_version:
+                    event.message.model_version = version
+        return events
+
+    simulation = Simulation(answer)
+    with pytest.raises(BadReplyError, match=r"model version of texts\[1\] is '2', expected '1'"):
+        list(simulation.items(calls.encode_stream(simulation.session(), STREAMED)))
+
+
+def test_permanent_failure_of_a_resumed_stream_has_the_callers_text_index() -> None:
+    serve = cut(7)
+
+    def answer(start: Start) -> list[Event]:
+        if start.method != "EncodeStream" or len(start.request.inputs) == 3:
+            return serve(start)
+        told = scripted.violation("inputs[0].text", "is bad", 0)
+        return [Failed(0, Refusal(grpc.StatusCode.INVALID_ARGUMENT, "", "INVALID_FIELD", told))]
+
+    simulation = Simulation(answer)
+    with pytest.raises(InvalidRequestError, match=r"^texts\[2\] is bad"):
+        list(simulation.items(calls.encode_stream(simulation.session(), STREAMED)))
 
 
 def test_truncated_stream_is_an_invalid_response() -> None:
@@ -376,7 +472,7 @@ def test_model_cache_is_invalidated_when_the_model_changes() -> None:
 
 def test_retry_delays_of_two_clients_differ() -> None:
     session = Simulation(served).session()
-    random_session = Session(address="there:1", timeout_s=None, batch_size=1, max_in_flight=1, may_retry=True)
+    random_session = Session(address="there:1", timeout_s=None, batch_size=1, max_in_flight=1, max_attempts=5)
     fixed, spread = Attempts(session), Attempts(random_session)
     error = OverloadedError("full")
     delays = [(fixed.delay_s(error), spread.delay_s(error)) for _ in range(9)]
@@ -385,7 +481,7 @@ def test_retry_delays_of_two_clients_differ() -> None:
 
 
 def test_models_can_be_read_while_another_thread_adds_one() -> None:
-    session = Session(address="there:1", timeout_s=None, batch_size=1, max_in_flight=1, may_retry=True)
+    session = Session(address="there:1", timeout_s=None, batch_size=1, max_in_flight=1, max_attempts=5)
     session.remember("", scripted.model())
     seen = iter(session.models.values())
     session.remember("scripted", scripted.model())

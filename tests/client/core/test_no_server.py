@@ -99,7 +99,7 @@ def test_message_names_the_address_and_the_remedy(
     code: grpc.StatusCode, details: str, uses_tls: bool, message: str
 ) -> None:
     session = Session(
-        address="there:1", timeout_s=1, batch_size=1, max_in_flight=1, may_retry=False, uses_tls=uses_tls
+        address="there:1", timeout_s=1, batch_size=1, max_in_flight=1, max_attempts=1, uses_tls=uses_tls
     )
     error = Failure(code, details)
     failure = session.failure(error, 0)

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from attnlens_server.access import Access, name_in_certificate, warn_if_exposed
 from attnlens_server.access.audit import RefusalLog, log_changes
 from attnlens_server.access.control import MAX_ADDRESSES
+from attnlens_server.access.files import WatchedFiles
 from attnlens_server.access.keys import KeyRing
-from attnlens_server.access.policy import METHODS, Policy, Rules
+from attnlens_server.access.policy import METHODS, Policy, Rules, read_policy
 from attnlens_server.clients import Client
 from attnlens_server.errors import (
     PermissionDeniedError,
@@ -167,8 +169,22 @@ def test_each_anonymous_address_has_its_own_rates_and_their_number_is_limited() 
     assert first.rates is not None
     assert access.identify("ipv4:10.0.0.1:2", ("Embed",)).rates is first.rates
     for number in range(MAX_ADDRESSES + 10):
-        access.identify(f"ipv6:%5B::{number:x}%5D:1", ("Embed",))
+        access.identify(f"ipv6:%5B{number:x}::1%5D:1", ("Embed",))
     assert len(access._anonymous) == MAX_ADDRESSES
+
+
+async def test_files_are_watched_after_a_defect_of_their_parser(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, used = tmp_path / "policy", list[Policy]()
+    path.write_text("")
+    files = WatchedFiles([path], lambda: read_policy(path), used.append)
+    path.write_text("x = " + "[" * 5000)  # exceeds the recursion limit
+    await files.update()
+    assert "a changed file is not used" in caplog.text
+    path.write_text("open_health = false")
+    await files.update()
+    assert [policy.open_health for policy in used] == [True, False]
 
 
 def test_new_keys_and_policies_apply_to_the_next_call_and_keep_used_rates() -> None:
@@ -252,7 +268,7 @@ def test_refused_identities_are_logged_without_keys_and_cannot_flood_the_log(
     assert vars(caplog.records[-1])["omitted"] == 99
     caplog.clear()
     for number in range(5000):
-        log.write(errors[0], f"ipv6:%5B::{number:x}%5D:1", "", "Embed")
+        log.write(errors[0], f"ipv6:%5B{number:x}::1%5D:1", "", "Embed")
     assert len(caplog.records) <= 50
     assert len(log._senders) <= 1024
 

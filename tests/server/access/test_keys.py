@@ -24,10 +24,10 @@ def test_a_new_key_is_accepted_under_its_name(tmp_path: Path) -> None:
     key, line = new_key("search")
     assert key not in line
     assert line == f"search sha256:{hashlib.sha256(key.encode()).hexdigest()}"
-    ring = read_keys(written(tmp_path, f"# keys\n\n  {line}   # of 2026\nother sha256:{HASH}\n"))
+    ring = read_keys(written(tmp_path, f"# keys\n\n  {line}   # of 2026\nindex sha256:{HASH}\n"))
     assert [ring.name_of(each) for each in (key.encode(), b"secret", b"Secret", b"")] == [
         "search",
-        "other",
+        "index",
         "",
         "",
     ]
@@ -46,7 +46,7 @@ def test_a_name_may_have_several_keys(tmp_path: Path) -> None:
     assert len(ring.digests_by_name()["search"]) == 3
 
 
-@pytest.mark.parametrize("name", ["", "a b", "-a", "a" * 65, "ü", "a#b", "a\n", "a/b"])
+@pytest.mark.parametrize("name", ["", "a b", "-a", "a" * 65, "ü", "a#b", "a\n", "a/b", "anonymous", "other"])
 def test_invalid_names_are_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="is not a valid name: use up to 64 letters"):
         new_key(name)

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from attnlens_server.clients import Client
 from attnlens_server.engine.batch import Item
-from attnlens_server.engine.scheduler import BACKGROUND_INTERVAL, BatchLimits, ItemQueue, Scheduler
+from attnlens_server.engine.scheduler import (
+    BACKGROUND_INTERVAL,
+    MAX_CLIENTS,
+    BatchLimits,
+    ItemQueue,
+    Scheduler,
+)
 from attnlens_server.errors import DeadlineError, ShuttingDownError
 
 if TYPE_CHECKING:
@@ -265,6 +272,14 @@ def test_item_cancelled_during_inspection_is_counted_once() -> None:
     queue.put([item])
     assert queue.taken() == [item]
     assert queue.num_tokens == 0
+
+
+def test_clients_are_forgotten_when_nothing_waits() -> None:
+    queue = make_queue()
+    for number in range(3 * MAX_CLIENTS):
+        queue.put([make_item(4), make_item(4)], Client(str(number)))
+        assert len(queue.taken()) == 2
+    assert len(queue._turns[0]._ends) <= 1
 
 
 def test_light_item_is_taken_while_both_kinds_of_lanes_are_idle() -> None:

@@ -1,5 +1,6 @@
 """Malformed requests to the standard gRPC services: health and reflection."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -7,6 +8,7 @@ import grpc
 import pytest
 
 from attnlens_server.grpc_api.health import HealthService
+from attnlens_server.grpc_api.open_streams import OpenStreams
 from attnlens_server.grpc_api.reflection import add_reflection
 from failures import read_failure
 
@@ -22,8 +24,9 @@ METHODS = [
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
     """A channel to a server that offers only these services."""
     server = grpc.aio.server()
-    HealthService([]).add_to(server)
-    add_reflection(server, [])
+    streams = OpenStreams(3)
+    HealthService([], streams).add_to(server)
+    add_reflection(server, [], streams)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -49,3 +52,34 @@ async def test_megabyte_long_name_is_not_quoted_in_full(channel: grpc.aio.Channe
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(b"\x0a\x80\x80\x40" + b"x" * (1 << 20))
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("path", METHODS[1:])
+async def test_open_streams_are_limited_and_health_is_still_checked(
+    channel: grpc.aio.Channel, path: str
+) -> None:
+    call: Any = channel.stream_stream(path)
+    check: Any = channel.unary_unary(METHODS[0])
+    streams = []
+
+    async def requests() -> AsyncIterator[bytes]:
+        yield b"" if "health" in path else b"\x3a\x00"
+        await asyncio.Event().wait()
+
+    async def failure() -> tuple[Any, ...] | None:
+        """Open a stream and return why it was refused, or None if it was answered."""
+        streams.append(call(requests()))
+        try:
+            assert await anext(aiter(streams[-1]))
+        except grpc.aio.AioRpcError as error:
+            found = read_failure(error)
+            return found.code, found.reason
+        return None
+
+    refused = grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"
+    # One client may hold at most two thirds.
+    assert [await failure() for _ in range(4)] == [None, None, refused, refused]
+    assert (await check(b"")) is not None
+    streams[0].cancel()
+    while await failure():  # until the server has noticed
+        await asyncio.sleep(0.01)

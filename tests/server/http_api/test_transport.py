@@ -1,6 +1,7 @@
 """Invalid, oversized and slow HTTP requests are rejected, and the server keeps running."""
 
 import asyncio
+import gc
 import gzip
 import json
 import logging
@@ -248,6 +249,16 @@ async def test_rejected_body_that_never_ends_closes_the_connection(
     assert (await response_from(reader))[0] == 413
     await until(lambda: not small.listener.connections.used)
     writer.close()
+
+
+async def test_get_request_holds_no_memory_for_its_body(small: Small) -> None:
+    head = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+    assert await small.ask(head + b"Content-Length: 2\r\n\r\n{}") == (200, "2")
+    status, body = await small.ask(head + b"Content-Length: %d\r\n\r\n" % MAX_BODY_BYTES)
+    assert (status, json.loads(body)["error"]) == (413, "bodies are limited to 1024 bytes: omit the body")
+    packed = gzip.compress(b"a" * 1025)
+    encoded = head + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed) + packed
+    assert (await small.ask(encoded))[0] == 413
 
 
 async def test_two_lengths_of_a_body_close_the_connection(small: Small) -> None:
@@ -523,6 +534,24 @@ async def test_internal_error_exposes_only_an_id(small: Small, caplog: pytest.Lo
     assert "secret" in caplog.text
 
 
+@pytest.mark.parametrize("path", ["busy", "stream"])
+async def test_failed_request_is_freed_without_a_garbage_collection(small: Small, path: str) -> None:
+    small.go.set()
+    gc.collect()
+    gc.disable()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+        head = b"POST /%s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" % path.encode()
+        writer.write(head + b"Content-Length: 1\r\n\r\na")
+        assert b"rror" in await reader.read()
+        writer.close()
+        small.error = RequestError("")
+        await asyncio.sleep(0)
+        assert not any(isinstance(each, HttpRequest) for each in gc.get_objects())
+    finally:
+        gc.enable()
+
+
 async def test_overload_tells_when_to_retry(small: Small) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
     writer.write(GET % b"busy")
@@ -570,6 +599,7 @@ async def test_log_contains_the_outcome_of_each_request(caplog: pytest.LogCaptur
     small = await Small(access_log=ALL).start()
     caplog.set_level(logging.INFO)
     await small.ask(HEAD.replace(b" / ", b" /" + 99 * b"x" + b"?text=a ") + b"\r\n")
+    await small.ask(99 * b"X" + HEAD.removeprefix(b"POST") + b"\r\n")
     _, waiting = await asyncio.open_connection("127.0.0.1", small.port)
     waiting.write(GET % b"wait")
     await until(lambda: small.waiting)
@@ -579,5 +609,9 @@ async def test_log_contains_the_outcome_of_each_request(caplog: pytest.LogCaptur
     await small.stop()
     idle.close()
     logged = [(vars(record)["method"], vars(record)["status"]) for record in caplog.records]
-    assert logged == [("POST /" + 63 * "x", "404"), ("GET /wait", "CANCELLED")]
+    assert logged == [
+        ("POST /" + 63 * "x", "404"),
+        (16 * "X" + " /", "405"),
+        ("GET /wait", "CANCELLED"),
+    ]
     assert listener._unlogged.disabled

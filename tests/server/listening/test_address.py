@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlens_client.connection import checked_address
+from attnlens_client.addresses import checked_address
 from attnlens_server.listening import AbstractAddress, TcpAddress, UnixAddress, parse_address
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="abstract names are specific to Linux")

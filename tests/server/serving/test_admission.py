@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnlens_server.clients import Client, client_at
-from attnlens_server.errors import OverloadedError
+from attnlens_server.errors import OverloadedError, RateLimitedError
 from attnlens_server.serving.admission import Admission, Pool
 
 CAPACITY = 2048
@@ -56,7 +56,7 @@ def test_share_decides_how_much_a_client_may_hold() -> None:
     assert pool.held_by(double) == pytest.approx(2 * pool.held_by(single), rel=0.1)
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 900)), max_size=40))
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 900)), max_size=40))
 def test_pool_counts_what_is_held(requests: list[tuple[str, int]]) -> None:
     pool, held = Pool(CAPACITY, small=8), list[tuple[Client, int]]()
     for name, amount in requests:
@@ -64,6 +64,7 @@ def test_pool_counts_what_is_held(requests: list[tuple[str, int]]) -> None:
         if amount <= pool.available_to(client):
             pool.take(client, amount)
             held.append((client, amount))
+        assert pool.num_clients == len({client for client, size in held if size})
         assert pool.used == sum(size for _, size in held) <= CAPACITY + CAPACITY // 16
     for client, amount in held:
         pool.put_back(client, amount)
@@ -86,13 +87,33 @@ def test_refusal_names_the_resource_and_what_the_client_holds() -> None:
         admission.acquire_call(client)
 
 
+def test_refusals_because_of_own_calls_are_no_sign_of_a_lockout() -> None:
+    admission, client = Admission(100, 1 << 20, lambda _: 1.0, max_calls=16), Client("search")
+    for error, expected in ((OverloadedError(""), 1), (RateLimitedError(""), 1)):
+        admission.acquire_call(client)
+        admission.count_failure(error, client)
+        admission.calls.put_back(client, 1)
+        assert admission.num_refused == expected
+    for _ in range(2):
+        admission.acquire_call(client)
+    admission.count_failure(OverloadedError(""), client)
+    assert admission.num_refused == 1
+    admission.count_failure(OverloadedError(""), LIGHT)
+    assert admission.num_refused == 2
+
+
 @pytest.mark.parametrize(
     ("peer", "name"),
     [
         ("ipv4:10.1.2.3:4567", "10.1.2.3"),
-        ("ipv6:%5B2001:db8::1%5D:80", "2001:db8::1"),
+        ("ipv6:%5B2001:db8::1%5D:80", "2001:db8::/64"),
+        ("ipv6:%5B2001:db8::ffff:0:0:2%5D:81", "2001:db8::/64"),
+        ("ipv6:%5B2001:db8:0:1::1%5D:80", "2001:db8:0:1::/64"),
+        ("[::ffff:10.1.2.3]:80", "10.1.2.3"),
+        ("[fe80::1%eth0]:80", "fe80::1%eth0"),
+        ("[::1]:80", "::1"),
         ("10.1.2.3:4567", "10.1.2.3"),
-        ("[2001:db8::1]:80", "2001:db8::1"),
+        ("[2001:db8::1]:80", "2001:db8::/64"),
         ("unix:", "unix"),
         ("unix:/run/attnlens.sock", "unix"),
         ("", ""),

@@ -37,7 +37,8 @@ from attnlens_cli.show.progress import Counts, TextProgress, shown_progress
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from attnlens_bulk import Estimate, Progress, Report
+    from attnlens_bulk import Estimate, Report
+    from attnlens_bulk import Progress as RunProgress
     from attnlens_cli.files.writers import VectorWriter
     from attnlens_client import AsyncClient, Embeddings, ModelInfo
     from attnlens_client.client import BlockingMethods
@@ -117,7 +118,7 @@ def _check_text_file(ctx: click.Context, name: str) -> None:
 Example:
   attnlens embed sentences.txt --address localhost:50051 --output vectors.npy
   zcat corpus.jsonl.gz | attnlens embed - --input-format jsonl --output - > vectors.jsonl
-  attnlens embed corpus/ --bundle bundles/minilm --id doc_id --output vectors/""",
+  attnlens embed passages.jsonl --bundle bundles/minilm --id id --output vectors/""",
 )
 @click.argument("inputs", metavar="[INPUT]...", nargs=-1)
 @in_section("Input")(
@@ -403,12 +404,12 @@ def _duration(seconds: float) -> str:
 
 
 @contextmanager
-def _shown_run() -> "Iterator[Callable[[Progress], None]]":
+def _shown_run() -> "Iterator[Callable[[RunProgress], None]]":
     """Show a bar on a terminal, otherwise a line per minute."""
     if not sys.stderr.isatty():
         last = time.monotonic()
 
-        def write_line(state: "Progress") -> None:
+        def write_line(state: "RunProgress") -> None:
             nonlocal last
             if time.monotonic() - last >= _LINE_INTERVAL_S:
                 last = time.monotonic()
@@ -431,7 +432,7 @@ def _shown_run() -> "Iterator[Callable[[Progress], None]]":
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=1.0, rate=0.0, left="")
 
-        def advance(state: "Progress") -> None:  # type: ignore[valid-type]
+        def advance(state: "RunProgress") -> None:
             left = "" if state.remaining_s is None else f"about {_duration(state.remaining_s)} left"
             bar.update(task, completed=state.position, rate=state.texts / (state.elapsed_s or 1.0), left=left)
 

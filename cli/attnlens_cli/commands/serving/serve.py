@@ -106,6 +106,12 @@ _http = partial(config_option, section="HTTP")
 @_time("stall_timeout_s", "Maximum time for a client to read a message before its call is aborted.")
 @_time("start_timeout_s", "Maximum time to open and test a graph, for each number of threads.")
 @_time("drain_timeout_s", "Maximum time for running requests after SIGTERM.")
+@_time(
+    "max_connection_age_s",
+    "Time after which a gRPC connection takes no new calls, so that its client connects again and finds new "
+    "servers.  [default: no limit]",
+    float,
+)
 @_time("stuck_timeout_s", "Maximum time that a batch may run before health checks fail.")
 @_tls("tls_cert", "Certificate chain (PEM).", click.Path(path_type=Path))
 @_tls("tls_key", "Private key (PEM).", click.Path(path_type=Path))
