@@ -3,10 +3,9 @@
     python -m bench.studies.ray_serving BUNDLE [--clients 64] [--texts 32] [--requests 256]
 
 The replicas have one thread each, and the server has two. Clients with connections of their own send `Embed`
-over gRPC to the server and to Serve's proxy, which alternate, and each ratio is one of
-neighbors in time. A sample of the responses is compared with the response to the same request alone. CPU is
-that of all processes of the server, or of Ray: proxy, replicas, controller and daemons. The load generator and
-the idle processes of the other system use the same cores.
+over gRPC to the server and to Serve's proxy. These alternate, and each ratio is one of neighbors in time. A
+sample of the responses is compared with the response to the same request alone. CPU is that of all processes
+of the server, or of Ray: proxy, replicas, controller and daemons. The load generator uses the same cores.
 """
 
 import argparse
