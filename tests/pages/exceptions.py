@@ -106,6 +106,7 @@ NOT_RUN = {
     ("docs/operations.md", "gpu/bin/attnlens info"): GPU,
     ("docs/operations.md", "gpu/bin/attnlens embed"): GPU,
     ("docs/operations.md", "gpu/bin/python"): GPU,
+    ("docs/scaling.md", "python -m bench"): "takes minutes",
     ("docs/scaling.md", "serve deploy "): "needs a cluster; bulk/test_ray.py runs this configuration",
     ("docs/systemd.md", "/opt/attnlens"): INSTALLS,
     ("docs/systemd.md", "install -"): INSTALLS,
