@@ -39,13 +39,13 @@ ROWS, ROWS_PER_TASK = 640, 40
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """Start a cluster with processes of its own. Its 5 CPUs run 4 workers and one other task."""
+    """Start a cluster with processes of its own. Its 6 CPUs run 4 workers and 2 other tasks."""
     import ray  # noqa: PLC0415 - takes seconds
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        ray.init(num_cpus=5, include_dashboard=False, object_store_memory=200 << 20, log_to_driver=False)
+        ray.init(num_cpus=6, include_dashboard=False, object_store_memory=200 << 20, log_to_driver=False)
     yield
     ray.shutdown()
 
