@@ -22,7 +22,9 @@ def _quoted(value: object) -> str:
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    return {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
+    """Return the fields of `extra`, without private ones: Ray adds `_ray_timestamp_ns` to every record."""
+    fields = vars(record).items()
+    return {key: value for key, value in fields if key not in _STANDARD_FIELDS and not key.startswith("_")}
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:

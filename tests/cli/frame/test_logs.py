@@ -29,7 +29,7 @@ def _written(stream: io.StringIO, level: str) -> str:
     logs.configure(level, stream)
     logger = logging.getLogger("attnlens_server.engine")
     logger.debug("too fine")
-    logger.info("opened %s", "it", extra={"model": "m", "batch": 3})
+    logger.info("opened %s", "it", extra={"model": "m", "batch": 3, "_private": 1})
     logging.getLogger("somebody.else").info("not ours")
     try:
         int("no")
@@ -46,6 +46,7 @@ def test_without_a_terminal_each_record_is_one_json_object() -> None:
         "opened it",
     )
     assert (opened["model"], opened["batch"]) == ("m", 3)
+    assert "_private" not in opened
     assert opened["time"].endswith("+00:00")
     assert failed["exception"].endswith("ValueError: invalid literal for int() with base 10: 'no'")
 

@@ -547,7 +547,8 @@ async def test_failed_request_is_freed_without_a_garbage_collection(small: Small
         writer.close()
         small.error = RequestError("")
         await asyncio.sleep(0)
-        assert not any(isinstance(each, HttpRequest) for each in gc.get_objects())
+        # `isinstance` reads `__class__`, which some objects of PyTorch answer with a warning.
+        assert not any(type(each) is HttpRequest for each in gc.get_objects())
     finally:
         gc.enable()
 
