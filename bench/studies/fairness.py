@@ -2,8 +2,8 @@
 
 The light client embeds one sentence at a time. Eight heavy clients, each with its own key and several calls
 at a time, embed passages (half of them in bulk), and request attention and explanations. Both run in
-separate processes. Prints the times of the light client alone and with the heavy clients, and the rejected
-requests.
+separate processes. Prints the times of the light client alone and with the heavy clients, the rejected
+requests, the time from their arrival to their rejection, and the times of health checks over gRPC.
 """
 
 import argparse
@@ -18,9 +18,11 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
@@ -43,11 +45,20 @@ def main() -> None:
         keys = Path(directory) / "keys"
         secrets = write_keys(keys)
         log = Path(directory) / "server.log"
-        with attnlens_server(options.bundle, "fp32", 0, log, "--api-keys", str(keys)) as server:
+        arguments = ["--api-keys", str(keys), "--access-log", "errors"]
+        with attnlens_server(options.bundle, "fp32", 0, log, *arguments) as server:
             ratios = [measure(server.address, secrets, options.requests) for _ in range(options.rounds)]
+        rejections = times_of_rejections(log)
     print(
         f"p99 with the heavy clients / alone, median of {len(ratios)} rounds: {statistics.median(ratios):.2f}"
     )
+    print(f"{len(rejections)} logged rejections, from arrival to status: {summary(rejections)}")
+
+
+def times_of_rejections(log: Path) -> list[float]:
+    """Return the times in milliseconds from the access log, which omits repeated lines."""
+    entries = [json.loads(line) for line in log.read_text("utf-8").splitlines() if line.startswith("{")]
+    return [entry["total_ms"] for entry in entries if entry.get("status") == "RESOURCE_EXHAUSTED"]
 
 
 def write_keys(path: Path) -> list[str]:
@@ -59,33 +70,51 @@ def write_keys(path: Path) -> list[str]:
 
 def measure(address: str, keys: list[str], num_requests: int) -> float:
     """Print the times of a round, and return the ratio of the 99th percentiles."""
-    alone, _ = light(address, keys[0], num_requests)
+    alone = light(address, keys[0], num_requests)
     with heavy(address, keys[1:]) as counts:
         time.sleep(3)
-        beside, refused = light(address, keys[0], num_requests)
-    cells = [
-        f"{name} {p50(times):.1f} / {p99(times):.1f} ms"
-        for name, times in (("alone", alone), ("beside", beside))
-    ]
-    print(*cells, f"refused: light {refused}, heavy {json.dumps(counts)}", sep="; ", flush=True)
-    return p99(beside) / p99(alone)
+        beside = light(address, keys[0], num_requests)
+    print(
+        f"alone {summary(alone.embed_ms)}; beside {summary(beside.embed_ms)}; health checks "
+        f"{summary(alone.health_ms)}; beside {summary(beside.health_ms)}; rejected: light "
+        f"{beside.num_rejected}, heavy {json.dumps(counts)}",
+        flush=True,
+    )
+    return p99(beside.embed_ms) / p99(alone.embed_ms)
 
 
-def light(address: str, key: str, num_requests: int) -> tuple[list[float], int]:
-    """Return the times of requests in milliseconds, and the number of refused ones."""
-    times, refused = [], 0
+class Light(NamedTuple):
+    """What a light client saw.
+
+    Attributes:
+        embed_ms: Times of its requests.
+        health_ms: Times of health checks in between.
+        num_rejected: Number of rejected requests.
+    """
+
+    embed_ms: list[float]
+    health_ms: list[float]
+    num_rejected: int
+
+
+def light(address: str, key: str, num_requests: int) -> Light:
+    """Send requests of one sentence, one after the other."""
+    embed_ms, health_ms, num_rejected = [], [], 0
     with grpc.insecure_channel(address) as channel:
-        stub = EncoderServiceStub(channel)
+        stub, health = EncoderServiceStub(channel), HealthStub(channel)
         stub.Embed(LIGHT, metadata=metadata(key))
         for _ in range(num_requests):
             started = time.perf_counter()
             try:
                 stub.Embed(LIGHT, metadata=metadata(key))
-                times.append(1000 * (time.perf_counter() - started))
+                embed_ms.append(1000 * (time.perf_counter() - started))
             except grpc.RpcError:
-                refused += 1
+                num_rejected += 1
+            started = time.perf_counter()
+            health.Check(HealthCheckRequest(), metadata=metadata(key))
+            health_ms.append(1000 * (time.perf_counter() - started))
             time.sleep(PAUSE_S)
-    return times, refused
+    return Light(embed_ms, health_ms, num_rejected)
 
 
 @contextmanager
@@ -155,9 +184,9 @@ def metadata(key: str, *, is_bulk: bool = False) -> tuple[tuple[str, str | bytes
     return (("authorization", f"Bearer {key}"), *priority)
 
 
-def p50(times: list[float]) -> float:
-    """Return the median."""
-    return statistics.median(times)
+def summary(times: list[float]) -> str:
+    """Return median and 99th percentile."""
+    return f"{statistics.median(times):.1f} / {p99(times):.1f} ms" if len(times) > 1 else "none"
 
 
 def p99(times: list[float]) -> float:

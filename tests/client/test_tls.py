@@ -14,10 +14,10 @@ from served import ServerProcess
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a certificate for `encoder.test`, its key, and the CA certificate."""
+    """Return a certificate for `encoder.test` and `localhost`, its key, and the CA certificate."""
     directory = tmp_path_factory.mktemp("certificates")
     authority = trustme.CA()
-    identity = authority.issue_cert("encoder.test")
+    identity = authority.issue_cert("encoder.test", "localhost")
     identity.private_key_pem.write_to_path(directory / "key.pem")
     identity.cert_chain_pems[0].write_to_path(directory / "cert.pem")
     authority.cert_pem.write_to_path(directory / "ca.pem")
@@ -31,6 +31,10 @@ def test_client_and_server_authenticate_each_other(certificates: Path, minilm_bu
     with ServerProcess(minilm_bundle, *options) as server:
         both = grpc.ssl_channel_credentials(ca.read_bytes(), key.read_bytes(), cert.read_bytes())
         with Client(server.address, credentials=both, channel_options=name) as client:
+            assert client.embed(["It rained."]).shape == (1, 384)
+        # All servers of a list have a certificate for the name of the first one.
+        several = [server.address.replace("127.0.0.1", "localhost"), "127.0.0.1:1"]
+        with Client(several, credentials=both, max_attempts=1) as client:
             assert client.embed(["It rained."]).shape == (1, 384)
         anonymous = grpc.ssl_channel_credentials(ca.read_bytes())
         for credentials in (anonymous, None):
