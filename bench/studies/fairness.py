@@ -29,6 +29,7 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_server.access.keys import new_key
 from bench.servers import attnlens_server
+from bench.studies.hostile import p99
 
 NUM_HEAVY, CALLS_OF_HEAVY = 8, 4
 OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
@@ -86,7 +87,7 @@ def measure(address: str, keys: list[str], num_requests: int) -> float:
 
 
 class Light(NamedTuple):
-    """What a light client saw.
+    """Measurements of a light client.
 
     Attributes:
         embed_ms: Times of its requests.
@@ -190,11 +191,6 @@ def metadata(key: str, *, is_bulk: bool = False) -> tuple[tuple[str, str | bytes
 def summary(times: list[float]) -> str:
     """Return median and 99th percentile."""
     return f"{statistics.median(times):.1f} / {p99(times):.1f} ms" if len(times) > 1 else "none"
-
-
-def p99(times: list[float]) -> float:
-    """Return the 99th percentile."""
-    return statistics.quantiles(times, n=100)[98]
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.servers import RunningServer
-from bench.studies.hostile import Measured, served
+from bench.studies.hostile import Measured, p99, served
 
 NUM_SLOW, NUM_CALLS, NUM_HEAVY = 1000, 300, 64
 GOOD = {"input": ["The cat sits.", "A dog runs."], "truncate": True}
@@ -112,10 +111,6 @@ def measure_slow(bundle: Path) -> list[Measured]:
             beside = p99(asyncio.run(good_latencies(ports.http, NUM_CALLS)))
             slow.kill()
     return [Measured(f"{NUM_SLOW:,} slow connections, p99 / p99 alone", beside / alone, 5, "")]
-
-
-def p99(values: list[float]) -> float:
-    return statistics.quantiles(values, n=100)[-1]
 
 
 # --- health checks --------------------------------------------------------------------------------
