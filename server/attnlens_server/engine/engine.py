@@ -35,7 +35,7 @@ from attnlens_server.engine.batch import (
     reductions,
 )
 from attnlens_server.engine.runtimes.runtime import Cancellation, Runtime, Session
-from attnlens_server.engine.scheduler import BatchLimits, ItemQueue, LengthBuckets, Scheduler
+from attnlens_server.engine.scheduler import BatchLimits, ItemQueue, LengthBuckets, Scheduler, Slots
 from attnlens_server.engine.sessions import GraphOpener, Sessions
 from attnlens_server.errors import DeadlineError, InternalError, StartupError
 
@@ -96,12 +96,13 @@ class Lanes:
         *,
         num_lanes: int,
         pad_token_id: int,
+        slots: Slots | None = None,
         has_express_lane: bool = False,
         checks_results: bool = False,
     ) -> None:
         self.sessions = sessions
         self.on_death: Callable[[], object] = _ignore_death
-        self._queue = ItemQueue(num_lanes)
+        self._queue = ItemQueue(num_lanes, slots)
         self._scheduler = scheduler
         self._pad_token_id = pad_token_id
         self._checks_results = checks_results  # whether to count batches with NaN or infinity
@@ -141,7 +142,11 @@ class Lanes:
             lower_priority()
         try:
             while batch := take(self._scheduler.choose):
-                self._run(batch)
+                try:
+                    self._run(batch)
+                finally:
+                    if not is_express:
+                        self._queue.release()
                 batch = None  # otherwise, an idle lane keeps the results of its last batch in memory
         except BaseException as error:
             logger.critical("a lane died: the server cannot continue", exc_info=True)
@@ -410,6 +415,7 @@ class Engine:
                 "graphs": " ".join(limits),
             },
         )
+        self._slots = Slots(self._num_lanes) if runtime.is_on_cpu else None
         self._openers: dict[Kind, GraphOpener] = {kind: self._opener(kind) for kind in limits}
         self.lanes: dict[Kind, Lanes] = {kind: self._make_lanes(kind, limits[kind]) for kind in limits}
 
@@ -536,6 +542,8 @@ class Engine:
             Whether all lanes have ended. Otherwise, a graph hangs and cannot be interrupted.
         """
         self.stop_opening()
+        if self._slots:
+            self._slots.open()
         have_ended = all([lanes.close() for lanes in self.lanes.values()])  # noqa: C419 - closes each one
         self._closed.set()
         if self._stopper.ident is not None:
@@ -567,6 +575,7 @@ class Engine:
             Scheduler(limits, buckets, self.runtime.batch_counts),
             num_lanes=self._num_lanes,
             pad_token_id=model.pad_token_id,
+            slots=self._slots,
             has_express_lane=self.runtime.is_on_cpu,
             checks_results=kind == self.main_kind,
         )

@@ -12,8 +12,10 @@ text waits for is at most the number of texts ahead of it.
 import bisect
 import logging
 import math
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -63,6 +65,51 @@ class Turns:
             self._ends = {name: end for name, end in self._ends.items() if end > turn}
 
 
+class Slots:
+    """Limits the number of concurrent batches. Threads that wait for a slot get it in the order of arrival.
+
+    The graphs of a CPU engine share its slots, one per lane: more concurrent batches than cores would only
+    delay each other, and the small texts of other clients.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._lock = threading.Lock()  # protects the fields below: a slot is free only if nobody waits
+        self._num_used = 0
+        self._waiting: deque[threading.Event] = deque()
+
+    def acquire(self) -> None:
+        """Wait for a free slot."""
+        with self._lock:
+            if self._num_used < self._num_slots:
+                self._num_used += 1
+                return
+            passed = threading.Event()
+            self._waiting.append(passed)
+        passed.wait()
+
+    def release(self) -> None:
+        """Pass an acquired slot to the next waiting thread."""
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._num_used -= 1
+
+    def open(self) -> None:
+        """Add slots for all waiting and later threads, so that a hanging batch cannot delay a shutdown."""
+        with self._lock:
+            self._num_slots = sys.maxsize
+            self._num_used += len(self._waiting)
+            while self._waiting:
+                self._waiting.popleft().set()
+
+    @property
+    def num_used(self) -> int:
+        """Number of used slots. May already be stale."""
+        return self._num_used
+
+
 _position = attrgetter("is_background", "turn")
 
 
@@ -75,9 +122,15 @@ class ItemQueue:
     The queue itself is unbounded: admission control limits the number of waiting texts before tokenization.
     """
 
-    def __init__(self, num_lanes: int = 1) -> None:
-        """Initialize a queue for `num_lanes` consumer threads."""
+    def __init__(self, num_lanes: int = 1, slots: Slots | None = None) -> None:
+        """Initialize a queue for `num_lanes` consumer threads.
+
+        Args:
+            num_lanes: Number of threads that call `take`.
+            slots: Slots of the batches that `take` returns. If None, each consumer has its own.
+        """
         self._num_lanes = num_lanes
+        self._slots = slots or Slots(num_lanes)
         # Protects _waiting: one lane at a time chooses its batch. `put` never acquires this lock.
         self._choosing = threading.Lock()
         # Sorted by _position. Newer items are in _arrived.
@@ -133,7 +186,6 @@ class ItemQueue:
             self._num_tokens += sum(item.num_tokens for item in items)
             if items[0].is_light and not self._is_express_busy:
                 self._light.notify()
-            # Also for light items: an idle lane holds _choosing, which the express lane would wait for.
             self._changed.notify()
 
     def take_light(self, choose: Choose) -> Batch | None:
@@ -163,8 +215,8 @@ class ItemQueue:
     def take(self, choose: Choose) -> Batch | None:
         """Wait for items and return the batch that `choose` selects, or None once closed and drained.
 
-        Canceled and expired items are dropped; expired ones fail with `DeadlineError`. The returned items can
-        no longer be canceled.
+        The caller must release the slot of the batch. Canceled and expired items are dropped; expired ones
+        fail with `DeadlineError`. The returned items can no longer be canceled.
         """
         with self._changed:
             self._num_idle += 1
@@ -172,17 +224,24 @@ class ItemQueue:
                 self._background_lanes.remove(get_ident())
                 self._changed.notify()
         try:
-            with self._choosing:
-                while True:
-                    is_last = self._receive()
-                    self._drop_dead()
-                    if self._waiting and (batch := self._next_batch(choose)).items:
-                        return batch
-                    if is_last and not self._waiting:
-                        return None
+            while not self._is_drained():
+                self._slots.acquire()  # before the choice, so that no chosen item waits for another graph
+                batch = None
+                try:
+                    batch = self._take_now(choose)
+                finally:
+                    if not batch:
+                        self._slots.release()
+                if batch:
+                    return batch
+            return None
         finally:
             with self._changed:
                 self._num_idle -= 1
+
+    def release(self) -> None:
+        """Release the slot of a batch that `take` returned."""
+        self._slots.release()
 
     def close(self) -> None:
         """Reject new items. Waiting items can still be taken."""
@@ -195,23 +254,35 @@ class ItemQueue:
         """Reject new items and fail the waiting ones, each with its own exception."""
         self.close()
         with self._choosing:
-            self._receive()
+            self._receive_arrived()
             for item in self._waiting:
                 if item.future.set_running_or_notify_cancel():
                     item.future.set_exception(error())
             self._subtract_tokens(self._waiting)
             self._waiting = []
 
-    # --- called by the lane that holds _choosing --------------------------------------------------
-
-    def _receive(self) -> bool:
-        """Wait for an item that this lane may run. Return whether the queue is closed."""
+    def _is_drained(self) -> bool:
+        """Wait for an item that this lane may run. Return whether none will come, because of `close`."""
         with self._changed:
             while not (self._closed or self._may_take()):
                 self._changed.wait(self._time_to_background_s())
-            is_closed = self._closed
-        self._receive_arrived()
-        return is_closed
+            return not (self._waiting or self._arrived)
+
+    def _take_now(self, choose: Choose) -> Batch | None:
+        """Return the next batch, or None if there are no items that this lane may run."""
+        with self._choosing:
+            self._receive_arrived()
+            self._drop_dead()
+            with self._changed:
+                if not self._waiting or not (self._closed or self._may_take()):
+                    return None
+            batch = self._next_batch(choose)
+        with self._changed:
+            if self._waiting:
+                self._changed.notify()
+        return batch if batch.items else None
+
+    # --- called by the lane that holds _choosing --------------------------------------------------
 
     def _receive_arrived(self) -> None:
         """Sort the new items into the queue."""
@@ -257,7 +328,8 @@ class ItemQueue:
             if is_background:
                 self._background_lanes.add(get_ident())
             is_all = not self._waiting and not self._arrived
-            return Batch(live, has_whole_machine=is_all and self._num_idle == self._num_lanes)
+            is_alone = self._num_idle == self._num_lanes and self._slots.num_used == 1
+            return Batch(live, has_whole_machine=is_all and is_alone)
 
     def _first_candidate(self) -> int:
         """Return the index of the first item of the next batch."""

@@ -4,35 +4,38 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from attnlens_server.clients import Client
-from attnlens_server.engine.batch import Item
+from attnlens_server.engine.batch import Batch, Item
 from attnlens_server.engine.scheduler import (
     BACKGROUND_INTERVAL,
     MAX_CLIENTS,
     BatchLimits,
     ItemQueue,
     Scheduler,
+    Slots,
 )
 from attnlens_server.errors import DeadlineError, ShuttingDownError
-
-if TYPE_CHECKING:
-    from attnlens_server.engine.batch import Batch
 
 
 class Queue(ItemQueue):
     """A queue and the batch selection of its lanes."""
 
-    def __init__(self, max_tokens: int = 64, num_lanes: int = 1) -> None:
-        super().__init__(num_lanes)
+    def __init__(self, max_tokens: int = 64, num_lanes: int = 1, slots: Slots | None = None) -> None:
+        super().__init__(num_lanes, slots)
         self._scheduler = Scheduler(BatchLimits(max_tokens))
 
-    def taken(self) -> list[Item]:
+    def take_and_release(self) -> Batch | None:
         batch = self.take(self._scheduler.choose)
+        if batch:
+            self.release()
+        return batch
+
+    def taken(self) -> list[Item]:
+        batch = self.take_and_release()
         return batch.items if batch else []
 
 
@@ -184,9 +187,73 @@ def test_batch_runs_on_all_threads_when_nothing_else_is_queued_or_running() -> N
     one_lane, two_lanes = make_queue(), make_queue(num_lanes=2)
     for queue in (one_lane, two_lanes):
         queue.put([make_item(64), make_item(64)])
-    batches = [queue.take(queue._scheduler.choose) for queue in (one_lane, one_lane, two_lanes, two_lanes)]
+    batches = [queue.take_and_release() for queue in (one_lane, one_lane, two_lanes, two_lanes)]
     # With two lanes, the other lane is busy.
     assert [batch and batch.has_whole_machine for batch in batches] == [False, True, False, False]
+
+
+def test_batch_runs_on_one_thread_while_another_graph_runs() -> None:
+    slots = Slots(2)
+    queue, other = Queue(slots=slots), Queue(slots=slots)
+    queue.put([make_item(64), make_item(64)])
+    queue.taken()
+    other.put([make_item(64)])
+    assert other.take(other._scheduler.choose)
+    batch = queue.take_and_release()
+    assert batch
+    assert not batch.has_whole_machine
+    other.release()
+    queue.put([make_item(64)])
+    batch = queue.take_and_release()
+    assert batch
+    assert batch.has_whole_machine
+
+
+def test_graphs_get_shared_slots_in_order_of_arrival() -> None:
+    slots = Slots(1)
+    queues = [Queue(slots=slots) for _ in range(3)]
+    order: SimpleQueue[int] = SimpleQueue()
+
+    def run(index: int) -> None:
+        assert queues[index].take(queues[index]._scheduler.choose)
+        order.put(index)
+        queues[index].release()
+
+    slots.acquire()
+    for index, queue in enumerate(queues):
+        queue.put([make_item(1)])
+        threading.Thread(target=run, args=(index,)).start()
+        wait_until(lambda: len(slots._waiting) == index + 1)  # noqa: B023 - called in this iteration
+    slots.release()
+    assert [order.get(timeout=10) for _ in queues] == [0, 1, 2]
+    wait_until(lambda: slots.num_used == 0)
+
+
+def test_items_that_arrive_while_a_lane_waits_for_a_slot_join_its_batch() -> None:
+    slots = Slots(1)
+    queue = Queue(slots=slots)
+    batches: SimpleQueue[list[Item]] = SimpleQueue()
+    slots.acquire()
+    first, cancelled, second = (make_item(4) for _ in range(3))
+    queue.put([first, cancelled])
+    threading.Thread(target=lambda: batches.put(queue.taken())).start()
+    wait_until(lambda: len(slots._waiting) == 1)
+    cancelled.future.cancel()
+    queue.put([second])
+    slots.release()
+    assert batches.get(timeout=10) == [first, second]
+
+
+def test_opened_slots_let_every_thread_pass() -> None:
+    slots = Slots(1)
+    slots.acquire()  # of a hanging batch
+    waiting = threading.Thread(target=slots.acquire)
+    waiting.start()
+    wait_until(lambda: len(slots._waiting) == 1)
+    slots.open()
+    waiting.join(timeout=10)
+    slots.acquire()
+    assert slots.num_used == 3
 
 
 def test_concurrent_threads_neither_lose_nor_duplicate_items() -> None:
@@ -209,7 +276,7 @@ def test_error_in_batch_selection_fails_the_batch_but_not_the_lane(caplog: pytes
     def fail(lengths: Sequence[int], num_idle: int) -> list[int]:
         raise RuntimeError(f"{lengths} {num_idle}")
 
-    queue, items = ItemQueue(), [make_item(4), make_item(4)]
+    queue, items = ItemQueue(num_lanes=2), [make_item(4), make_item(4)]
     queue.put(items)
     batches = [queue.take(fail) for _ in items]
     assert [batch and batch.items for batch in batches] == [[items[0]], [items[1]]]
@@ -226,7 +293,7 @@ def test_put_does_not_wait_for_batch_selection() -> None:
         assert go_on.wait(timeout=30)
         return list(range(len(lengths)))
 
-    queue, first, second = ItemQueue(), make_item(4), make_item(4)
+    queue, first, second = ItemQueue(num_lanes=2), make_item(4), make_item(4)
     queue.put([first])
     taken: list[Batch | None] = []
     lane = threading.Thread(target=lambda: taken.append(queue.take(choose)))
