@@ -14,6 +14,7 @@ ENGINE, SERVER = "attnlens engine", "attnlens server"
 OPENVINO = ", OpenVINO"  # suffix of attnlens rows that use OpenVINO instead of ONNX Runtime
 EAGER = "transformers eager"
 GENAI = "openvino-genai"
+CTRANSLATE2 = "CTranslate2"
 STRICT = f"int8 at {STRICT_COSINE}"
 ONE_BY_ONE = "embed, one text a call"
 ONES = (ONE_BY_ONE, "sentences")
@@ -61,8 +62,9 @@ class Contestant:
 
 def contestants(setting: Setting) -> list[Contestant]:
     """Return all contestants. The fp32 engine with ONNX Runtime, the reference, is first."""
-    return [*our_engines(setting), *with_openvino_genai(setting), *with_sentence_transformers(setting),
-            with_fastembed(setting), *with_transformers(setting)]  # fmt: skip
+    return [*our_engines(setting), *with_openvino_genai(setting), *with_ctranslate2(setting),
+            *with_sentence_transformers(setting), with_fastembed(setting),
+            *with_transformers(setting)]  # fmt: skip
 
 
 def our_engines(setting: Setting) -> list[Contestant]:
@@ -112,6 +114,22 @@ def with_openvino_genai(setting: Setting) -> list[Contestant]:
         genai("NNCF int8", "int8", "f32"),
         genai("NNCF int8, bf16", "int8", "bf16"),
     ]
+
+
+def with_ctranslate2(setting: Setting) -> list[Contestant]:
+    sizes = (4, 8, 16, 32)
+    choices = tuple(Choice(size) for size in sizes)
+    if setting.threads > 1:
+        choices += tuple(Choice(size, side_by_side=setting.threads) for size in sizes)
+
+    def ctranslate2(precision: str, compute_type: str) -> Contestant:
+        arguments = (setting.checkpoint, compute_type, setting.threads, MAX_TOKENS)
+        module = "bench.peers.with_ctranslate2"
+        return Contestant(
+            CTRANSLATE2, precision, module, lambda: arguments, "ctranslate2", EMBED, choices=choices
+        )
+
+    return [ctranslate2("fp32", "float32"), ctranslate2("int8", "int8_float32")]
 
 
 def with_sentence_transformers(setting: Setting) -> list[Contestant]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.accuracy import FP32, INT8, NEAR_LOSSLESS, STRICT_INT8, Tier, in_tier, of_row, tier_of
 from bench.cases import MATMUL, MINILM, Row, RowKey
-from bench.contestants import EAGER, ENGINE, GENAI, ONE_BY_ONE, OPENVINO, SERVER, STRICT
+from bench.contestants import CTRANSLATE2, EAGER, ENGINE, GENAI, ONE_BY_ONE, OPENVINO, SERVER, STRICT
 from bench.field import INFINITY, MANY
 from bench.setting import BASE
 
@@ -147,17 +147,24 @@ def engine_targets(rows: Rows) -> list[Target]:
         for precision in ("fp32", "bf16", "NNCF int8", "NNCF int8, bf16")
     }
     nncf = fastest([row for name, row in genai.items() if row and name.startswith("NNCF")])
+    ctranslate2 = {
+        precision: find(CTRANSLATE2, precision, "embed", "passages") for precision in ("fp32", "int8")
+    }
     base = find(ENGINE, "fp32", "embed", "passages", model=BASE)
     return [
         Target("engine fp32, passages, share of ORT's own MatMul rate",
                ratio(fp32, rows.ceiling(), "gflop_per_s"), 0.65, 0.80),
         Target("fp32: best of our engines / openvino-genai fp32",
                ratio(rows.ours("fp32", FP32), genai["fp32"]), 1.05, 1.15),
+        Target("fp32: best of our engines / CTranslate2 float32",
+               ratio(rows.ours("fp32", FP32), ctranslate2["fp32"]), 1.0, 1.03),
         Target("near-lossless: best of our engines / openvino-genai bf16",
                ratio(near, genai["bf16"]), 1.08, 1.2),
         Target("near-lossless / our fp32 with ONNX Runtime", ratio(near, fp32), 1.7, 1.9),
         Target("int8 within the gate: best of our engines / NNCF's int8 in openvino-genai",
                ratio(int8, nncf), 1.0, 1.15),
+        Target("int8 within the gate: best of our engines / CTranslate2 int8",
+               ratio(int8, ctranslate2["int8"]), 1.0, 1.15),
         Target("int8 within the gate / our fp32 with ONNX Runtime", ratio(int8, fp32), 1.6, 2.2),
         Target(f"{STRICT} / our fp32 with ONNX Runtime",
                ratio(rows.ours(STRICT, STRICT_INT8), fp32), 1.5, 1.8),

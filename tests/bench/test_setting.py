@@ -89,6 +89,7 @@ def test_contestant_rows_are_limited_to_workloads_of_the_model(tmp_path: Path) -
     assert {key.name for key in keys} == {
         "attnlens engine",
         "attnlens engine, OpenVINO",
+        "CTranslate2",
         "openvino-genai",
         "sentence-transformers OpenVINO",
         "sentence-transformers torch",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnlens.bundle import read_manifest
-from attnlens.openvino import PACKAGE, OpenvinoPrecision, compile_properties, multiplies_bf16
+from attnlens.openvino import PACKAGE, OpenvinoPrecision, compile_properties, compute_precision, multiplies_bf16
 from attnlens.v1.manifest_pb2 import EngineCheck, Gate, GateKind, Manifest, ParityFigure, Precision
 from attnlens_export.contributions.measure import Completeness, ContributionsResult
 from attnlens_export.engines.texts import (
@@ -144,7 +144,7 @@ class Engine:
         command = self._runtime.command(Settings(properties, device))
         installed = Installed(OPENVINO, self.version, command)
         process = processes.enter_context(GraphProcess(installed, directory / path, self.options.timeout_s))
-        expected = precision if precision == "bf16" else FP32
+        expected = compute_precision(device, precision)
         if process.precision != expected:
             raise RuntimeFailureError(f"the engine computes in {process.precision} instead of {expected}")
         return ProcessGraph(path, process, config, num_logits(directory, path))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attnlens_cli.commands.config_option import ENGINES, PRECISIONS, PROVIDERS, ConfigFailure, config_option
-from attnlens_cli.commands.options import measurements_json_option
+from attnlens_cli.commands.options import cache_option, measurements_json_option
 from attnlens_cli.files.text_lines import read_lines
 from attnlens_cli.frame.options import Command, in_section
 from attnlens_cli.show.progress import shown_stages
@@ -19,7 +19,7 @@ from attnlens_server.config import ConfigError, ServerConfig
 
 if TYPE_CHECKING:
     from attnlens_server.bundle import Bundle
-    from attnlens_server.tuning import Workload
+    from attnlens_server.tuning import Report, Workload
 
 EPILOG = """\b
 Example:
@@ -93,9 +93,11 @@ _configure = partial(config_option, section="Compute")
     show_default=True,
     help="Duration of each measurement. Each setting is measured up to three times.",
 )
+@cache_option
 @measurements_json_option
 def bench(
     bundle: Path,
+    cache_dir: Path | None,
     texts: Path | None,
     compare: bool,
     attention: bool,
@@ -110,6 +112,8 @@ def bench(
     relative to ONNX Runtime in fp32. Then measures --engine in --precision with different --threads, --lanes
     and --max-batch-tokens, and prints the commands to copy. Measures the engine, without gRPC and
     tokenization. Run nothing else on the machine at the same time.
+
+    `attnlens serve --auto` applies the result, which is stored in the cache, unless --attention is given.
     """
     import onnxruntime  # noqa: F401 - the reference for all engines
     from loky import cpu_count
@@ -141,6 +145,8 @@ def bench(
         raise ConfigFailure(error) from error
     except StartupError as error:
         raise click.ClickException(str(error)) from error
+    if not attention:
+        _save(config, cache_dir, report)
     commands = serve_commands(config, report)
     if as_json:
         content = {
@@ -154,6 +160,17 @@ def bench(
         click.echo(json.dumps(content, ensure_ascii=False, indent=2).encode())
     else:
         show_report(report, workload, opened.model.name, commands)
+
+
+def _save(config: ServerConfig, cache_dir: Path | None, report: "Report") -> None:
+    """Store the result for `serve --auto`. If that fails, it is only printed."""
+    from attnlens_cli.sources.cache import default_directory
+    from attnlens_cli.sources.measured import save_report
+
+    try:
+        save_report(config, cache_dir or default_directory(), report)
+    except OSError as error:
+        click.echo(f"the result was not stored for `attnlens serve --auto`: {error}", err=True)
 
 
 def _workload(bundle: "Bundle", texts: Path | None) -> "Workload":

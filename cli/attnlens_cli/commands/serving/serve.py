@@ -4,16 +4,16 @@ import dataclasses
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 from click.core import ParameterSource
 
 from attnlens_cli.commands.config_option import ENGINES, PRECISIONS, PROVIDERS, ConfigFailure, config_option
 from attnlens_cli.commands.options import cache_option, source_argument
-from attnlens_cli.frame.options import Command
+from attnlens_cli.frame.options import Command, in_section
 from attnlens_cli.printable import counted, printable
-from attnlens_server.config import ConfigError, ServerConfig, graph_precision
+from attnlens_server.config import ConfigError, EngineName, ServerConfig, graph_precision
 
 if TYPE_CHECKING:
     from attnlens_server.server import Ready
@@ -46,6 +46,12 @@ _http = partial(config_option, section="HTTP")
     "client commands.",
 )
 @_listen("socket_mode", "Permissions of the socket file of unix:PATH. Connecting requires write permission.")
+@in_section("Compute")(
+    "--auto",
+    is_flag=True,
+    help="Use the fastest engine for --precision and the settings that `attnlens bench` measured for this "
+    "bundle on this machine. Options that you set take precedence.",
+)
 @_compute(
     "engine",
     "Engine that runs the model. OpenVINO supports bf16 on suitable processors. Its embeddings differ from "
@@ -163,7 +169,12 @@ _http = partial(config_option, section="HTTP")
     "Requests to log: off, errors, slow (at least 1 s, or as in slow:0.5), sampled (1 %, or as in "
     "sampled:0.1), or all. slow and sampled include errors. Never logs texts.",
 )
-def serve(source: Path, cache_dir: Path | None, **options: Any) -> None:  # noqa: ANN401 - fields of ServerConfig
+def serve(
+    source: Path,
+    cache_dir: Path | None,
+    auto: bool,
+    **options: Any,  # noqa: ANN401 - fields of ServerConfig
+) -> None:
     """Serve SOURCE over gRPC, and with --http-port over HTTP, until SIGTERM.
 
     SOURCE is a bundle or a checkpoint: a directory, or a hub id such as org/name or org/name@revision. A
@@ -178,6 +189,8 @@ def serve(source: Path, cache_dir: Path | None, **options: Any) -> None:  # noqa
     from attnlens_server.errors import StartupError  # noqa: PLC0415 - heavy
     from attnlens_server.server import serve as serve_bundle  # noqa: PLC0415 - heavy
 
+    if auto and options["precision"] == "bf16" and not _is_given("engine"):
+        options["engine"] = "openvino"  # the only engine with bf16
     if options.get("engine", "onnxruntime") == "onnxruntime":
         import onnxruntime  # noqa: F401, PLC0415 - fails before an export
 
@@ -185,11 +198,37 @@ def serve(source: Path, cache_dir: Path | None, **options: Any) -> None:  # noqa
     try:
         config = ServerConfig(bundle=source, **options)
         bundle = resolve(source, cache_dir, graph_precision(config.precision))
-        serve_bundle(dataclasses.replace(config, bundle=bundle), _print_ready)
+        config = dataclasses.replace(config, bundle=bundle)
+        if auto:
+            config = dataclasses.replace(config, **_measured_options(config, cache_dir))
+        serve_bundle(config, _print_ready)
     except ConfigError as error:
         raise ConfigFailure(error) from error
     except StartupError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _measured_options(config: ServerConfig, cache_dir: Path | None) -> dict[str, Any]:
+    """Return and print the options that were measured, without those that the user set.
+
+    Raises:
+        click.ClickException: Nothing was measured.
+    """
+    from attnlens_cli.sources.cache import default_directory  # noqa: PLC0415 - heavy
+    from attnlens_cli.sources.measured import choose_options  # noqa: PLC0415 - heavy
+
+    has_engine = config.precision == "bf16" or any(map(_is_given, ("engine", "provider", "device")))
+    engines = [config.engine] if has_engine else get_args(EngineName)
+    measured = choose_options(config, cache_dir or default_directory(), engines)
+    options = {name: value for name, value in measured.items() if not _is_given(name)}
+    used = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
+    click.echo(f"--auto: {used or 'you set all measured options'}", err=True)
+    return options
+
+
+def _is_given(name: str) -> bool:
+    """Return whether the user set an option, on the command line, in a file or in the environment."""
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def _check_address_alone() -> None:

@@ -11,6 +11,7 @@ from attnlens.openvino import (
     PACKAGE,
     OpenvinoPrecision,
     compile_properties,
+    compute_precision,
     multiplies_bf16,
     store_weights_in_bf16,
 )
@@ -102,7 +103,7 @@ class OpenvinoRuntime:
         key = (graph, precision)
         if key not in self._models:
             model = self._core.read_model(graph)
-            if precision == "bf16":
+            if compute_precision(self.device, precision) == "bf16":
                 store_weights_in_bf16(model)
             self._models[key] = model
         return self._core.compile_model(self._models[key], device, properties)
