@@ -427,7 +427,7 @@ def main() -> None:
     options = parser.parse_args()
     run = ROLES[options.role][0]
     if not options.role.startswith("good"):
-        os.nice(5)  # leaves processor time to the server and its good clients
+        os.nice(15)  # leaves processor time to the server and its good clients
     facts = json.loads(options.facts.read_text("utf-8"))
     end = time.monotonic() + options.seconds
     roles = [
