@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import platform
 import re
+import shlex
 from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
@@ -78,7 +79,7 @@ def choose_options(config: ServerConfig, cache: Path, engines: Collection[Engine
     if best is None:
         raise click.ClickException(
             f"--auto: {config.bundle} was not measured in {config.precision} on this machine with these "
-            f"versions: run `attnlens bench {config.bundle} --precision {config.precision}`"
+            f"versions: run `attnlens bench {shlex.quote(str(config.bundle))} --precision {config.precision}`"
         )
     return {"engine": best.engine, **settings.get(str(best), {})}
 

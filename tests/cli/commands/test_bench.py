@@ -12,13 +12,25 @@ from pathlib import Path
 
 import pytest
 
+from attnlens_cli.sources.measured import choose_options
+from attnlens_server.config import ServerConfig
 from attnlens_server.tuning.settings import EQUIVALENT_MARGIN
 from schemas import conforms
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_measurements_as_json(run: Run, small_bundle: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory in which results are stored."""
+    directory = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(directory))
+    return directory / "attnlens"
+
+
+def test_measurements_as_json(
+    run: Run, small_bundle: Callable[[str], Path], tmp_path: Path, cache: Path
+) -> None:
     bundle = small_bundle("wordpiece")
     texts = tmp_path / "my texts.txt"
     texts.write_text("It rained.\n\n" + "word " * 400 + "\n" + "so it was wet\n" * 5, encoding="utf-8")
@@ -56,6 +68,8 @@ def test_measurements_as_json(run: Run, small_bundle: Callable[[str], Path], tmp
     given = {name.removeprefix("--").replace("-", "_"): int(value) for name, value in _pairs(words[3:])}
     assert given == report["best"]
     assert report["comparison"] is None
+    config = ServerConfig(bundle=bundle)
+    assert choose_options(config, cache, ["onnxruntime"]) == {"engine": "onnxruntime", **report["best"]}
     [serve] = report["serve"]
     assert (serve["command"], serve["accuracy"], serve["is_tuned"]) == (report["command"], None, True)
 

@@ -103,5 +103,5 @@ def test_server_uses_measured_settings_except_those_that_are_given(
         assert "2 threads, 1 lane, batches of 64 tokens" in server.ready_line
         assert "--auto: --engine onnxruntime --threads 2 --lanes 1\n" in server.log()
         assert client.embed(["a text"]).shape == (1, 96)
-    with pytest.raises(RuntimeError, match=r"Error: --auto: .* was not measured in fp32 .*attnlens bench"):
+    with pytest.raises(RuntimeError, match=r"attnlens serve: --auto: .* was not measured in fp32 .*bench"):
         ServerProcess(config.bundle, "--auto", "--cache-dir", str(tmp_path / "none")).__enter__()
