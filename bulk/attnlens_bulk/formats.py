@@ -103,5 +103,5 @@ def _json_members(vectors: Array | TokenVectors) -> Iterator[str]:
 
 def _json_vectors(vectors: Array) -> Iterator[str]:
     number = _JSON_FORMATS[vectors.dtype.name]
-    for vector in vectors:
-        yield f"[{', '.join([number % value for value in vector.tolist()])}]"
+    form = f"[{', '.join([number] * vectors.shape[1])}]"
+    return (form % tuple(vector.tolist()) for vector in vectors)
