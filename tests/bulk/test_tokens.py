@@ -68,9 +68,10 @@ def test_columns_are_lists_of_lists_of_fixed_size(tmp_path: Path, model: Local) 
 
 
 def test_repeated_runs_have_equal_bytes_for_any_batch_size(tmp_path: Path, model: Local) -> None:
+    source = _source(tmp_path)
     for batch_size in (1, 3, 128):
         options = RunOptions(vectors="tokens", rows_per_part=3, batch_size=batch_size)
-        embed_files([_source(tmp_path)], str(tmp_path / str(batch_size)), [model], options)
+        embed_files([source], str(tmp_path / str(batch_size)), [model], options)
     one, three, many = (bulk_runs.contents(tmp_path / name) for name in ("1", "3", "128"))
     assert one == three == many
 
