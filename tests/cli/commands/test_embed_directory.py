@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -132,10 +133,15 @@ def test_terminal_shows_a_bar(minilm_server: ServerProcess, source: Path, tmp_pa
     shown, terminal = pty.openpty()
     command = [sys.executable, "-m", "attnlens_cli.main", "embed", str(source), "--text-column", "title"]
     options = ["--address", minilm_server.address, "--rows-per-part", "3", "-o", f"{tmp_path}/out/"]
-    subprocess.run([*command, *options], stderr=terminal, check=True, timeout=60)
-    os.close(terminal)
-    text = os.read(shown, 1 << 16).decode()
+    content = b""
+    with subprocess.Popen([*command, *options], stderr=terminal) as process:
+        os.close(terminal)
+        with suppress(OSError):  # the process has closed the terminal
+            while data := os.read(shown, 1 << 16):  # a terminal stores only 4 KiB
+                content += data
+        assert process.wait(60) == 0
     os.close(shown)
+    text = content.decode()
     assert "100.0 %" in text
     assert "9 rows, 3 parts, " in text
 
