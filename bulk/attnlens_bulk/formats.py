@@ -1,22 +1,28 @@
 """Output formats of a part: Parquet, Arrow, npy and JSON lines. Equal content results in equal bytes.
 
-Shapes: N rows, D components (bytes for binary embeddings).
+Shapes: N rows, S tokens of all rows, D components (bytes for binary embeddings).
 """
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice, pairwise
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from attnlens_bulk.vectors import Array, TokenVectors, VectorKind
 
 OutputFormat: TypeAlias = Literal["parquet", "arrow", "npy", "jsonl"]
 
 ROW, EMBEDDING = "row", "embedding"
-OWN_COLUMNS = (ROW, "id", EMBEDDING)
+TOKEN_IDS, TOKEN_VECTORS = "token_ids", "token_vectors"
+OWN_COLUMNS: dict[VectorKind, tuple[str, ...]] = {
+    "embeddings": (ROW, "id", EMBEDDING),
+    "tokens": (ROW, "id", TOKEN_IDS, TOKEN_VECTORS),
+}
 """Columns that the output adds."""
 
 _METADATA_KEY = b"attnlens"
@@ -27,44 +33,75 @@ _FLOAT_COMPRESSION = 1  # level of zstd: vectors hardly compress
 def encode_part(
     output_format: OutputFormat,
     columns: Any,  # noqa: ANN401 - pyarrow has no types
-    vectors: npt.NDArray[Any],
+    vectors: Array | TokenVectors,
     metadata: Mapping[str, Any],
 ) -> memoryview:
     """Return the content of a part file.
 
     Args:
-        output_format: Format.
+        output_format: Format. "npy" is for embeddings alone.
         columns: Table (N rows) with the number of each row and the kept columns.
-        vectors: Embeddings (N, D).
+        vectors: Embeddings (N, D), or token vectors of N texts.
         metadata: Description of the vectors, stored in the schema of Parquet and Arrow.
     """
-    if output_format == "npy":
+    if output_format in {"npy", "jsonl"}:
         content = io.BytesIO()
-        np.save(content, vectors, allow_pickle=False)
+        if isinstance(vectors, np.ndarray) and output_format == "npy":
+            np.save(content, vectors, allow_pickle=False)
+        else:
+            content.writelines(_json_lines(columns, vectors))
         return content.getbuffer()
-    if output_format == "jsonl":
-        return memoryview(_json_lines(columns, vectors).encode())
-    components = pa.array(np.ascontiguousarray(vectors).reshape(-1))
-    lists = pa.FixedSizeListArray.from_arrays(components, vectors.shape[1])
     # One chunk, because the chunks depend on where reading has started, and determine the pages of the file.
-    table = columns.combine_chunks().append_column(EMBEDDING, lists)
+    table = columns.combine_chunks()
+    names = [*table.column_names, f"{TOKEN_IDS}.list.element"]
+    for name, column in _arrow_columns(vectors).items():
+        table = table.append_column(name, column)
     table = table.replace_schema_metadata({_METADATA_KEY: json.dumps(metadata, sort_keys=True)})
     sink = pa.BufferOutputStream()
     if output_format == "arrow":
         with pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
     else:
-        names = [field.name for field in table.schema if field.name != EMBEDDING]
         pq.write_table(
             table, sink, compression="zstd", compression_level=_FLOAT_COMPRESSION, use_dictionary=names
         )
     return memoryview(sink.getvalue())
 
 
-def _json_lines(columns: Any, vectors: npt.NDArray[Any]) -> str:  # noqa: ANN401 - pyarrow has no types
-    number = _JSON_FORMATS[vectors.dtype.name]
-    lines = []
-    for record, vector in zip(columns.to_pylist(), vectors.tolist(), strict=True):
+def _arrow_columns(vectors: Array | TokenVectors) -> dict[str, Any]:
+    if not isinstance(vectors, TokenVectors):
+        return {EMBEDDING: _fixed_size_lists(vectors)}
+    offsets = pa.array(vectors.offsets)
+    return {
+        TOKEN_IDS: pa.ListArray.from_arrays(offsets, pa.array(vectors.ids)),
+        TOKEN_VECTORS: pa.ListArray.from_arrays(offsets, _fixed_size_lists(vectors.vectors)),
+    }
+
+
+def _fixed_size_lists(vectors: Array) -> Any:  # noqa: ANN401 - pyarrow has no types
+    components = pa.array(np.ascontiguousarray(vectors).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(components, vectors.shape[1])
+
+
+def _json_lines(columns: Any, vectors: Array | TokenVectors) -> Iterator[bytes]:  # noqa: ANN401 - pyarrow has no types
+    for record, members in zip(columns.to_pylist(), _json_members(vectors), strict=True):
         start = json.dumps(record, ensure_ascii=False, default=str).removesuffix("}")
-        lines.append(f'{start}, "{EMBEDDING}": [{", ".join([number % value for value in vector])}]}}\n')
-    return "".join(lines)
+        yield f"{start}, {members}}}\n".encode()
+
+
+def _json_members(vectors: Array | TokenVectors) -> Iterator[str]:
+    """Yield the members of the JSON object of each row."""
+    if not isinstance(vectors, TokenVectors):
+        for vector in _json_vectors(vectors):
+            yield f'"{EMBEDDING}": {vector}'
+        return
+    written = _json_vectors(vectors.vectors)
+    for start, end in pairwise(vectors.offsets.tolist()):
+        of_text = ", ".join(islice(written, end - start))
+        yield f'"{TOKEN_IDS}": {vectors.ids[start:end].tolist()}, "{TOKEN_VECTORS}": [{of_text}]'
+
+
+def _json_vectors(vectors: Array) -> Iterator[str]:
+    number = _JSON_FORMATS[vectors.dtype.name]
+    form = f"[{', '.join([number] * vectors.shape[1])}]"
+    return (form % tuple(vector.tolist()) for vector in vectors)

@@ -6,7 +6,7 @@ Texts are computed in batches of similar length. Equal texts are computed once.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,14 @@ from attnlens_bulk.errors import RowError
 from attnlens_bulk.files import InputFile
 from attnlens_bulk.formats import ROW
 from attnlens_bulk.reading import Rows
+from attnlens_bulk.vectors import Array, TextVectors, TokenVectors, joined
 
 NO_TEXT = "no text"
 
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """Rows of a part, their distinct texts, and the embeddings as they arrive.
+    """Rows of a part, their distinct texts, and the vectors as they arrive.
 
     Attributes:
         index: Index of the part.
@@ -32,8 +33,8 @@ class Part:
         problems: Reason for each invalid row, by its index in the part.
         origins: Index of the first row, file, and its number in the file, for each block of rows.
         fractions: Fractions of the input at which the part begins and ends, approximately.
-        vectors: Embeddings of `texts`. None until the first batch arrives.
-        num_missing: Number of texts without embedding.
+        vectors: Vectors of each of `texts`, or None until they arrive.
+        num_missing: Number of texts without vectors.
     """
 
     index: int
@@ -43,10 +44,11 @@ class Part:
     problems: dict[int, str]
     origins: list[tuple[int, InputFile, int]]
     fractions: tuple[float, float]
-    vectors: npt.NDArray[Any] | None = None
+    vectors: list[TextVectors | None] = field(init=False)
     num_missing: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.vectors = [None] * len(self.texts)
         self.num_missing = len(self.texts)
 
     def batches(self, size: int) -> Iterator[range]:
@@ -86,16 +88,16 @@ class Part:
         lines = [json.dumps(entry, ensure_ascii=False) + "\n" for _, entry in self.rejected()]
         return "".join(lines).encode()
 
-    def result(self, like: npt.NDArray[Any]) -> tuple[Any, npt.NDArray[Any]]:
-        """Return the columns and embeddings of the valid rows, in order.
+    def result(self, like: TextVectors) -> tuple[Any, Array | TokenVectors]:
+        """Return the columns and vectors of the valid rows, in order.
 
         Args:
-            like: Array (0, D) with the data type of embeddings.
+            like: See `joined`.
         """
         is_valid = self.text_of_row >= 0
         is_valid[list(self.problems)] = False
-        vectors = like if self.vectors is None else self.vectors
-        return self.columns.filter(pa.array(is_valid)), vectors[self.text_of_row[is_valid]]
+        vectors = [cast("TextVectors", self.vectors[text]) for text in self.text_of_row[is_valid]]
+        return self.columns.filter(pa.array(is_valid)), joined(vectors, like)
 
 
 def make_part(

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from attnlens_bulk.errors import ResumeError
 from attnlens_bulk.parts import Part
-from attnlens_client import DeadlineExceededError, Embeddings, OverloadedError, UnavailableError
+from attnlens_bulk.vectors import Result, VectorKind, compute
+from attnlens_client import DeadlineExceededError, OverloadedError, UnavailableError
 from attnlens_client.client import BlockingMethods
 
 MAX_PARTS = 3
@@ -51,18 +50,8 @@ class Tally:
     position: float = 0.0
 
 
-def identity(result: Embeddings) -> dict[str, str]:
-    """Return the properties in which comparable embeddings are equal."""
-    return {
-        "name": result.model,
-        "version": result.model_version,
-        "engine": result.engine,
-        "precision": result.precision,
-    }
-
-
 class Pipeline:
-    """Computes the embeddings of parts.
+    """Computes the vectors of parts.
 
     Attributes:
         tally: Computed texts and tokens. May be read at any time.
@@ -71,8 +60,9 @@ class Pipeline:
     def __init__(
         self,
         models: Sequence[BlockingMethods],
+        kind: VectorKind,
         options: dict[str, Any],
-        like: Embeddings,
+        like: Result,
         *,
         batch_size: int,
         in_flight: int,
@@ -81,14 +71,16 @@ class Pipeline:
 
         Args:
             models: Clients or local models.
-            options: Arguments of `embed_with_usage`. Unless `truncate` is set, texts that exceed the
-                model's maximum are rejected.
-            like: Embeddings whose model, data type and size all others must have.
+            kind: Kind of vectors.
+            options: See `compute`. Unless `truncate` is set, texts that exceed the model's maximum are
+                rejected.
+            like: Result whose model all others must have.
             batch_size: Number of texts per call.
             in_flight: Number of concurrent calls per model.
         """
         self.tally = Tally()
         self._models = [model for model in models for _ in range(in_flight)]
+        self._kind = kind
         self._may_truncate = options["truncate"]
         self._options = {**options, "truncate": True}  # the usage reports long texts
         self._like = like
@@ -184,9 +176,8 @@ class Pipeline:
     def _work(self, model: BlockingMethods) -> None:
         while (batch := self._take()) is not None:
             try:
-                result = model.embed_with_usage(
-                    [batch.part.texts[index] for index in batch.texts], **self._options
-                )
+                texts = batch.part.texts[batch.texts.start : batch.texts.stop]
+                result = compute(model, self._kind, texts, self._options)
                 self._check(result)
             except _OTHER_MODEL_MAY_SUCCEED as error:
                 self._give_up(batch, error)
@@ -225,22 +216,19 @@ class Pipeline:
             self._changed.notify_all()
         self._finished.put(error)
 
-    def _check(self, result: Embeddings) -> None:
-        expected, actual = identity(self._like), identity(result)
-        for name, value in expected.items():
-            if actual[name] != value:
+    def _check(self, result: Result) -> None:
+        for name, value in self._like.identity.items():
+            actual = result.identity[name]
+            if actual != value:
                 raise ResumeError(
-                    f"the model's {name} changed from {value!r} to {actual[name]!r}: restart the previous "
+                    f"the model's {name} changed from {value!r} to {actual!r}: restart the previous "
                     "model and repeat the command, or start a new run"
                 )
 
-    def _store(self, batch: _Batch, result: Embeddings) -> None:
+    def _store(self, batch: _Batch, result: Result) -> None:
         part, texts = batch
         with self._changed:
-            if part.vectors is None:
-                shape = (len(part.texts), result.vectors.shape[1])
-                part.vectors = np.empty(shape, result.vectors.dtype)
-            part.vectors[texts.start : texts.stop] = result.vectors
+            part.vectors[texts.start : texts.stop] = result.texts
             for index, usage in zip(texts, result.usages, strict=True):
                 if usage.truncated and not self._may_truncate:
                     total, limit = usage.num_tokens_total, usage.num_tokens

@@ -1,4 +1,4 @@
-"""Runs: embeddings of files in parts, which the same call resumes."""
+"""Runs: vectors of files in parts, which the same call resumes."""
 
 import json
 import time
@@ -13,10 +13,10 @@ from attnlens_bulk.errors import BulkError, InputError, ResumeError
 from attnlens_bulk.files import InputFile, InputFormat, find_files
 from attnlens_bulk.formats import OWN_COLUMNS, OutputFormat, encode_part
 from attnlens_bulk.parts import Part, make_part
-from attnlens_bulk.pipeline import Pipeline, Tally, identity
+from attnlens_bulk.pipeline import Pipeline, Tally
 from attnlens_bulk.reading import Rows, RowSequence
 from attnlens_bulk.storage import Storage
-from attnlens_client import Embeddings
+from attnlens_bulk.vectors import TOKEN_OPTIONS, Result, TokenVectors, VectorKind, compute, joined
 from attnlens_client.client import BlockingMethods
 
 FORMAT_VERSION = 1
@@ -24,6 +24,8 @@ RUN_FILE = "run.json"
 PARTS = "parts"
 """Directory of the part files, which contains nothing else, so that it can be opened as a data set."""
 DEFAULT_ROWS_PER_PART = 32_768
+DEFAULT_TOKEN_ROWS_PER_PART = 1_024
+"""A text has as many vectors as tokens, and parts are in memory."""
 SECONDS_BEFORE_ESTIMATE = 5.0
 SAMPLE_FILES, SAMPLE_ROWS = 4, 256
 """Number of files that an estimate reads, and of rows of each that it computes."""
@@ -42,13 +44,15 @@ class RunOptions:
         keep: Further columns that the output contains.
         input_format: Format of all files. If None, it follows from their suffixes.
         output_format: "parquet", "arrow", "npy" (embeddings alone) or "jsonl".
-        rows_per_part: Number of input rows per output file.
+        vectors: "embeddings" for one vector per text, or "tokens" for the last hidden state of each token.
+        rows_per_part: Number of input rows per output file. If None, 32,768, or 1,024 with token vectors.
         shard: Index and number of shards. Shard i of n computes the parts i, i + n, i + 2n, ...
         skip_bad_rows: Whether to omit rows without a valid text and report them in a file, instead of raising
             RowError.
         batch_size: Number of texts per call.
         in_flight: Number of concurrent calls per model.
-        embedding: Arguments of `Client.embed`, such as `embedding_type` and `truncate`.
+        embedding: Arguments of `Client.embed`, such as `embedding_type` and `truncate`. For token vectors
+            only `dtype`, `model`, `prompt`, `prompt_name` and `truncate`.
     """
 
     text_columns: Sequence[str] = ("text",)
@@ -56,7 +60,8 @@ class RunOptions:
     keep: Sequence[str] = ()
     input_format: InputFormat | None = None
     output_format: OutputFormat = "parquet"
-    rows_per_part: int = DEFAULT_ROWS_PER_PART
+    vectors: VectorKind = "embeddings"
+    rows_per_part: int | None = None
     shard: tuple[int, int] = (0, 1)
     skip_bad_rows: bool = False
     batch_size: int = 128
@@ -67,20 +72,56 @@ class RunOptions:
         index, count = self.shard
         if not 0 <= index < count:
             raise ValueError(f"shard is {index}/{count}: use an index from 0 to {count - 1}")
-        if self.output_format not in get_args(OutputFormat):
-            raise ValueError(
-                f"output_format is {self.output_format!r}: use one of {', '.join(get_args(OutputFormat))}"
-            )
+        for name, choices in (("output_format", OutputFormat), ("vectors", VectorKind)):
+            if getattr(self, name) not in get_args(choices):
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}: use one of {', '.join(get_args(choices))}"
+                )
+        self._check_token_options()
         for name in ("rows_per_part", "batch_size", "in_flight"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: use at least 1")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}: use at least 1")
         if not self.text_columns:
             raise ValueError("text_columns is empty: name at least one column")
         if self.output_format == "npy" and self.kept:
             raise ValueError("output_format is 'npy', which contains embeddings alone: keep no columns")
         for name in self.keep:
-            if name in OWN_COLUMNS:
+            if name in OWN_COLUMNS[self.vectors]:
                 raise ValueError(f"keep contains {name!r}, a column of the output: rename it in the input")
+
+    def _check_token_options(self) -> None:
+        if self.vectors != "tokens":
+            return
+        if self.output_format == "npy":
+            raise ValueError(
+                "output_format is 'npy', which cannot contain a different number of vectors per text: use "
+                "parquet, arrow or jsonl for token vectors"
+            )
+        embedding_type = self.embedding.get("embedding_type") or "float"
+        if embedding_type != "float":
+            raise ValueError(
+                f"embedding_type is {embedding_type!r}, but token vectors are not quantized: omit it, or set "
+                "dtype to 'float16'"
+            )
+        for name, value in self.embedding.items():
+            if value is not None and name not in (*TOKEN_OPTIONS, "embedding_type"):
+                raise ValueError(f"{name} does not apply to token vectors: omit it")
+
+    @property
+    def part_size(self) -> int:
+        """Number of input rows per part."""
+        if self.rows_per_part is not None:
+            return self.rows_per_part
+        return DEFAULT_TOKEN_ROWS_PER_PART if self.vectors == "tokens" else DEFAULT_ROWS_PER_PART
+
+    @property
+    def call_options(self) -> dict[str, Any]:
+        """Arguments of the models' method."""
+        options = {"truncate": False, **self.embedding}
+        if self.vectors == "tokens":
+            return {name: value for name, value in options.items() if name in TOKEN_OPTIONS}
+        return options
 
     @property
     def kept(self) -> dict[str, str]:
@@ -100,7 +141,8 @@ class RunOptions:
             "id_column": self.id_column,
             "keep": list(self.keep),
             "output_format": self.output_format,
-            "rows_per_part": self.rows_per_part,
+            **({} if self.vectors == "embeddings" else {"vectors": self.vectors}),  # new in runs of tokens
+            "rows_per_part": self.part_size,
             **{
                 name: self.embedding[name]
                 for name in sorted(self.embedding)
@@ -180,7 +222,7 @@ def embed_files(
     *,
     progress: Callable[[Progress], None] | None = None,
 ) -> Report:
-    """Embed the texts of files, and write the embeddings in parts.
+    """Embed the texts of files, and write the vectors in parts.
 
     If the output contains parts of the same run, only the others are computed.
 
@@ -225,7 +267,7 @@ class _Run:
         self._storage = Storage(output)
         self._parts_storage = Storage(f"{self._storage.name}/{PARTS}")
         self._files = self._find(inputs)
-        self._embedding = {"truncate": False, **options.embedding}
+        self._embedding = options.call_options
         self._like = self._compared_models()
         self._max_text_bytes = self._text_limit()
 
@@ -256,8 +298,8 @@ class _Run:
             fraction += rows.fraction * file.size_bytes / total_bytes
         num_sample_rows = sum(part.columns.num_rows for part in parts)
         warm_up = [text for part in parts for text in part.texts[:: max(1, len(part.texts) // 32)]]
-        for model in self._models:
-            model.embed(warm_up, **self._embedding | {"truncate": True})
+        for model in self._models if warm_up else ():
+            compute(model, options.vectors, warm_up, self._embedding | {"truncate": True})
         start = time.perf_counter()
         with self._pipeline().run(parts) as finished:
             output_bytes = sum(len(self._encoded(part)) for part in finished if part is not None)
@@ -269,7 +311,7 @@ class _Run:
             input_bytes=sum(file.size_bytes for file in self._files),
             num_sample_rows=num_sample_rows,
             num_rows=num_rows,
-            num_parts=-(-num_rows // options.rows_per_part),
+            num_parts=-(-num_rows // options.part_size),
             rows_per_s=num_sample_rows / elapsed_s,
             seconds=elapsed_s * scale,
             output_bytes=round(output_bytes * scale),
@@ -284,14 +326,14 @@ class _Run:
                 raise InputError(f"{file.name} is in the output directory: use another directory")
         return files
 
-    def _compared_models(self) -> Embeddings:
-        """Return an embedding of the first model. All models must be the same."""
-        first = self._models[0].embed_with_usage(["a"], **self._embedding)
-        for model in self._models[1:]:
-            result = model.embed_with_usage(["a"], **self._embedding)
-            if identity(result) != identity(first):
+    def _compared_models(self) -> Result:
+        """Return the vectors of a text by the first model. All models must be the same."""
+        kind = self._options.vectors
+        first, *others = (compute(model, kind, ["a"], self._embedding) for model in self._models)
+        for model, result in zip(self._models[1:], others, strict=True):
+            if result.identity != first.identity:
                 raise BulkError(
-                    f"{model!r} differs from {self._models[0]!r}: {identity(result)}, not {identity(first)}. "
+                    f"{model!r} differs from {self._models[0]!r}: {result.identity}, not {first.identity}. "
                     "Use servers with the same model, engine and precision"
                 )
         return first
@@ -307,14 +349,15 @@ class _Run:
 
     def _description(self) -> dict[str, Any]:
         """Return the content of `run.json`."""
-        vectors = self._like.vectors
+        vectors = joined(self._like.texts, self._like.texts[0])
+        array = vectors.vectors if isinstance(vectors, TokenVectors) else vectors
         ranges = None if self._like.ranges is None else self._like.ranges.tolist()
         return {
             "format_version": FORMAT_VERSION,
-            "model": identity(self._like),
+            "model": self._like.identity,
             "vectors": {
-                "type": vectors.dtype.name,
-                "columns": vectors.shape[1],
+                "type": array.dtype.name,
+                "columns": array.shape[1],
                 "embedding_type": self._embedding.get("embedding_type", "float"),
                 "ranges": ranges,
             },
@@ -378,7 +421,8 @@ class _Run:
         options = self._options
         return Pipeline(
             self._models,
-            dict(self._embedding),
+            options.vectors,
+            self._embedding,
             self._like,
             batch_size=options.batch_size,
             in_flight=options.in_flight,
@@ -386,7 +430,7 @@ class _Run:
 
     def _parts(self, rows: RowSequence, done: set[str]) -> Iterator[Part]:
         """Yield the missing parts of this shard. Finally, `rows.position` is the number of all rows."""
-        size, (shard, num_shards) = self._options.rows_per_part, self._options.shard
+        size, (shard, num_shards) = self._options.part_size, self._options.shard
         index = 0
         while True:
             start = rows.position
@@ -444,8 +488,11 @@ class _Run:
         self._parts_storage.commit(self._part_name(part.index), self._encoded(part))
 
     def _encoded(self, part: Part) -> memoryview:
-        columns, vectors = part.result(self._like.vectors[:0])
-        metadata = {**identity(self._like), "embedding_type": self._embedding.get("embedding_type", "float")}
+        columns, vectors = part.result(self._like.texts[0])
+        metadata = {
+            **self._like.identity,
+            "embedding_type": self._embedding.get("embedding_type", "float"),
+        }
         return encode_part(self._options.output_format, columns, vectors, metadata)
 
     def _part_name(self, index: int) -> str:

@@ -5,6 +5,7 @@ import random
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from attnlens_server.in_process import Local
 from served import ServerProcess
 
 OPTIONS = RunOptions(rows_per_part=8, keep=("number",), batch_size=4, in_flight=3)
+TOKENS = replace(OPTIONS, vectors="tokens")
 NUM_PARTS = 24
 NUM_ROWS = 8 * NUM_PARTS
 
@@ -31,11 +33,13 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def _kill_repeatedly(source: Path, output: Path, target: Path | str, num_kills: int) -> int:
+def _kill_repeatedly(
+    source: Path, output: Path, target: Path | str, num_kills: int, options: RunOptions = OPTIONS
+) -> int:
     """Kill runs at random moments, then complete the run. Return how many kills have interrupted a run."""
     chance, during = random.Random(2), 0
     for _ in range(num_kills):
-        process, receiving = bulk_runs.start_run(source, output, target, OPTIONS)
+        process, receiving = bulk_runs.start_run(source, output, target, options)
         assert receiving.recv() == "ready"
         num_parts = _num_parts(output) + chance.randrange(2)  # a run loses the parts that it computes
         while _num_parts(output) < num_parts and process.is_alive():
@@ -44,7 +48,7 @@ def _kill_repeatedly(source: Path, output: Path, target: Path | str, num_kills: 
         process.kill()
         process.join()
         during += _num_parts(output) < NUM_PARTS
-    process, receiving = bulk_runs.start_run(source, output, target, OPTIONS)
+    process, receiving = bulk_runs.start_run(source, output, target, options)
     assert [receiving.recv(), receiving.recv()] == ["ready", "done"]
     process.join()
     return during
@@ -54,14 +58,15 @@ def _num_parts(output: Path) -> int:
     return len(list(output.glob("parts/part-*")))
 
 
+@pytest.mark.parametrize("options", [OPTIONS, TOKENS], ids=["embeddings", "tokens"])
 @pytest.mark.parametrize(
     "num_kills", [pytest.param(3, id="few"), pytest.param(20, id="many", marks=pytest.mark.extended)]
 )
 def test_killed_runs_have_the_bytes_of_an_uninterrupted_one(
-    source: Path, tmp_path: Path, model: Local, minilm_bundle: Path, num_kills: int
+    source: Path, tmp_path: Path, model: Local, minilm_bundle: Path, num_kills: int, options: RunOptions
 ) -> None:
-    embed_files([str(source)], str(tmp_path / "whole"), [model], OPTIONS)
-    during = _kill_repeatedly(source, tmp_path / "killed", minilm_bundle, num_kills)
+    embed_files([str(source)], str(tmp_path / "whole"), [model], options)
+    during = _kill_repeatedly(source, tmp_path / "killed", minilm_bundle, num_kills, options)
     assert during >= num_kills // 2
     assert bulk_runs.contents(tmp_path / "killed") == bulk_runs.contents(tmp_path / "whole")
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,26 @@ def test_bundle_replaces_the_server(
     assert np.abs(np.load(tmp_path / "run/parts/part-000000.npy") - expected).max() <= 1e-5
 
 
+def test_token_vectors_need_one_option(
+    run: Run, minilm_bundle: Path, minilm_server: ServerProcess, source: Path, tmp_path: Path
+) -> None:
+    args = ("embed", source, "--text-column", "title", "--id", "key", "--vectors", "tokens")
+    bundle = ("--bundle", minilm_bundle, "--threads", "1")
+    for name, model in (("process", bundle), ("server", ("--address", minilm_server.address))):
+        result = run(*args, *model, "-o", f"{tmp_path}/{name}/")
+        assert result.returncode == 0, result.stderr
+    one, other = (pq.read_table(tmp_path / name / "parts").to_pylist() for name in ("process", "server"))
+    assert [row["id"] for row in one] == [f"k{number}" for number in range(9)]
+    assert [row["token_ids"] for row in one] == [row["token_ids"] for row in other]
+    with Client(minilm_server.address) as client:
+        encoded = client.encode([f"Title {number}" for number in range(9)])
+    for rows in (one, other):
+        for row, text in zip(rows, encoded, strict=True):
+            assert np.abs(np.array(row["token_vectors"]) - text.last_hidden_state).max() <= 1e-5
+    described = json.loads((tmp_path / "server" / "run.json").read_bytes())
+    assert described["options"]["rows_per_part"] == 1_024
+
+
 def test_dry_run_shows_an_estimate(
     run: Run, minilm_server: ServerProcess, source: Path, tmp_path: Path
 ) -> None:
@@ -112,10 +133,15 @@ def test_terminal_shows_a_bar(minilm_server: ServerProcess, source: Path, tmp_pa
     shown, terminal = pty.openpty()
     command = [sys.executable, "-m", "attnlens_cli.main", "embed", str(source), "--text-column", "title"]
     options = ["--address", minilm_server.address, "--rows-per-part", "3", "-o", f"{tmp_path}/out/"]
-    subprocess.run([*command, *options], stderr=terminal, check=True, timeout=60)
-    os.close(terminal)
-    text = os.read(shown, 1 << 16).decode()
+    content = b""
+    with subprocess.Popen([*command, *options], stderr=terminal) as process:
+        os.close(terminal)
+        with suppress(OSError):  # the process has closed the terminal
+            while data := os.read(shown, 1 << 16):  # a terminal stores only 4 KiB
+                content += data
+        assert process.wait(60) == 0
     os.close(shown)
+    text = content.decode()
     assert "100.0 %" in text
     assert "9 rows, 3 parts, " in text
 
@@ -134,6 +160,19 @@ def test_terminal_shows_a_bar(minilm_server: ServerProcess, source: Path, tmp_pa
         (("a.txt", "--address", "localhost:1,localhost:2"), "several addresses need an --output directory"),
         (("a.txt", "--address", "localhost:1,x"), "address is 'x': use HOST:PORT"),
         (("a.txt", "-o", "x/", "--output-format", "npy", "--keep", "a"), "which contains embeddings alone"),
+        (("a.txt", "--vectors", "tokens"), "--vectors needs an --output directory, which ends with /"),
+        (
+            ("a.txt", "-o", "x/", "--vectors", "tokens", "--output-format", "npy"),
+            "use parquet, arrow or jsonl for token vectors",
+        ),
+        (
+            ("a.txt", "-o", "x/", "--vectors", "tokens", "--embedding-type", "binary"),
+            "embedding_type is 'binary', but token vectors are not quantized",
+        ),
+        (
+            ("a.txt", "-o", "x/", "--vectors", "tokens", "--normalize"),
+            "normalize does not apply to token vectors: omit it",
+        ),
     ],
 )
 def test_invalid_combinations_are_explained(

@@ -60,6 +60,7 @@ _RUN_OPTIONS = (
     "text_columns",
     "id_column",
     "keep",
+    "vectors",
     "output_format",
     "rows_per_part",
     "shard",
@@ -165,6 +166,14 @@ Example:
 @_run_option("--id", "id_column", metavar="NAME", help="Column to write as id.")
 @_run_option("--keep", metavar="NAME", multiple=True, help="Further column to write. May be repeated.")
 @_run_option(
+    "--vectors",
+    type=click.Choice(["embeddings", "tokens"]),
+    default="embeddings",
+    show_default=True,
+    help="One embedding per text, or the last hidden state of each token (without --pooling, --dimensions, "
+    "--normalize and --embedding-type).",
+)
+@_run_option(
     "--output-format",
     type=click.Choice(["parquet", "arrow", "npy", "jsonl"]),
     default="parquet",
@@ -174,9 +183,8 @@ Example:
 @_run_option(
     "--rows-per-part",
     type=click.IntRange(min=1),
-    default=32_768,
-    show_default=True,
-    help="Input rows per part. Two parts are in memory, and an interruption loses up to two.",
+    help="Input rows per part. Two parts are in memory, and an interruption loses up to two.  [default: "
+    "32768; 1024 with --vectors tokens]",
 )
 @_run_option(
     "--shard",
