@@ -9,7 +9,14 @@ import openvino
 import pytest
 import torch
 
-from attnlens.openvino import multiplies_bf16, store_weights_in_bf16, to_bf16
+from attnlens import openvino as settings
+from attnlens.openvino import (
+    OpenvinoPrecision,
+    compile_properties,
+    multiplies_bf16,
+    store_weights_in_bf16,
+    to_bf16,
+)
 
 PRINT_MEMORY = """
 import re, sys
@@ -24,6 +31,29 @@ properties = {"INFERENCE_PRECISION_HINT": "bf16", "NUM_STREAMS": "1"}
 compiled = openvino.Core().compile_model(model, "CPU", properties)
 print(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 """
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "has_bf16", "hint"),
+    [
+        ("CPU", "fp32", True, "f32"),
+        ("CPU", "bf16", True, "bf16"),
+        ("CPU", "int8", True, "bf16"),
+        ("CPU", "int8", False, "f32"),
+        ("CPU", "int8", None, "f32"),
+        ("GPU", "int8", True, "f32"),
+    ],
+)
+def test_rest_of_an_int8_graph_is_computed_in_bf16_if_the_processor_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    precision: OpenvinoPrecision,
+    has_bf16: bool | None,
+    hint: str,
+) -> None:
+    monkeypatch.setattr(settings, "multiplies_bf16", lambda: has_bf16)
+    properties = compile_properties(device, precision, threads=2, num_streams=1)
+    assert properties["INFERENCE_PRECISION_HINT"] == hint
 
 
 def test_bf16_rounding_equals_pytorch() -> None:
