@@ -83,5 +83,6 @@ def finish(
 
 def normalize(vectors: FloatArray) -> FloatArray:
     """Scale each row of (N, D) to length 1. Zero rows stay zero."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    # The computation of np.linalg.norm, which needs more time to choose it than to compute one row.
+    lengths = np.sqrt(np.add.reduce(vectors * vectors, axis=1, keepdims=True))
     return np.asarray(vectors / np.maximum(lengths, 1e-12))

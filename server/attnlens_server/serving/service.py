@@ -283,7 +283,7 @@ class ModelService:
                 + num_texts * TEXT_MEMORY_BYTES
             )
             inputs, tokenize_s = await self._token_ids(request, plan.prompt, budget)
-            items = list(self._embed_items(inputs, plan, budget))
+            items = self._embed_items(inputs, plan, budget)
             results = await self._runner.run(items, "embeddings", budget.client)
             is_slow = bool(self._dense) or result_bytes + vector_bytes > MAX_INLINE_RESULT_BYTES
             embeddings = await self.workers.run_if(is_slow, self._embeddings, results, plan)
@@ -780,12 +780,14 @@ class ModelService:
 
     # --- Graph runs -------------------------------------------------------------------------------
 
-    def _embed_items(self, inputs: Sequence[EncodedInput], plan: EmbedPlan, budget: Budget) -> Iterator[Item]:
+    def _embed_items(self, inputs: Sequence[EncodedInput], plan: EmbedPlan, budget: Budget) -> list[Item]:
         hidden = self._model.outputs.hidden_state("embeddings")
+        items = []
         for encoded in inputs:
             pooling = TokenPooling(plan.pooling, encoded.num_excluded)
             outputs = (RequestedOutput(hidden.name, hidden.layout, pooling),)
-            yield Item(encoded.input_ids, outputs, encoded.token_type_ids, budget.deadline)
+            items.append(Item(encoded.input_ids, outputs, encoded.token_type_ids, budget.deadline))
+        return items
 
     def _logits_output(self) -> RequestedOutput:
         output = self._model.outputs.logits
