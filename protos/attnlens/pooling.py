@@ -51,7 +51,8 @@ def pool(last_hidden_state: FloatArray, pooling: Pooling, num_excluded: int = 0)
         case Pooling.MEAN_SQRT_LENGTH:
             return np.asarray(counted.sum(axis=0) / np.float32(math.sqrt(len(counted))))
         case Pooling.MEAN:
-            return np.asarray(counted.mean(axis=0))
+            # The computation of counted.mean(axis=0), without its overhead.
+            return np.asarray(np.add.reduce(counted, axis=0) / np.float32(len(counted)))
 
 
 def finish(
