@@ -273,7 +273,8 @@ class ModelService:
         """
         plan = await self._validate(request, self._validator.embed)
         num_texts = len(request.inputs)
-        with self.admission.slots("embeddings", num_texts, budget.client):
+        self.admission.acquire_slots("embeddings", num_texts, budget.client)
+        try:
             budget.charge_texts(num_texts)
             result_bytes = self._sizes.check_embed(num_texts, plan)
             vector_bytes = FLOAT32.itemsize * num_texts * plan.dimensions if plan.is_quantized else 0
@@ -287,6 +288,8 @@ class ModelService:
             results = await self._runner.run(items, "embeddings", budget.client)
             is_slow = bool(self._dense) or result_bytes + vector_bytes > MAX_INLINE_RESULT_BYTES
             embeddings = await self.workers.run_if(is_slow, self._embeddings, results, plan)
+        finally:
+            self.admission.release_slots("embeddings", num_texts, budget.client)
         elapsed = budget.metrics.add(timings(tokenize_s, results))
         return EmbedResult(embeddings, [usage(encoded) for encoded in inputs], elapsed, plan.ranges)
 
