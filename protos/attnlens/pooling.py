@@ -51,7 +51,8 @@ def pool(last_hidden_state: FloatArray, pooling: Pooling, num_excluded: int = 0)
         case Pooling.MEAN_SQRT_LENGTH:
             return np.asarray(counted.sum(axis=0) / np.float32(math.sqrt(len(counted))))
         case Pooling.MEAN:
-            return np.asarray(counted.mean(axis=0))
+            # The computation of counted.mean(axis=0), without its overhead.
+            return np.asarray(np.add.reduce(counted, axis=0) / np.float32(len(counted)))
 
 
 def finish(
@@ -83,5 +84,6 @@ def finish(
 
 def normalize(vectors: FloatArray) -> FloatArray:
     """Scale each row of (N, D) to length 1. Zero rows stay zero."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    # The computation of np.linalg.norm, which needs more time to choose it than to compute one row.
+    lengths = np.sqrt(np.add.reduce(vectors * vectors, axis=1, keepdims=True))
     return np.asarray(vectors / np.maximum(lengths, 1e-12))

@@ -136,14 +136,14 @@ class ItemQueue:
         # Sorted by _position. Newer items are in _arrived.
         self._waiting: list[Item] = []
         self._num_overtaken = 0  # consecutive batches that overtook background items
-        # Protects the fields below and wakes lanes. _light wakes the express lane, which runs the _num_light
-        # items of small calls. _turns are those of items and of background items.
+        # Protects the fields below. _changed wakes lanes. _light wakes the express lane, which runs the
+        # _num_light items of small calls. _turns are those of items and of background items.
         # _arrived contains the items that no lane has received yet. _num_tokens is
         # the total length of both lists. _num_idle is the number of lanes inside `take`. _background_lanes
         # contains the threads that run background items, which may use all lanes after _interactive_until.
         # No items are added once _closed is set.
-        lock = threading.RLock()
-        self._changed, self._light = threading.Condition(lock), threading.Condition(lock)
+        self._lock = threading.RLock()
+        self._changed, self._light = threading.Condition(self._lock), threading.Condition(self._lock)
         self._num_light = 0
         self._is_express_busy = True
         self._turns = (Turns(), Turns())
@@ -171,19 +171,19 @@ class ItemQueue:
             ShuttingDownError: The queue is closed.
         """
         now = time.monotonic()
-        for item in items:
-            item.queued_at = now
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise ShuttingDownError("the server is shutting down: use another server")
             for item in items:
-                item.is_background = item.is_background or client.is_bulk
+                item.queued_at = now
+                if client.is_bulk:
+                    item.is_background = True
+                if not item.is_background:
+                    self._interactive_until = now + INTERACTIVE_S
                 self._num_light += item.is_light
+                self._num_tokens += item.num_tokens
                 item.turn = self._turns[item.is_background].assign(client, item.num_tokens)
             self._arrived.extend(items)
-            if not all(item.is_background for item in items):
-                self._interactive_until = now + INTERACTIVE_S
-            self._num_tokens += sum(item.num_tokens for item in items)
             if items[0].is_light and not self._is_express_busy:
                 self._light.notify()
             self._changed.notify()
@@ -194,7 +194,7 @@ class ItemQueue:
         Only one thread, the express lane, may call this.
         """
         while True:
-            with self._changed:
+            with self._lock:
                 self._is_express_busy = False
                 while not (self._num_light or self._closed):
                     self._light.wait()
@@ -218,7 +218,7 @@ class ItemQueue:
         The caller must release the slot of the batch. Canceled and expired items are dropped; expired ones
         fail with `DeadlineError`. The returned items can no longer be canceled.
         """
-        with self._changed:
+        with self._lock:
             self._num_idle += 1
             if get_ident() in self._background_lanes:
                 self._background_lanes.remove(get_ident())
@@ -236,7 +236,7 @@ class ItemQueue:
                     return batch
             return None
         finally:
-            with self._changed:
+            with self._lock:
                 self._num_idle -= 1
 
     def release(self) -> None:
@@ -245,7 +245,7 @@ class ItemQueue:
 
     def close(self) -> None:
         """Reject new items. Waiting items can still be taken."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
             self._light.notify_all()
@@ -263,7 +263,7 @@ class ItemQueue:
 
     def _is_drained(self) -> bool:
         """Wait for an item that this lane may run. Return whether none will come, because of `close`."""
-        with self._changed:
+        with self._lock:
             while not (self._closed or self._may_take()):
                 self._changed.wait(self._time_to_background_s())
             return not (self._waiting or self._arrived)
@@ -273,11 +273,11 @@ class ItemQueue:
         with self._choosing:
             self._receive_arrived()
             self._drop_dead()
-            with self._changed:
+            with self._lock:
                 if not self._waiting or not (self._closed or self._may_take()):
                     return None
             batch = self._next_batch(choose)
-        with self._changed:
+        with self._lock:
             if self._waiting:
                 self._changed.notify()
         return batch if batch.items else None
@@ -286,7 +286,7 @@ class ItemQueue:
 
     def _receive_arrived(self) -> None:
         """Sort the new items into the queue."""
-        with self._changed:
+        with self._lock:
             for item in self._arrived:
                 bisect.insort_right(self._waiting, item, key=_position)
             self._arrived = []
@@ -323,7 +323,7 @@ class ItemQueue:
         turn = self._waiting[first].turn
         chosen = self._chosen(choose, lengths, self._num_idle)
         live = self._remove({first + index for index in chosen})
-        with self._changed:
+        with self._lock:
             self._turns[is_background].serve(turn)
             if is_background:
                 self._background_lanes.add(get_ident())
@@ -359,7 +359,7 @@ class ItemQueue:
             return {0}
 
     def _subtract_tokens(self, items: Sequence[Item]) -> None:
-        with self._changed:
+        with self._lock:
             self._num_tokens -= sum(item.num_tokens for item in items)
             self._num_light -= sum(item.is_light for item in items)
             if not self._num_tokens:  # no items wait, so nobody has to wait for others

@@ -87,13 +87,13 @@ class _Lifetime:
         self.record = record
         self.counted_in: Pool | None = None
         self._on_dropped = on_dropped
-        self._loop = asyncio.get_running_loop()
-        self._tasks = [weakref.ref(task), _creator.get()]
-        self._timer: asyncio.TimerHandle | None = None
+        self._tasks = (weakref.ref(task), _creator.get())
+        self._timeout: _Timeout | None = None
 
-    def end_after(self, seconds: float) -> None:
+    def end_after(self, timeout: "_Timeout") -> None:
         """Drop the call unless it has ended by then."""
-        self._timer = self._loop.call_later(seconds, self.end)
+        self._timeout = timeout
+        timeout.start(self)
 
     def end(self) -> None:
         """Drop the call.
@@ -114,8 +114,47 @@ class _Lifetime:
         self.memory.release()
         if self.counted_in is not None:
             self.counted_in.put_back(self.record.client, 1)
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._timeout is not None:
+            self._timeout.cancel(self)
+
+
+class _Timeout:
+    """Drops calls that do not end in time. One timer of the event loop serves all of them.
+
+    Attributes:
+        seconds: Time of each call.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._ends_at: dict[_Lifetime, float] = {}  # in ascending order, since all calls have the same time
+        self._is_scheduled = False
+
+    def start(self, lifetime: _Lifetime) -> None:
+        """Drop a call after the timeout, unless `cancel` is called before."""
+        self._ends_at[lifetime] = time.monotonic() + self.seconds
+        if not self._is_scheduled:
+            self._schedule(self.seconds)
+
+    def cancel(self, lifetime: _Lifetime) -> None:
+        """Do not drop a call. It may have been dropped."""
+        self._ends_at.pop(lifetime, None)
+
+    def _schedule(self, seconds: float) -> None:
+        self._is_scheduled = True
+        asyncio.get_running_loop().call_later(seconds, self._expire)
+
+    def _expire(self) -> None:
+        """Drop the calls whose time is over, and wait for the next one."""
+        now = time.monotonic()
+        expired = [lifetime for lifetime, ends_at in self._ends_at.items() if ends_at <= now]
+        for lifetime in expired:
+            del self._ends_at[lifetime]
+        self._is_scheduled = False
+        if self._ends_at:
+            self._schedule(next(iter(self._ends_at.values())) - now)
+        for lifetime in expired:
+            lifetime.end()
 
 
 class Call:
@@ -127,13 +166,16 @@ class Call:
         record: Entry of the request log.
     """
 
-    def __init__(self, context: Context, lifetime: _Lifetime, stall_timeout_s: float) -> None:
+    def __init__(
+        self, context: Context, lifetime: _Lifetime, stall_timeout: _Timeout, status_timeout: _Timeout
+    ) -> None:
         self.request_bytes = lifetime.record.request_bytes
         self.memory = lifetime.memory
         self.record = lifetime.record
         self._context = context
         self._lifetime = lifetime
-        self._stall_timeout_s = stall_timeout_s
+        self._stall_timeout = stall_timeout
+        self._status_timeout = status_timeout
         self._has_sent_headers = False
 
     def admit(self, client: Client, admission: Admission) -> None:
@@ -162,7 +204,7 @@ class Call:
         """
         try:
             # `wait_for` would lose a cancellation that arrives as the write completes (Python 3.11).
-            async with asyncio.timeout(self._stall_timeout_s):
+            async with asyncio.timeout(self._stall_timeout.seconds):
                 # Send headers separately: they are not subject to flow control, and gRPC rejects a status
                 # while a batch with headers is pending.
                 if not self._has_sent_headers:
@@ -173,7 +215,7 @@ class Call:
             raise asyncio.CancelledError from error
         except TimeoutError as error:
             raise errors.SlowConsumerError(
-                f"a message was unread for {self._stall_timeout_s:g} s: read each one as it arrives"
+                f"a message was unread for {self._stall_timeout.seconds:g} s: read each one as it arrives"
             ) from error
         self.record.reply_bytes += len(message)
 
@@ -181,12 +223,12 @@ class Call:
         """Keep only the memory of the reply, and give the client the stall timeout to read it."""
         self.record.reply_bytes = len(reply)
         self.memory.shrink_to(self.request_bytes + SENDING_COPIES * len(reply))
-        self._lifetime.end_after(self._stall_timeout_s)
+        self._lifetime.end_after(self._stall_timeout)
 
     async def abort(self, status: CallStatus, *, client_reads: bool) -> None:
         """End the call with a status, or drop it if the client does not read. Does not return."""
         self.record.end(status.code.name, status.reason)
-        self._lifetime.end_after(self._stall_timeout_s if client_reads else STATUS_GRACE_S)
+        self._lifetime.end_after(self._stall_timeout if client_reads else self._status_timeout)
         with suppress(grpc.aio.InternalError):  # the client has disconnected
             await self._context.abort(status.code, status.message, status.trailers)
         self._lifetime.end()
@@ -223,7 +265,8 @@ class Calls:
         self._admission = admission
         self._check_serving = check_serving
         self._workers = workers
-        self._stall_timeout_s = stall_timeout_s
+        self._stall_timeout = _Timeout(stall_timeout_s)
+        self._status_timeout = _Timeout(STATUS_GRACE_S)
         self._count = 0
         self._none = asyncio.Event()
         self._none.set()
@@ -248,7 +291,7 @@ class Calls:
 
         # `context.add_done_callback` would create a reference cycle that keeps dropped calls alive.
         task.add_done_callback(on_done)
-        return Call(context, lifetime, self._stall_timeout_s)
+        return Call(context, lifetime, self._stall_timeout, self._status_timeout)
 
     def _fail(self, call: Call, failure: errors.RequestError) -> CallStatus:
         """Record the failure of a call and return its status.

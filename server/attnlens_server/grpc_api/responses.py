@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from attnlens.patterns import Band, BlockTable
 from attnlens.reductions import RowStatistics, SparseWeights, TopKWeights
-from attnlens.tensors import fill_stacked, fill_tensor, to_tensor
+from attnlens.tensors import fill_stacked, fill_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1 import explanation_pb2
 from attnlens.v1.manifest_pb2 import Activation, OutputRole
@@ -81,20 +81,20 @@ class Responses:
         self._is_classifier = is_classifier
         self._computation = pb.Computation(engine=engine, precision=PRECISIONS[precision])
         self._fp32_computation = pb.Computation(engine=engine, precision=PRECISIONS["fp32"])
+        self._embed_head = pb.EmbedResponse(
+            model=model, model_version=version, computation=self._computation
+        ).SerializeToString()
 
     def embed(self, result: results.EmbedResult) -> bytes:
         """Serialize an EmbedResponse."""
-        response = pb.EmbedResponse(
-            model=self._model,
-            model_version=self._version,
-            embeddings=to_tensor(result.embeddings, _EMBEDDING_DATA_TYPES[result.embeddings.dtype]),
-            usages=[_usage_message(usage) for usage in result.usages],
-            timings=_timings_message(result.timings),
-            computation=self._computation,
-        )
+        response = pb.EmbedResponse()
+        fill_tensor(response.embeddings, result.embeddings, _EMBEDDING_DATA_TYPES[result.embeddings.dtype])
+        for usage in result.usages:
+            _fill_usage(response.usages.add(), usage)
+        _fill_timings(response.timings, result.timings)
         if result.ranges is not None:
             fill_tensor(response.ranges, result.ranges, DataTypeNumber.DATA_TYPE_FLOAT32)
-        return response.SerializeToString()
+        return self._embed_head + response.SerializeToString()  # concatenated messages are a valid message
 
     def score(self, result: results.ScoreResult) -> bytes:
         """Serialize a ScoreResponse."""
@@ -102,10 +102,11 @@ class Responses:
             model=self._model,
             model_version=self._version,
             activation=Activation.ValueType(result.activation),
-            usages=[_usage_message(usage) for usage in result.usages],
-            timings=_timings_message(result.timings),
             computation=self._computation,
         )
+        for usage in result.usages:
+            _fill_usage(response.usages.add(), usage)
+        _fill_timings(response.timings, result.timings)
         for score in result.scores:
             message = response.results.add(
                 index=score.index,
@@ -120,17 +121,19 @@ class Responses:
 
     def classify(self, result: results.ClassifyResult) -> bytes:
         """Serialize a ClassifyResponse."""
-        return pb.ClassifyResponse(
+        response = pb.ClassifyResponse(
             model=self._model,
             model_version=self._version,
             labels=result.labels,
-            logits=to_tensor(result.logits, DataTypeNumber.DATA_TYPE_FLOAT32),
-            scores=to_tensor(result.scores, DataTypeNumber.DATA_TYPE_FLOAT32),
             activation=Activation.ValueType(result.activation),
-            usages=[_usage_message(usage) for usage in result.usages],
-            timings=_timings_message(result.timings),
             computation=self._computation,
-        ).SerializeToString()
+        )
+        fill_tensor(response.logits, result.logits, DataTypeNumber.DATA_TYPE_FLOAT32)
+        fill_tensor(response.scores, result.scores, DataTypeNumber.DATA_TYPE_FLOAT32)
+        for usage in result.usages:
+            _fill_usage(response.usages.add(), usage)
+        _fill_timings(response.timings, result.timings)
+        return response.SerializeToString()
 
     def encode(self, result: results.EncodeResult, data_type: DataType) -> bytes:
         """Serialize an EncodeResponse.
@@ -147,9 +150,9 @@ class Responses:
         head = pb.EncodeResponse(
             model=self._model,
             model_version=self._version,
-            timings=_timings_message(result.timings),
             computation=self._encode_computation(has_attention=has_attention),
         )
+        _fill_timings(head.timings, result.timings)
         serialized = [head.SerializeToString()]
         result.texts.reverse()
         while result.texts:
@@ -168,7 +171,7 @@ class Responses:
         if isinstance(part, results.StreamText):
             message.model_version = self._version
             message.num_attention_parts = part.num_attention_parts
-            message.timings.CopyFrom(_timings_message(part.timings))
+            _fill_timings(message.timings, part.timings)
             message.computation.CopyFrom(self._encode_computation(has_attention=part.num_attention_parts > 0))
             _fill_text(message.text, part.text, data_type)
         else:
@@ -195,9 +198,9 @@ class Responses:
         message = pb.ExplainResponse(
             model=self._model,
             model_version=self._version,
-            timings=_timings_message(result.timings),
             computation=self._fp32_computation,
         )
+        _fill_timings(message.timings, result.timings)
         for text in result.texts:
             _fill_explanation(message.results.add(), text)
         return message.SerializeToString()
@@ -207,9 +210,9 @@ class Responses:
         message = pb.CompareResponse(
             model=self._model,
             model_version=self._version,
-            timings=_timings_message(result.timings),
             computation=self._fp32_computation,
         )
+        _fill_timings(message.timings, result.timings)
         for pair in result.pairs:
             comparison = message.results.add(similarity=pair.similarity)
             _fill_explanation(comparison.a, pair.a)
@@ -221,7 +224,7 @@ class Responses:
 
 def _fill_text(message: pb.EncodedText, text: results.EncodedText, data_type: DataType) -> None:
     _fill_tokens(message.tokens, text.tokens)
-    message.usage.CopyFrom(_usage_message(text.usage))
+    _fill_usage(message.usage, text.usage)
     if text.last_hidden_state is not None:
         results.check_range(text.last_hidden_state, data_type)
         fill_tensor(message.last_hidden_state, text.last_hidden_state, _data_type_number(data_type))
@@ -323,7 +326,7 @@ def _fill_statistics(message: pb.AttentionStatistics, parts: Sequence[RowStatist
 
 def _fill_explanation(message: pb.Explanation, text: results.Explanation) -> None:
     _fill_tokens(message.tokens, text.tokens)
-    message.usage.CopyFrom(_usage_message(text.usage))
+    _fill_usage(message.usage, text.usage)
     message.unit_ids.extend(text.unit_ids)
     message.target_value = text.target_value
     for scores in text.scores:
@@ -370,20 +373,17 @@ def _data_type_number(data_type: DataType) -> DataTypeNumber.ValueType:
     return DataTypeNumber.DATA_TYPE_FLOAT16 if data_type == FLOAT16 else DataTypeNumber.DATA_TYPE_FLOAT32
 
 
-def _usage_message(usage: results.Usage) -> pb.Usage:
-    return pb.Usage(
-        num_tokens=usage.num_tokens, num_tokens_total=usage.num_tokens_total, truncated=usage.truncated
-    )
+def _fill_usage(message: pb.Usage, usage: results.Usage) -> None:
+    message.num_tokens = usage.num_tokens
+    message.num_tokens_total = usage.num_tokens_total
+    message.truncated = usage.truncated
 
 
-def _timings_message(timings: Timings) -> pb.Timings:
-    return pb.Timings(
-        tokenize=_duration(timings.tokenize_s),
-        queue=_duration(timings.queue_s),
-        compute=_duration(timings.compute_s),
-    )
+def _fill_timings(message: pb.Timings, timings: Timings) -> None:
+    _fill_duration(message.tokenize, timings.tokenize_s)
+    _fill_duration(message.queue, timings.queue_s)
+    _fill_duration(message.compute, timings.compute_s)
 
 
-def _duration(seconds: float) -> Duration:
-    whole_seconds, nanos = divmod(int(seconds * 1e9), 10**9)
-    return Duration(seconds=whole_seconds, nanos=nanos)
+def _fill_duration(message: Duration, seconds: float) -> None:
+    message.seconds, message.nanos = divmod(int(seconds * 1e9), 10**9)

@@ -70,9 +70,9 @@ class Pool:
 
     def available_to(self, client: Client, *, has_other_calls: bool = True) -> int:
         """Return how much more a client may take."""
-        held = self.held_by(client)
-        reserved = min(self.limit - self.used, self._small - held)
+        held = self._held.get(client.name, 0)
         free = self.capacity - self.used
+        reserved = min(free + self._reserve, self._small - held)
         if has_other_calls:
             factor = FREE_FACTOR * client.share
             free = math.ceil((free + held) * factor / (1 + factor)) - held
@@ -287,7 +287,7 @@ class Reservation:
             RequestTooLargeError: The call needs more memory than the limit of all calls together.
         """
         pool, client = self._pool, self.client
-        if size_bytes > self.available_bytes:
+        if size_bytes > pool.capacity - self._size_bytes:
             needed = self._size_bytes + size_bytes
             raise RequestTooLargeError(
                 f"the call needs {needed} bytes of memory, and the limit for all calls is {pool.capacity}: "

@@ -73,12 +73,12 @@ class Request:
     @property
     def size(self) -> int:
         """Number of characters and token ids, which validation and tokenization time depends on."""
-        return len(self.inputs) + sum(each.size for each in (*self.inputs, *self.other_inputs))
+        return len(self.inputs) + sum([each.size for each in (*self.inputs, *self.other_inputs)])
 
     @property
     def memory_bytes(self) -> int:
         """Memory of the texts (4 bytes per character if one of them is an emoji) and token ids."""
-        return sum(each.memory_bytes for each in (*self.inputs, *self.other_inputs))
+        return sum([each.memory_bytes for each in (*self.inputs, *self.other_inputs)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

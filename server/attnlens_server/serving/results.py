@@ -243,8 +243,8 @@ def timings(tokenize_s: float, results: Sequence[ItemResult]) -> Timings:
     """Return the durations of a request."""
     return Timings(
         tokenize_s,
-        queue_s=max(result.queue_s for result in results),
-        compute_s=max(result.compute_s for result in results),
+        queue_s=max([result.queue_s for result in results]),
+        compute_s=max([result.compute_s for result in results]),
     )
 
 

@@ -273,7 +273,8 @@ class ModelService:
         """
         plan = await self._validate(request, self._validator.embed)
         num_texts = len(request.inputs)
-        with self.admission.slots("embeddings", num_texts, budget.client):
+        self.admission.acquire_slots("embeddings", num_texts, budget.client)
+        try:
             budget.charge_texts(num_texts)
             result_bytes = self._sizes.check_embed(num_texts, plan)
             vector_bytes = FLOAT32.itemsize * num_texts * plan.dimensions if plan.is_quantized else 0
@@ -283,10 +284,12 @@ class ModelService:
                 + num_texts * TEXT_MEMORY_BYTES
             )
             inputs, tokenize_s = await self._token_ids(request, plan.prompt, budget)
-            items = list(self._embed_items(inputs, plan, budget))
+            items = self._embed_items(inputs, plan, budget)
             results = await self._runner.run(items, "embeddings", budget.client)
             is_slow = bool(self._dense) or result_bytes + vector_bytes > MAX_INLINE_RESULT_BYTES
             embeddings = await self.workers.run_if(is_slow, self._embeddings, results, plan)
+        finally:
+            self.admission.release_slots("embeddings", num_texts, budget.client)
         elapsed = budget.metrics.add(timings(tokenize_s, results))
         return EmbedResult(embeddings, [usage(encoded) for encoded in inputs], elapsed, plan.ranges)
 
@@ -780,12 +783,14 @@ class ModelService:
 
     # --- Graph runs -------------------------------------------------------------------------------
 
-    def _embed_items(self, inputs: Sequence[EncodedInput], plan: EmbedPlan, budget: Budget) -> Iterator[Item]:
+    def _embed_items(self, inputs: Sequence[EncodedInput], plan: EmbedPlan, budget: Budget) -> list[Item]:
         hidden = self._model.outputs.hidden_state("embeddings")
+        items = []
         for encoded in inputs:
             pooling = TokenPooling(plan.pooling, encoded.num_excluded)
             outputs = (RequestedOutput(hidden.name, hidden.layout, pooling),)
-            yield Item(encoded.input_ids, outputs, encoded.token_type_ids, budget.deadline)
+            items.append(Item(encoded.input_ids, outputs, encoded.token_type_ids, budget.deadline))
+        return items
 
     def _logits_output(self) -> RequestedOutput:
         output = self._model.outputs.logits

@@ -98,12 +98,23 @@ class InputValidator:
             violations.append(too_many_inputs(len(inputs), limit))
         else:
             prompt_bytes = len(prompt.encode())
-            violations += self._check_total(inputs, prompt_bytes)
-            for index, each in enumerate(inputs):
-                violations += self._check_input(index, each, prompt_bytes)
-                if each.token_ids is not None and prompt and request.prompt is not None:
+            sizes = [_num_bytes(each, prompt_bytes) for each in inputs]
+            limit = self._config.request_text_limit
+            if (total := sum(sizes)) > limit:
+                size_with = f"{total} bytes of text{_with_prompt(prompt_bytes)}"
+                problem = f"has {size_with}, but the limit is {limit}: send several requests"
+                violations.append(FieldViolation("inputs", problem))
+            for index, (each, size) in enumerate(zip(inputs, sizes, strict=True)):
+                if each.token_ids is None:
+                    if found := self._text_problem(each, size, prompt_bytes):
+                        field, problem = found
+                        violations.append(FieldViolation(f"inputs[{index}]{field}", problem, index))
+                    continue
+                field = f"inputs[{index}].token_ids"
+                violations += self._check_token_ids(field, each.token_ids, index)
+                if prompt and request.prompt is not None:
                     problem = "cannot be combined with a prompt: send text, or omit the prompt"
-                    violations.append(FieldViolation(f"inputs[{index}].token_ids", problem, index))
+                    violations.append(FieldViolation(field, problem, index))
         return prompt, violations
 
     def _prompt(self, prompt: Prompt | None) -> tuple[str, list[FieldViolation]]:
@@ -120,38 +131,19 @@ class InputValidator:
         problem = f"is {name}, but {_prompt_names(sorted(prompts))}: use another name, or send the text"
         return "", [FieldViolation("prompt.name", problem)]
 
-    def _check_total(self, inputs: Sequence[Input], prompt_bytes: int) -> Iterator[FieldViolation]:
-        limit = self._config.request_text_limit
-        texts = [given.texts for given in inputs if given.texts]
-        size = sum(_num_bytes(given) for given in texts) + len(texts) * prompt_bytes
-        if size > limit:
-            size_with = f"{size} bytes of text{_with_prompt(prompt_bytes)}"
-            problem = f"has {size_with}, but the limit is {limit}: send several requests"
-            yield FieldViolation("inputs", problem)
-
-    def _check_input(self, index: int, given: Input, prompt_bytes: int) -> Iterator[FieldViolation]:
-        field = f"inputs[{index}]"
-        if given.token_ids is not None:
-            yield from self._check_token_ids(f"{field}.token_ids", given.token_ids, index)
-        elif given.text_pair is not None:
-            yield from self._check_texts(f"{field}.text_pair", given, prompt_bytes, index)
-        elif given.text is not None:
-            yield from self._check_texts(f"{field}.text", given, prompt_bytes, index)
-        else:
-            yield FieldViolation(field, "is empty: set text, text_pair or token_ids", index)
-
-    def _check_texts(
-        self, field: str, given: Input, prompt_bytes: int, index: int
-    ) -> Iterator[FieldViolation]:
-        limit = self._config.max_text_bytes
+    def _text_problem(self, given: Input, size: int, prompt_bytes: int) -> tuple[str, str] | None:
+        """Return the field and the problem of a text or a pair. `size` includes the prompt."""
+        if given.text is None and given.text_pair is None:
+            return "", "is empty: set text, text_pair or token_ids"
+        field, limit = ".text" if given.text_pair is None else ".text_pair", self._config.max_text_bytes
         if not self._has_tokenizer:
-            problem = "is not supported, because the model has no tokenizer: send token_ids"
-            yield FieldViolation(field, problem, index)
-        elif given.text_pair is not None and not self._takes_pairs:
-            yield FieldViolation(field, "is not supported by this model: send text", index)
-        elif (size := prompt_bytes + _num_bytes(given.texts)) > limit:
+            return field, "is not supported, because the model has no tokenizer: send token_ids"
+        if given.text_pair is not None and not self._takes_pairs:
+            return field, "is not supported by this model: send text"
+        if size > limit:
             size_with = f"{size} bytes{_with_prompt(prompt_bytes)}"
-            yield FieldViolation(field, f"has {size_with}, but the limit is {limit}: split the text", index)
+            return field, f"has {size_with}, but the limit is {limit}: split the text"
+        return None
 
     def _check_token_ids(self, field: str, given: TokenIds, index: int) -> Iterator[FieldViolation]:
         ids, types = given.input_ids, given.token_type_ids
@@ -180,8 +172,13 @@ class InputValidator:
             yield FieldViolation(f"{field}[{position}]", problem, index)
 
 
-def _num_bytes(texts: Sequence[str]) -> int:
-    return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+def _num_bytes(given: Input, prompt_bytes: int) -> int:
+    """Return the size of the texts of an input and their prompt in bytes. 0 for token ids."""
+    texts = given.texts
+    num_bytes = prompt_bytes if texts else 0
+    for text in texts:
+        num_bytes += len(text) if text.isascii() else len(text.encode())
+    return num_bytes
 
 
 def _with_prompt(prompt_bytes: int) -> str:
@@ -231,10 +228,11 @@ def _type_name(plan: EmbedPlan) -> str:
     return f"EMBEDDING_TYPE_{plan.embedding_type.name}"
 
 
-def _check_dimensions(dimensions: int, model: Model) -> Iterator[FieldViolation]:
-    if not 0 <= dimensions <= model.max_dimensions:
-        problem = f"is {dimensions}: use 1 to {model.max_dimensions}, or 0 for all"
-        yield FieldViolation("dimensions", problem)
+def _check_dimensions(dimensions: int, model: Model) -> list[FieldViolation]:
+    if 0 <= dimensions <= model.max_dimensions:
+        return []
+    problem = f"is {dimensions}: use 1 to {model.max_dimensions}, or 0 for all"
+    return [FieldViolation("dimensions", problem)]
 
 
 # --- Embed, Encode and Tokenize -------------------------------------------------------------------

@@ -56,14 +56,17 @@ class Input:
     def size(self) -> int:
         """Number of characters or token ids."""
         num_ids = len(self.token_ids.input_ids) if self.token_ids else 0
-        return num_ids + sum(len(text) for text in self.texts)
+        return num_ids + sum(map(len, self.texts))
 
     @property
     def memory_bytes(self) -> int:
         """Memory of the texts or token ids."""
-        sequences = (self.token_ids.input_ids, self.token_ids.token_type_ids) if self.token_ids else ()
+        text_bytes = sum(map(sys.getsizeof, self.texts))
+        if self.token_ids is None:
+            return text_bytes
+        sequences = (self.token_ids.input_ids, self.token_ids.token_type_ids)
         num_objects = sum(len(sequence) for sequence in sequences if isinstance(sequence, list))
-        return sum(map(sys.getsizeof, (*self.texts, *sequences))) + _NUMBER_BYTES * num_objects
+        return text_bytes + sum(map(sys.getsizeof, sequences)) + _NUMBER_BYTES * num_objects
 
 
 class InputEncoder:

@@ -6,10 +6,9 @@ normalizer is the largest number of bytes that its settings can produce from one
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import tokenizers
@@ -25,10 +24,14 @@ from attnlens_server.text.tokens import (
     keep_white_space,
 )
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _REMEDY = "export the bundle again, with the tokenizer that belongs to the model"
 _MAX_PROBE_TOKENS = 64  # maximum tokens for one letter; byte-level tokenizers return several
 MAX_GROWTH = 4096
 MAX_NORMALIZED_BYTES = 4 << 20  # total of the texts that are tokenized together
+SHORT_CHARS = 1 << 8  # texts that are tokenized in about 50 us
 _SLICE_CHARS = 1 << 10
 
 # Maximum growth of a character in UTF-8 bytes (https://unicode.org/faq/normalization.html).
@@ -109,8 +112,7 @@ class TextEncoder:
             StartupError: An id is not below `vocab_size`, or a single letter has too many tokens.
         """
         path = self._path
-        with self._guarded([("a",)]):
-            single, pair = self._counting.encode_batch(["a", ("a", "a")])
+        single, pair = self._guarded([("a",)], self._counting.encode_batch, ["a", ("a", "a")])
         vocabulary = self._counting.get_vocab(with_added_tokens=True)
         largest = max(*vocabulary.values(), *single.ids, *pair.ids, 0)
         if largest >= vocab_size:
@@ -143,10 +145,7 @@ class TextEncoder:
             UntokenizableError: The tokenizer fails, or the normalized texts are too long.
         """
         sources = [(prompt + first, *rest) for first, *rest in texts]
-        encode_batch = self._counting.encode_batch if with_record else self._counting.encode_batch_fast
-        # The batch methods release the GIL, so use them for a single text as well.
-        with self._guarded(sources):
-            wholes = encode_batch([source if len(source) > 1 else source[0] for source in sources])
+        wholes = self._guarded(sources, self._encode_whole, sources, with_offsets=with_record)
         result = []
         for text, source, whole in zip(texts, sources, wholes, strict=True):
             encoding = whole
@@ -162,14 +161,33 @@ class TextEncoder:
             result.append(EncodedInput(input_ids, len(whole), token_type_ids=type_ids, record=record))
         return result
 
+    def _encode_whole(
+        self, sources: Sequence[tuple[str, ...]], *, with_offsets: bool
+    ) -> list[tokenizers.Encoding]:
+        """Tokenize texts and pairs without truncation. Offsets may be missing if `with_offsets` is False."""
+        if sum(len(part) for source in sources for part in source) <= SHORT_CHARS:
+            # `encode` does not release the GIL. To get it back would take longer than to tokenize.
+            return [
+                self._counting.encode(source[0], source[1] if len(source) > 1 else None) for source in sources
+            ]
+        encode_batch = self._counting.encode_batch if with_offsets else self._counting.encode_batch_fast
+        encodings: list[tokenizers.Encoding] = encode_batch(
+            [source if len(source) > 1 else source[0] for source in sources]
+        )
+        return encodings
+
     def encode_alone(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of texts without special tokens and without truncation.
 
         Raises:
             UntokenizableError: The tokenizer fails, or the normalized texts are too long.
         """
-        with self._guarded([(text,) for text in texts]):
-            encodings = self._counting.encode_batch_fast([*texts], add_special_tokens=False)
+        encodings = self._guarded(
+            [(text,) for text in texts],
+            self._counting.encode_batch_fast,
+            [*texts],
+            add_special_tokens=False,
+        )
         return [encoding.ids for encoding in encodings]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tokenizers.Encoding]:
@@ -178,13 +196,19 @@ class TextEncoder:
         Raises:
             UntokenizableError: The tokenizer fails, or the normalized texts are too long.
         """
-        with self._guarded(pairs):
-            encodings: list[tokenizers.Encoding] = self._counting.encode_batch_fast([*pairs])
+        encodings: list[tokenizers.Encoding] = self._guarded(
+            pairs, self._counting.encode_batch_fast, [*pairs]
+        )
         return encodings
 
-    @contextmanager
-    def _guarded(self, sources: Sequence[Sequence[str]]) -> Iterator[None]:
-        """Limit the memory for tokenization, and translate panics of the library's Rust code.
+    def _guarded(
+        self,
+        sources: Sequence[Sequence[str]],
+        tokenize: Callable[P, R],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Call `tokenize` with limited memory, and translate panics of the library's Rust code.
 
         In Python, a panic is a BaseException. The library's regular expressions panic on some texts.
         """
@@ -195,7 +219,7 @@ class TextEncoder:
                 is_growth=True,
             )
         try:
-            yield
+            return tokenize(*args, **kwargs)
         except BaseException as error:
             if type(error).__name__ != "PanicException":
                 raise
@@ -224,8 +248,7 @@ class TextEncoder:
 
         Like sentence-transformers, this counts the tokens of the prompt alone, without a final special token.
         """
-        with self._guarded([(prompt,)]):
-            [encoding] = self._counting.encode_batch([prompt])
+        [encoding] = self._guarded([(prompt,)], self._counting.encode_batch, [prompt])
         return len(encoding) - sum(encoding.special_tokens_mask[-1:])
 
     def decode(self, input_ids: Sequence[int], *, skip_special_tokens: bool) -> str:

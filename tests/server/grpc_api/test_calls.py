@@ -1,6 +1,7 @@
 """Parsing and limits of request bytes; cancelled calls and slow consumers."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
@@ -128,8 +129,8 @@ def test_texts_hidden_behind_a_group_are_rejected() -> None:
         parser_of(pb.EmbedRequest, 512).parse(b"\x7b\x7c" + b"\x12\x00" * SMALL_BYTES)
 
 
-def some_calls(stall_timeout_s: float) -> Calls:
-    admission = Admission(max_texts=1, max_bytes=1 << 20, retry_after_s=lambda _: 1.0, max_calls=1)
+def some_calls(stall_timeout_s: float, max_calls: int = 1) -> Calls:
+    admission = Admission(max_texts=1, max_bytes=1 << 20, retry_after_s=lambda _: 1.0, max_calls=max_calls)
     return Calls(admission, lambda: None, Workers(1), stall_timeout_s=stall_timeout_s, observer=Observer())
 
 
@@ -187,3 +188,34 @@ async def test_slow_consumer_gets_a_status_when_it_resumes_reading(
         assert (reply.status, reply.reason, bytes(reply.data[5:])) == (ABORTED, "SLOW_CONSUMER", b"message")
     finally:
         await server.stop(None)
+
+
+async def test_unread_reply_is_dropped_after_its_own_timeout() -> None:
+    timeout_s = 0.1
+    calls, loop = some_calls(timeout_s, max_calls=4), asyncio.get_running_loop()
+
+    async def embed(request: pb.EmbedRequest, call: Call) -> bytes:
+        del request, call
+        return b"reply"
+
+    handle = calls.handler(parser_of(pb.EmbedRequest, 1), embed, "Embed")
+    start = Start(7, "Embed", pb.EmbedRequest(), None)
+
+    async def unread(delay_s: float) -> float:
+        """Return how long gRPC would wait for the reader, if the reply was sent after a delay."""
+        await asyncio.sleep(delay_s)
+        await handle(b"", cast("Any", LocalCall(start, handle, lambda _: None)))
+        sent_at = loop.time()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return loop.time() - sent_at
+
+    async def read() -> None:
+        await handle(b"", cast("Any", LocalCall(start, handle, lambda _: None)))
+
+    delays = (0.0, 0.05, 0.3)  # the last one is sent when the others have been dropped
+    reading = asyncio.create_task(read())
+    waits = await asyncio.gather(*map(unread, delays))
+    await reading
+    assert all(timeout_s - 0.01 < wait_s < 30 for wait_s in waits)
+    await calls.wait_until_none()
