@@ -76,7 +76,7 @@ class Bundle:
         Only files whose state has changed are hashed again.
 
         Returns:
-            The files that ONNX Runtime will map, to be checked while the graph is in use.
+            The files of the graph, which runtimes map, to be checked while the graph is in use.
 
         Raises:
             UnusableGraphError: A file is missing or was altered.
@@ -92,9 +92,7 @@ class Bundle:
             raise UnusableGraphError(str(error)) from error
         except OSError as error:
             raise UnusableGraphError(f"cannot read {error.filename}: {error.strerror}") from error
-        return MappedFiles(
-            {self.directory / path: state for path, state in states.items() if path != graph.path}
-        )
+        return MappedFiles({self.directory / path: state for path, state in states.items()})
 
 
 def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
