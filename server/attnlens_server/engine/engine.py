@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from loky import cpu_count
 
 from attnlens.reductions import Reduced
 from attnlens_server.bundle import Bundle, Kind
@@ -34,6 +33,7 @@ from attnlens_server.engine.batch import (
     pad,
     reductions,
 )
+from attnlens_server.engine.cpus import count_cpus
 from attnlens_server.engine.runtimes.runtime import Cancellation, Runtime, Session
 from attnlens_server.engine.scheduler import BatchLimits, ItemQueue, LengthBuckets, Scheduler, Slots
 from attnlens_server.engine.sessions import GraphOpener, Sessions
@@ -383,7 +383,7 @@ class Engine:
 
     def _prepare(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self._threads = self._config.threads or cpu_count(only_physical_cores=True)
+        self._threads = self._config.threads or count_cpus(only_physical_cores=True)
         self._num_lanes = self._config.lanes or (self._threads if runtime.is_on_cpu else 1)
         if runtime.is_on_cpu:
             _check_threads(self._threads, self._num_lanes)
@@ -410,7 +410,7 @@ class Engine:
                 "precision": self._bundle.precision,
                 "threads": self._threads,
                 "lanes": self._num_lanes,
-                "cpus": cpu_count(),
+                "cpus": count_cpus(),
                 "max_batch_tokens": self.max_batch_tokens,
                 "graphs": " ".join(limits),
             },
@@ -592,7 +592,7 @@ def _check_threads(threads: int, lanes: int) -> None:
             f"lanes is {lanes}, but threads is {threads}, and each lane needs a thread: use at most "
             f"{threads} lanes, omit the option, or use more threads"
         )
-    num_cpus = cpu_count()
+    num_cpus = count_cpus()
     if threads > num_cpus:
         logger.warning(
             "%d threads on %d CPUs that this process may use: they wait for each other. Omit --threads "
