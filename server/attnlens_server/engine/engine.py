@@ -377,6 +377,7 @@ class Engine:
         self.main_kind = bundle.model.main_kind
         self._config = config
         self.max_tokens = bundle.model.max_tokens
+        self._opening_s: float | None = None
         self._closed = threading.Event()
         self._stopper = threading.Thread(target=self._stop_abandoned, name="stopper", daemon=True)
         self._prepare(choose_runtime(config, bundle))
@@ -489,7 +490,24 @@ class Engine:
         self.lanes["attention"].sessions.on_change = on_attention
 
     def start(self, max_tokens: int) -> float:
-        """Open the sessions of the main graph, start the lanes and return the elapsed seconds.
+        """Open the sessions of the main graph, unless they are open, and start the lanes.
+
+        Returns:
+            Time to open the sessions, in seconds.
+
+        Raises:
+            StartupError: A session cannot be opened with the configured runtime.
+        """
+        if self._opening_s is None:
+            self.open(max_tokens)
+        assert self._opening_s is not None  # noqa: S101 - set by `open`
+        for lanes in self.lanes.values():
+            lanes.start()
+        self._stopper.start()
+        return self._opening_s
+
+    def open(self, max_tokens: int) -> None:
+        """Open the sessions of the main graph.
 
         The main graph computes the logits of a classifier, and the embeddings of other models. On a CPU, the
         first request for token vectors or attention opens the sessions of their graph. On a GPU they are
@@ -510,10 +528,7 @@ class Engine:
             logger.warning("provider auto falls back to the CPU: %s", error)
             self._prepare(fallback)
             self._open(max_tokens)
-        for lanes in self.lanes.values():
-            lanes.start()
-        self._stopper.start()
-        return time.monotonic() - started
+        self._opening_s = time.monotonic() - started
 
     def _open(self, max_tokens: int) -> None:
         shortest, longer = (min(length, max_tokens) for length in TRIAL_LENGTHS)

@@ -3,17 +3,19 @@
 import dataclasses
 import os
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from attnlens_cli import how_to_install
 from attnlens_cli.commands.config_option import ENGINES, PRECISIONS, PROVIDERS, ConfigFailure, config_option
 from attnlens_cli.commands.options import cache_option, source_argument
 from attnlens_cli.frame.options import Command
 from attnlens_cli.printable import counted, printable
-from attnlens_server.config import ConfigError, ServerConfig, graph_precision
+from attnlens_server.config import ConfigError, EngineName, ServerConfig, graph_precision
 
 if TYPE_CHECKING:
     from attnlens_server.server import Ready
@@ -174,22 +176,31 @@ def serve(source: Path, cache_dir: Path | None, **options: Any) -> None:  # noqa
     """
     # gRPC's lines on stderr have a different format, and clients can cause any number of them.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    _require_modules(options.get("engine", "onnxruntime"))
     from attnlens_cli.sources.source import resolve  # noqa: PLC0415 - heavy
     from attnlens_server.errors import StartupError  # noqa: PLC0415 - heavy
-    from attnlens_server.server import serve as serve_bundle  # noqa: PLC0415 - heavy
-
-    if options.get("engine", "onnxruntime") == "onnxruntime":
-        import onnxruntime  # noqa: F401, PLC0415 - fails before an export
 
     _check_address_alone()
     try:
         config = ServerConfig(bundle=source, **options)
         bundle = resolve(source, cache_dir, graph_precision(config.precision))
+        from attnlens_server.process import serve as serve_bundle  # noqa: PLC0415 - heavy
+
         serve_bundle(dataclasses.replace(config, bundle=bundle), _print_ready)
     except ConfigError as error:
         raise ConfigFailure(error) from error
     except StartupError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _require_modules(engine: EngineName) -> None:
+    """Check that the modules of the server are installed. Importing them before an export takes longer."""
+    modules = ["grpc_health", "grpc_reflection", "loky", "safetensors", "tokenizers"]
+    if engine == "onnxruntime":
+        modules.insert(0, engine)
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise click.UsageError(f"{missing[0]} is not installed: {how_to_install('server')}")
 
 
 def _check_address_alone() -> None:
