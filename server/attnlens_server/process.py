@@ -1,6 +1,7 @@
 """Server process: opens the model while the rest of the server is imported, then serves."""
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -26,6 +27,7 @@ def serve(config: ServerConfig, on_ready: "Callable[[Ready], None]") -> None:
         StartupError: The server cannot start with this configuration.
         ConfigError: An option does not fit the bundle.
     """
+    gc.disable()  # until the server is ready: imports create many permanent objects and little garbage
     _use_batch_scheduling()
     with log_in_background() as log, Opening(config) as opening:
         from attnlens_server.server import Server  # noqa: PLC0415 - while the other thread opens the model
