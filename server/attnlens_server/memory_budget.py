@@ -124,7 +124,8 @@ def _batches_bytes(bundle: Bundle, engine: Engine, kind: Kind) -> int:
         length: count * length * _token_bytes(bundle, kind, length)
         for count, length in _batches(limits, engine.max_tokens)
     }
-    # A session keeps the memory of its largest batch. The one for the whole machine has its own.
+    # OpenVINO's sessions keep the memory of their largest batches, and the session for the whole machine has
+    # its own. ONNX Runtime's sessions share an arena, which needs less unless it is fragmented.
     num_batches = 1 if engine.num_lanes == 1 else engine.num_lanes + 1
     light = (size for length, size in batches.items() if length <= max(LIGHT_TOKENS, min(batches)))
     largest = num_batches * max(batches.values()) + max(light)

@@ -1,5 +1,6 @@
 """ONNX Runtime sessions, and verification that the requested execution provider runs the graph."""
 
+import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -43,6 +44,7 @@ OUT_OF_MEMORY = (
     "ALLOC_FAILED",
 )
 MEMORY_RETRY_S = 1.0
+_AS_REQUESTED = 1  # strategy to extend an arena: by the requested size instead of the next power of two
 
 
 class OnnxSession:
@@ -158,6 +160,9 @@ def open_graph(
         disabled_optimizers = ["SkipLayerNormFusion"]
         if int8_products_saturate():
             options.add_session_config_entry("session.x64quantprecision", "1")
+        _share_arena()
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        options.enable_mem_pattern = False  # one block for each batch shape would fragment the arena
         mapped = _with_mapped_weights(graph, options)
     ending = limit.ending_with(lambda: options.set_load_cancellation_flag(True)) if limit else nullcontext()
     try:
@@ -173,6 +178,17 @@ def open_graph(
         problem = str(error).strip().removesuffix(".")
         remedy = f". {CHECK_CUDA}" if provider == "cuda" else ""
         raise StartupError(f"ONNX Runtime cannot open {graph} on {provider}: {problem}{remedy}") from error
+
+
+@functools.cache
+def _share_arena() -> None:
+    """Let all CPU sessions of this process allocate from one arena, which keeps as much as they use at once.
+
+    Otherwise, each session keeps the memory of its largest batch, rounded up to powers of two.
+    """
+    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    arena = ort.OrtArenaCfg({"arena_extend_strategy": _AS_REQUESTED})
+    ort.create_and_register_allocator(memory, arena)
 
 
 def _with_mapped_weights(graph: Path, options: ort.SessionOptions) -> bytes | None:
