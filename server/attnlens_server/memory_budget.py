@@ -108,8 +108,8 @@ def _graphs_bytes(bundle: Bundle, engine: Engine) -> int:
         copies, num_sessions = {}, 1  # the weights are in the memory of the device
     paths = set[str]().union(*(bundle.graph_files[bundle.graph(kind).path] for kind in engine.lanes))
     file_bytes = sum(bundle.states[path].size_bytes for path in paths)
-    # ONNX Runtime copies the linear layers and maps the other weights, whose pages all sessions share. OpenVINO
-    # maps the file for each graph.
+    # ONNX Runtime copies the linear layers and maps the other weights, whose pages all sessions share.
+    # OpenVINO maps the file for each graph.
     unread_bytes = max(0, file_bytes - linear_bytes) if is_onnx_runtime else file_bytes * len(copies)
     return unread_bytes + sum(
         num_sessions * (count * linear_bytes + GRAPH_BYTES) for count in copies.values()
