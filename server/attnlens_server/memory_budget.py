@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnlens_server.bundle import Bundle, Kind
-from attnlens_server.bundle.files import graph_files
 from attnlens_server.config import MIB
 from attnlens_server.engine import Engine
 from attnlens_server.engine.scheduler import BatchLimits
@@ -107,11 +106,10 @@ def _graphs_bytes(bundle: Bundle, engine: Engine) -> int:
         copies = {kind: count + 1 for kind, count in copies.items()}
     if not engine.runtime.is_on_cpu:
         copies, num_sessions = {}, 1  # the weights are in the memory of the device
-    paths = set[str]().union(
-        *(graph_files(bundle.directory, bundle.graph(kind).path, bundle.states) for kind in engine.lanes)
-    )
-    file_bytes = sum((bundle.directory / path).stat().st_size for path in paths)
-    # ONNX Runtime copies the linear layers and maps the other weights. OpenVINO maps the file for each graph.
+    paths = set[str]().union(*(bundle.graph_files[bundle.graph(kind).path] for kind in engine.lanes))
+    file_bytes = sum(bundle.states[path].size_bytes for path in paths)
+    # ONNX Runtime copies the linear layers and maps the other weights, whose pages all sessions share.
+    # OpenVINO maps the file for each graph.
     unread_bytes = max(0, file_bytes - linear_bytes) if is_onnx_runtime else file_bytes * len(copies)
     return unread_bytes + sum(
         num_sessions * (count * linear_bytes + GRAPH_BYTES) for count in copies.values()
@@ -127,7 +125,8 @@ def _batches_bytes(bundle: Bundle, engine: Engine, kind: Kind) -> int:
         length: count * length * _token_bytes(bundle, kind, length)
         for count, length in _batches(limits, engine.max_tokens)
     }
-    # A session keeps the memory of its largest batch. The one for the whole machine has its own.
+    # OpenVINO's sessions keep the memory of their largest batches, and the session for the whole machine has
+    # its own. ONNX Runtime's sessions share an arena, which needs less unless it is fragmented.
     num_batches = 1 if engine.num_lanes == 1 else engine.num_lanes + 1
     light = (size for length, size in batches.items() if length <= max(LIGHT_TOKENS, min(batches)))
     largest = num_batches * max(batches.values()) + max(light)

@@ -2,10 +2,9 @@
 
 import logging
 
-from attnlens_server.bundle import Bundle, Model, open_bundle
+from attnlens_server.bundle import Bundle, Model
 from attnlens_server.bundle.engine_checks import require_engine_check
-from attnlens_server.config import ConfigError, ServerConfig
-from attnlens_server.engine import Engine
+from attnlens_server.config import ServerConfig
 from attnlens_server.errors import StartupError
 from attnlens_server.grpc_api.calls import Calls
 from attnlens_server.grpc_api.methods import EncoderService
@@ -14,6 +13,7 @@ from attnlens_server.grpc_api.responses import Responses, reply_costs
 from attnlens_server.memory_budget import plan_memory
 from attnlens_server.observing.access_log import AccessLog
 from attnlens_server.observing.observer import Observer
+from attnlens_server.opening import Opening, open_model
 from attnlens_server.serving.admission import RESERVED_SHARE
 from attnlens_server.serving.service import ModelService
 from attnlens_server.text import TextEncoder, UntokenizableError
@@ -35,21 +35,21 @@ class ServedModel:
         methods: gRPC methods.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, opening: Opening | None = None) -> None:
         """Open and verify the bundle.
+
+        Args:
+            config: Configuration.
+            opening: Thread that opens the bundle. If None, this thread does.
 
         Raises:
             StartupError: The bundle is invalid, or the engine is unavailable or failed its check.
             ConfigError: An option does not fit the bundle.
         """
-        self.bundle = open_bundle(config.bundle, config.precision)
+        self._opening = opening
+        opened = open_model(config) if opening is None else opening.model()
+        self.bundle, self.max_tokens, self.engine = opened
         self.model = self.bundle.model
-        self.max_tokens = _max_tokens(self.model, config)
-        logger.debug(
-            "bundle verified",
-            extra={"bundle": str(config.bundle), "model": self.model.name, "version": self.model.version},
-        )
-        self.engine = Engine(self.bundle, config)
         runtime = self.engine.runtime
         engine_check = (
             require_engine_check(
@@ -100,6 +100,8 @@ class ServedModel:
         Raises:
             StartupError: A graph cannot be opened, or the memory limit of the process is too low.
         """
+        if self._opening is not None:
+            self._opening.wait()
         seconds = self.engine.start(self.max_tokens)
         admission, config = self.service.admission, self._config
         budget = plan_memory(
@@ -140,14 +142,3 @@ def _check_default_prompt(text_encoder: TextEncoder, model: Model, config: Serve
             f"the default prompt has {num_tokens} tokens, but the limit is {text_encoder.max_tokens}: "
             f"{remedy}"
         )
-
-
-def _max_tokens(model: Model, config: ServerConfig) -> int:
-    if config.max_tokens is None:
-        return model.max_tokens
-    limit = model.max_positions
-    if config.max_tokens > limit:
-        raise ConfigError(
-            f"max_tokens is {config.max_tokens}: use 1 to {limit}, the number of positions of the model"
-        )
-    return config.max_tokens

@@ -4,9 +4,7 @@ import asyncio
 import functools
 import gc
 import logging
-import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,11 +25,11 @@ from attnlens_server.grpc_api.open_streams import OpenStreams
 from attnlens_server.grpc_api.reflection import add_reflection
 from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, find_bind_problem
 from attnlens_server.listening.tls import ServerTls, TlsContent
-from attnlens_server.observing.background_log import log_in_background
 from attnlens_server.observing.observer import open_tracer
 from attnlens_server.oip.methods import DESCRIPTOR as INFERENCE_DESCRIPTOR
 from attnlens_server.oip.methods import InferenceService
 from attnlens_server.oip.methods import add_service as add_inference_service
+from attnlens_server.opening import Opening
 from attnlens_server.served_model import ServedModel
 from attnlens_server.serving.service import State
 from attnlens_server.supervisor import LOCKOUT_S, Limits, Supervisor
@@ -94,8 +92,12 @@ class Server:
         has_hanging_lane: Whether a graph hangs and could not be interrupted when the server stopped.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, opening: Opening | None = None) -> None:
         """Open and verify the bundle, without listening.
+
+        Args:
+            config: Configuration.
+            opening: Thread that opens the bundle. If None, this thread does.
 
         Raises:
             StartupError: The bundle is invalid.
@@ -106,7 +108,7 @@ class Server:
         self._watched: list[WatchedFiles[Any]] = []
         if self._tls is not None:
             self._watched.append(WatchedFiles(self._tls.files, self._tls.load, self._tls.use))
-        served = self._served = ServedModel(config)
+        served = self._served = ServedModel(config, opening)
         self._bundle, self._model, self._max_tokens = served.bundle, served.model, served.max_tokens
         self._engine, self._service, self._calls = served.engine, served.service, served.calls
         self._inference = InferenceService(served.bundle, served.service, config)
@@ -302,9 +304,9 @@ class Server:
         if self._service.state is not State.STARTING:
             return  # a lane has failed during the warm-up
         # Exclude permanent objects from garbage collection, which shortens a full collection from 100 ms to a
-        # few.
-        gc.collect()
+        # few. The start leaves less than a thousand objects of garbage, so they are not collected before.
         gc.freeze()
+        gc.enable()
         self._service.state = State.SERVING
         await self._update_health()
         self._supervising = asyncio.create_task(self.supervisor.run())
@@ -344,25 +346,6 @@ class Server:
         logger.info("stopped")
 
 
-def serve(config: ServerConfig, on_ready: Callable[[Ready], None]) -> None:
-    """Serve a bundle until a stop signal is received.
-
-    Raises:
-        StartupError: The server cannot start with this configuration.
-        ConfigError: An option does not fit the bundle.
-    """
-    _use_batch_scheduling()
-    with log_in_background() as log:
-        server = Server(config)
-        server.observer.log = log
-        asyncio.run(server.run(on_ready))
-        if server.has_hanging_lane:
-            logger.critical("a graph hangs and cannot be interrupted: the process ends without it")
-    # The runtime would wait for the graph, and the interpreter for the reader of the log.
-    if server.has_hanging_lane or log.is_stalled:
-        os._exit(int(server.has_hanging_lane))
-
-
 def _method_names() -> dict[str, str]:
     """Return the full names of all gRPC methods that `Calls` runs, by their names."""
     services = (DESCRIPTOR, INFERENCE_DESCRIPTOR)
@@ -371,18 +354,6 @@ def _method_names() -> dict[str, str]:
         for service in services
         for method in service.methods
     }
-
-
-def _use_batch_scheduling() -> None:
-    """Set SCHED_BATCH, so that events preempt running batches less often. Call before any thread starts.
-
-    Preemption evicts the caches that a batch has filled (docs/performance.md). An existing policy is kept.
-    """
-    if sys.platform != "linux":
-        return
-    with suppress(OSError):  # unsupported by some sandboxes and C libraries
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:

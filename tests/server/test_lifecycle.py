@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -23,9 +23,11 @@ from grpc_reflection.v1alpha import reflection_pb2
 from attnlens.tensors import from_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
-from attnlens_server.server import _stop_signals, _use_batch_scheduling
+from attnlens_server.process import _use_batch_scheduling
+from attnlens_server.server import _stop_signals
 from failures import read_failure
 from served import ServerProcess
+from tampered import EMBEDDINGS, change_graph, copy_of, endless_loop, through
 
 SERVICE = "attnlens.v1.EncoderService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -209,12 +211,17 @@ def test_endless_streams_do_not_block_the_shutdown(minilm_bundle: Path) -> None:
         reflection.cancel()
 
 
-def test_sigterm_during_startup_stops_the_process_without_a_ready_line(minilm_bundle: Path) -> None:
+def test_sigterm_during_startup_stops_the_process_without_a_ready_line(
+    small_bundle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    bundle = copy_of(small_bundle("wordpiece"), tmp_path)
+    name = "last_hidden_state"
+    change_graph(bundle, EMBEDDINGS, through(name, *endless_loop("inner", name)))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [*ServerProcess(minilm_bundle).command, "--port", str(port)]
+    command = [*ServerProcess(bundle).command, "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        while process.poll() is None:  # the port is bound before the session is opened
+        while process.poll() is None:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
                 break
         process.terminate()

@@ -42,6 +42,7 @@ class Bundle:
         dense: Dense layers after the pooling.
         precision: Precision of embeddings, or of the logits of a classifier. Other results are in fp32.
         states: State of each listed file by path, read before its hash was verified.
+        graph_files: Paths of all files of each graph, by the path of its ONNX file.
     """
 
     directory: Path
@@ -50,6 +51,7 @@ class Bundle:
     dense: tuple[DenseLayer, ...]
     precision: Precision = "fp32"
     states: Mapping[str, FileState] = field(default_factory=dict)
+    graph_files: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def graph_path(self, kind: Kind) -> Path:
         """Return the ONNX file of a graph."""
@@ -76,25 +78,23 @@ class Bundle:
         Only files whose state has changed are hashed again.
 
         Returns:
-            The files that ONNX Runtime will map, to be checked while the graph is in use.
+            The files of the graph, which runtimes map, to be checked while the graph is in use.
 
         Raises:
             UnusableGraphError: A file is missing or was altered.
         """
         try:
-            paths = graph_files(self.directory, graph.path, self.states)
+            paths = self.graph_files[graph.path]
             touched = frozenset(
                 path for path in paths if read_state(self.directory / path) != self.states[path]
             )
             states = {path: self.states[path] for path in paths}
             states |= verify_files(self.directory, self.manifest, touched)
-        except (BundleError, StartupError) as error:
+        except BundleError as error:
             raise UnusableGraphError(str(error)) from error
         except OSError as error:
             raise UnusableGraphError(f"cannot read {error.filename}: {error.strerror}") from error
-        return MappedFiles(
-            {self.directory / path: state for path, state in states.items() if path != graph.path}
-        )
+        return MappedFiles({self.directory / path: state for path, state in states.items()})
 
 
 def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
@@ -143,20 +143,18 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
             model.contributions.path,
         )
         model = dataclasses.replace(model, contributions=None)
-    bundle = Bundle(
+    graphs: list[Graph | ContributionsGraph] = [*model.graphs.values()]
+    if model.contributions is not None:
+        graphs.append(model.contributions)
+    return Bundle(
         directory=directory,
         manifest=manifest,
         model=model,
         dense=dense,
         precision=precision,
         states=states,
+        graph_files={graph.path: graph_files(directory, graph.path, states) for graph in graphs},
     )
-    graphs: list[Graph | ContributionsGraph] = [*bundle.model.graphs.values()]
-    if bundle.model.contributions is not None:
-        graphs.append(bundle.model.contributions)
-    for graph in graphs:
-        graph_files(directory, graph.path, states)
-    return bundle
 
 
 def _races(graph: Path) -> bool:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from loky import cpu_count
 
 from attnlens.reductions import Reduced
 from attnlens_server.bundle import Bundle, Kind
@@ -34,6 +33,7 @@ from attnlens_server.engine.batch import (
     pad,
     reductions,
 )
+from attnlens_server.engine.cpus import count_cpus
 from attnlens_server.engine.runtimes.runtime import Cancellation, Runtime, Session
 from attnlens_server.engine.scheduler import BatchLimits, ItemQueue, LengthBuckets, Scheduler, Slots
 from attnlens_server.engine.sessions import GraphOpener, Sessions
@@ -377,13 +377,14 @@ class Engine:
         self.main_kind = bundle.model.main_kind
         self._config = config
         self.max_tokens = bundle.model.max_tokens
+        self._opening_s: float | None = None
         self._closed = threading.Event()
         self._stopper = threading.Thread(target=self._stop_abandoned, name="stopper", daemon=True)
         self._prepare(choose_runtime(config, bundle))
 
     def _prepare(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self._threads = self._config.threads or cpu_count(only_physical_cores=True)
+        self._threads = self._config.threads or count_cpus(only_physical_cores=True)
         self._num_lanes = self._config.lanes or (self._threads if runtime.is_on_cpu else 1)
         if runtime.is_on_cpu:
             _check_threads(self._threads, self._num_lanes)
@@ -410,7 +411,7 @@ class Engine:
                 "precision": self._bundle.precision,
                 "threads": self._threads,
                 "lanes": self._num_lanes,
-                "cpus": cpu_count(),
+                "cpus": count_cpus(),
                 "max_batch_tokens": self.max_batch_tokens,
                 "graphs": " ".join(limits),
             },
@@ -489,7 +490,24 @@ class Engine:
         self.lanes["attention"].sessions.on_change = on_attention
 
     def start(self, max_tokens: int) -> float:
-        """Open the sessions of the main graph, start the lanes and return the elapsed seconds.
+        """Open the sessions of the main graph, unless they are open, and start the lanes.
+
+        Returns:
+            Time to open the sessions, in seconds.
+
+        Raises:
+            StartupError: A session cannot be opened with the configured runtime.
+        """
+        if self._opening_s is None:
+            self.open(max_tokens)
+        assert self._opening_s is not None  # noqa: S101 - set by `open`
+        for lanes in self.lanes.values():
+            lanes.start()
+        self._stopper.start()
+        return self._opening_s
+
+    def open(self, max_tokens: int) -> None:
+        """Open the sessions of the main graph.
 
         The main graph computes the logits of a classifier, and the embeddings of other models. On a CPU, the
         first request for token vectors or attention opens the sessions of their graph. On a GPU they are
@@ -510,10 +528,7 @@ class Engine:
             logger.warning("provider auto falls back to the CPU: %s", error)
             self._prepare(fallback)
             self._open(max_tokens)
-        for lanes in self.lanes.values():
-            lanes.start()
-        self._stopper.start()
-        return time.monotonic() - started
+        self._opening_s = time.monotonic() - started
 
     def _open(self, max_tokens: int) -> None:
         shortest, longer = (min(length, max_tokens) for length in TRIAL_LENGTHS)
@@ -592,7 +607,7 @@ def _check_threads(threads: int, lanes: int) -> None:
             f"lanes is {lanes}, but threads is {threads}, and each lane needs a thread: use at most "
             f"{threads} lanes, omit the option, or use more threads"
         )
-    num_cpus = cpu_count()
+    num_cpus = count_cpus()
     if threads > num_cpus:
         logger.warning(
             "%d threads on %d CPUs that this process may use: they wait for each other. Omit --threads "

@@ -268,8 +268,9 @@ def test_weights_modified_during_use_serve_no_further_requests(bundle: Path) -> 
         with pytest.raises(GraphUnavailableError, match=r"model\.onnx was altered while in use"):
             ask_for_attention(engine)
     item = Item(np.arange(2, 12), (RequestedOutput(HIDDEN),))
-    engine.submit([item], kind="embeddings")  # their weights are in process memory
-    item.future.result(60)
+    engine.submit([item], kind="embeddings")
+    with pytest.raises(GraphUnavailableError, match=r"model\.onnx was altered while in use"):
+        item.future.result(60)
     engine.close()
 
 

@@ -3,12 +3,14 @@
 import dataclasses
 import os
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 from click.core import ParameterSource
 
+from attnlens_cli import how_to_install
 from attnlens_cli.commands.config_option import ENGINES, PRECISIONS, PROVIDERS, ConfigFailure, config_option
 from attnlens_cli.commands.options import cache_option, source_argument
 from attnlens_cli.frame.options import Command, in_section
@@ -185,14 +187,11 @@ def serve(
     """
     # gRPC's lines on stderr have a different format, and clients can cause any number of them.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from attnlens_cli.sources.source import resolve  # noqa: PLC0415 - heavy
-    from attnlens_server.errors import StartupError  # noqa: PLC0415 - heavy
-    from attnlens_server.server import serve as serve_bundle  # noqa: PLC0415 - heavy
-
     if auto and options["precision"] == "bf16" and not _is_given("engine"):
         options["engine"] = "openvino"  # the only engine with bf16
-    if options.get("engine", "onnxruntime") == "onnxruntime":
-        import onnxruntime  # noqa: F401, PLC0415 - fails before an export
+    _require_modules(options.get("engine", "onnxruntime"))
+    from attnlens_cli.sources.source import resolve  # noqa: PLC0415 - heavy
+    from attnlens_server.errors import StartupError  # noqa: PLC0415 - heavy
 
     _check_address_alone()
     try:
@@ -201,6 +200,8 @@ def serve(
         config = dataclasses.replace(config, bundle=bundle)
         if auto:
             config = dataclasses.replace(config, **_measured_options(config, cache_dir))
+        from attnlens_server.process import serve as serve_bundle  # noqa: PLC0415 - heavy
+
         serve_bundle(config, _print_ready)
     except ConfigError as error:
         raise ConfigFailure(error) from error
@@ -229,6 +230,16 @@ def _measured_options(config: ServerConfig, cache_dir: Path | None) -> dict[str,
 def _is_given(name: str) -> bool:
     """Return whether the user set an option, on the command line, in a file or in the environment."""
     return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def _require_modules(engine: EngineName) -> None:
+    """Check that the modules of the server are installed. Importing them before an export takes longer."""
+    modules = ["grpc_health", "grpc_reflection", "loky", "safetensors", "tokenizers"]
+    if engine == "onnxruntime":
+        modules.insert(0, engine)
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise click.UsageError(f"{missing[0]} is not installed: {how_to_install('server')}")
 
 
 def _check_address_alone() -> None:

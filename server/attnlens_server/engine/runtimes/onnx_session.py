@@ -1,5 +1,6 @@
 """ONNX Runtime sessions, and verification that the requested execution provider runs the graph."""
 
+import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from attnlens_server.engine.batch import BatchOutputs, HostOutputs, Inputs
+from attnlens_server.engine.runtimes.mapped_weights import with_mapped_weights
 from attnlens_server.engine.runtimes.runtime import Cancellation, TimeLimit, Value, feed_of
 from attnlens_server.engine.runtimes.saturation import int8_products_saturate
 from attnlens_server.errors import OverloadedError, StartupError
@@ -42,6 +44,7 @@ OUT_OF_MEMORY = (
     "ALLOC_FAILED",
 )
 MEMORY_RETRY_S = 1.0
+_AS_REQUESTED = 1  # strategy to extend an arena: by the requested size instead of the next power of two
 
 
 class OnnxSession:
@@ -144,6 +147,7 @@ def open_graph(
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     disabled_optimizers = []
     providers: list[Any] = [CPU]
+    mapped: bytes | None = None
     if provider == "cuda":
         ort.set_default_logger_severity(3)  # each session warns that CUDA is not a plugin
         with redirect_stdout(sys.stderr):  # it prints missing libraries, but stdout is for the ready line
@@ -156,11 +160,15 @@ def open_graph(
         disabled_optimizers = ["SkipLayerNormFusion"]
         if int8_products_saturate():
             options.add_session_config_entry("session.x64quantprecision", "1")
+        _share_arena()
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        options.enable_mem_pattern = False  # one block for each batch shape would fragment the arena
+        mapped = _with_mapped_weights(graph, options)
     ending = limit.ending_with(lambda: options.set_load_cancellation_flag(True)) if limit else nullcontext()
     try:
         with ending:
             return ort.InferenceSession(
-                str(graph),
+                mapped or str(graph),
                 options,
                 providers=providers,
                 disabled_optimizers=disabled_optimizers,
@@ -170,6 +178,30 @@ def open_graph(
         problem = str(error).strip().removesuffix(".")
         remedy = f". {CHECK_CUDA}" if provider == "cuda" else ""
         raise StartupError(f"ONNX Runtime cannot open {graph} on {provider}: {problem}{remedy}") from error
+
+
+@functools.cache
+def _share_arena() -> None:
+    """Let all CPU sessions of this process allocate from one arena, which keeps as much as they use at once.
+
+    Otherwise, each session keeps the memory of its largest batch, rounded up to powers of two.
+    """
+    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    arena = ort.OrtArenaCfg({"arena_extend_strategy": _AS_REQUESTED})
+    ort.create_and_register_allocator(memory, arena)
+
+
+def _with_mapped_weights(graph: Path, options: ort.SessionOptions) -> bytes | None:
+    """Return the graph with external weights, which `options` locates, or None if it has none inside."""
+    try:
+        mapped = with_mapped_weights(graph)
+    except (OSError, ValueError, IndexError):
+        return None  # ONNX Runtime reports the problem
+    if mapped is not None:
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(graph.parent)
+        )
+    return mapped
 
 
 def count_placements(session: ort.InferenceSession) -> dict[str, Counter[str]]:
