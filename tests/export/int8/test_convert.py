@@ -27,7 +27,7 @@ from attnlens_export.int8.recipes import (
     find_groups,
     make_recipe,
     round_inputs,
-    round_weight,
+    round_weights,
 )
 from attnlens_export.int8.texts import (
     Batch,
@@ -247,8 +247,8 @@ def test_weight_is_rounded_for_the_inputs_that_it_gets() -> None:
     rows = (generator.normal(size=(800, 8)) @ generator.normal(size=(8, 64))).astype(np.float32)
     rows += 0.1 * generator.normal(size=rows.shape).astype(np.float32)
     weight = generator.normal(size=(64, 40)).astype(np.float32)
-    together = round_weight(weight, rows.T @ rows / np.float32(800))
-    each = round_weight(weight, np.eye(64, dtype=np.float32))
+    (together,) = round_weights([weight], rows.T @ rows / np.float32(800))
+    (each,) = round_weights([weight], np.eye(64, dtype=np.float32))
     errors = [np.square(rows @ (found.values * found.scales - weight)).mean() for found in (together, each)]
     assert np.abs(together.values).max() <= 127
     assert errors[0] < 0.3 * errors[1]
@@ -256,5 +256,5 @@ def test_weight_is_rounded_for_the_inputs_that_it_gets() -> None:
 
 def test_unused_weight_is_rounded() -> None:
     weight = np.array([[0.5, 0.0], [1.0, 0.0]], np.float32)
-    found = round_weight(weight, np.zeros((2, 2), np.float32))
+    (found,) = round_weights([weight], np.zeros((2, 2), np.float32))
     assert np.allclose(found.values * found.scales, weight, atol=0.01)
