@@ -41,6 +41,7 @@ from attnlens_export.int8.recipes import (
     methods_for,
 )
 from attnlens_export.int8.result import AccuracyGate
+from attnlens_export.int8.resume import Resumption
 from attnlens_export.int8.texts import Comparison, TextRunner, compare_all, run_all
 from attnlens_export.parity.sessions import measure_seconds, open_session
 from attnlens_export.precision import Fp32Graph
@@ -111,6 +112,12 @@ class Search:
         groups = find_groups(source.embeddings)
         self._activations = self._collect(groups, calibration)
         self._units = divide([group for group in groups if group.source in self._activations])
+        self._resumption = Resumption(
+            source.embeddings,
+            [group.source for unit in self._units for group in unit],
+            [batch for runner in self._few.values() for batch in runner.batches],
+            self._open,
+        )
         self._costs: tuple[Costs, Costs] | None = None
         self.has_reliable_timings = True
 
@@ -182,7 +189,7 @@ class Search:
         for step, (index, method) in enumerate(steps):
             self._progress("Measuring the sensitivity of matrix products", "", step, len(steps))
             recipes = {group.source: self._recipe(group, method) for group in self._units[index]}
-            session = self._open(self._convert(recipes))
+            session = self._resumption.open(self._convert(recipes))
             loss = compare_all(self._few, session, self._few_expected).loss
             # A method that returns NaN gets the largest possible loss.
             losses[index][method] = float(np.nan_to_num(max(loss, 0.0), nan=2.0))

@@ -29,6 +29,7 @@ from attnlens_export.int8.recipes import (
     round_inputs,
     round_weights,
 )
+from attnlens_export.int8.resume import Resumption
 from attnlens_export.int8.texts import (
     Batch,
     Embedder,
@@ -221,6 +222,42 @@ def test_family_converts(family: str, tmp_path: Path) -> None:
     num_smoothed = sum(recipe.divisors is not None for recipe in recipes)
     assert num_smoothed
     assert (num_factors < num_smoothed) == (family in {"albert", "eurobert"})
+
+
+@pytest.mark.parametrize("max_bytes", [2**29, 2**10])
+@pytest.mark.parametrize("family", [*FAMILIES, "roberta"])
+def test_run_from_saved_values_returns_the_same_bits(
+    family: str, max_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlens_export.int8.resume.MAX_SAVED_BYTES", max_bytes)
+    EXPORTED[family].make().save_pretrained(tmp_path / "source")
+    checkpoint = load_checkpoint(tmp_path / "source")
+    graph = embeddings_graph(trace(checkpoint.encoder, checkpoint.config))
+    vocab_size = checkpoint.config.embeddings.vocab_size
+    batches = random_batches(vocab_size, types=checkpoint.config.embeddings.type_vocab_size > 1)
+    written = write_graph(graph, [batches], tmp_path)
+    groups = [group for group in find_groups(graph) if group.source in written.activations]
+    opened: list[int] = []
+
+    def open_graph(part: TracedGraph) -> onnxruntime.InferenceSession:
+        opened.append(len(part.proto.graph.node))
+        return open_session(part.proto_with_weights().SerializeToString(), threads=1)
+
+    resumption = Resumption(graph, [group.source for group in groups], batches, open_graph)
+    saved_bytes = sum(array.nbytes for values in resumption.saved.values() for array in values.values())
+    assert saved_bytes <= max_bytes
+    shares = []
+    for group in groups:
+        changed = to_int8(graph, {group.source: written.recipe(group, Method.SMOOTHED)})
+        resumed, whole = resumption.open(changed), open_graph(changed)
+        shares.append(opened[-2] / opened[-1])
+        for batch in batches:
+            expected, found = (
+                each.run(["last_hidden_state"], batch.inputs.feed()) for each in (whole, resumed)
+            )
+            assert np.array_equal(found[0], expected[0])
+    # With little memory, the whole graph runs.
+    assert (min(shares) < 0.7) == (max_bytes == 2**29)
 
 
 def test_rounded_inputs_match_onnx_runtime() -> None:
