@@ -120,10 +120,13 @@ def _key(feed: Feed) -> bytes:
 
 
 def find_cuts(graph: onnx.GraphProto, sources: frozenset[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield the positions that the fewest values cross, and the names of these values.
+    """Yield the positions that the fewest values cross, or one more, and the names of these values.
+
+    In the last layer, the mask is no longer needed, so that one value less crosses it than other layers.
 
     A position is the index of the next node. The first and last positions are between the first and last
-    node that reads one of `sources`. Of adjacent positions, only the first is returned.
+    node that reads one of `sources`. Of adjacent positions with as
+    many values, only the first is returned.
     """
     readers = [index for index, node in enumerate(graph.node) if not sources.isdisjoint(node.input)]
     last_read = {name: index for index, node in enumerate(graph.node) for name in node.input}
@@ -137,5 +140,5 @@ def find_cuts(graph: onnx.GraphProto, sources: frozenset[str]) -> Iterator[tuple
         live += [name for name in node.output if name in last_read]
     fewest = min((len(names) for names in crossing.values()), default=0)
     for index, names in crossing.items():
-        if len(names) == fewest and len(crossing.get(index - 1, ())) != fewest:
+        if len(names) <= fewest + 1 and len(names) < len(crossing.get(index - 1, ())):
             yield index, names
