@@ -277,17 +277,22 @@ def _finish(
         else (activations.covariance / np.outer(divisors, divisors))
     )
     covariance = _with_zeros(_with_zeros(covariance, columns, axis=0), columns, axis=1)
-    rounded = tuple(
-        None
-        if method == Method.EXACT_VALUES and _is_values(name)
-        else round_weight(_with_zeros(_times(weight, divisors), columns, axis=0), covariance)
-        for name, weight in zip(group.weights, weights, strict=True)
+    is_kept = [method == Method.EXACT_VALUES and _is_values(name) for name in group.weights]
+    rounded = iter(
+        round_weights(
+            [
+                _with_zeros(_times(weight, divisors), columns, axis=0)
+                for weight, kept in zip(weights, is_kept, strict=True)
+                if not kept
+            ],
+            covariance,
+        )
     )
     return Recipe(
         group,
         method,
         draft.input_range,
-        rounded,
+        tuple(None if kept else next(rounded) for kept in is_kept),
         draft.alpha,
         divisors,
         columns if len(columns) else None,
@@ -360,12 +365,18 @@ def round_inputs(rows: FloatArray, input_range: InputRange) -> FloatArray:
     return np.asarray(integers * input_range.scale, np.float32)
 
 
-def round_weight(weight: FloatArray, covariance: FloatArray) -> RoundedWeight:
-    """Round a weight (K, N) with GPTQ, given the mean of x x' over the inputs x, (K, K)."""
+def round_weights(weights: Sequence[FloatArray], covariance: FloatArray) -> list[RoundedWeight]:
+    """Round the weights (K, N) of a group with GPTQ, given the mean of x x' over the inputs x, (K, K)."""
     importance = np.diag(covariance)
-    scales = _choose_scales(weight, importance)
     order = np.argsort(-importance, kind="stable")
     factor = _correction(covariance[np.ix_(order, order)])
+    return [_round_weight(weight, importance, order, factor) for weight in weights]
+
+
+def _round_weight(
+    weight: FloatArray, importance: FloatArray, order: npt.NDArray[np.int64], factor: FloatArray
+) -> RoundedWeight:
+    scales = _choose_scales(weight, importance)
     remaining = weight[order]
     integers = np.zeros(weight.shape, np.int8)
     for start in range(0, len(remaining), BLOCK_ROWS):

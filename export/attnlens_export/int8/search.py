@@ -9,15 +9,17 @@
    up.
 3. The time of a group is measured separately for each method, once for each combination of sizes.
 4. A plan starts with the fastest method of each unit. While the sum of losses exceeds the budget, switch the
-unit whose change of method reduces the loss most per additional second.
+   unit whose change of method reduces the loss most per additional second. A loss is measured when the choice
+   first depends on it, and only for as many kinds of text as decide it, since each runs the encoder.
 5. The graph of the plan is measured. The budget is then adjusted according to the distance of the result from
    the gate, up to `MAX_ROUNDS` times.
 
 Shapes: B texts in a batch, T tokens, K width of an input.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -41,6 +43,7 @@ from attnlens_export.int8.recipes import (
     methods_for,
 )
 from attnlens_export.int8.result import AccuracyGate
+from attnlens_export.int8.resume import Resumption
 from attnlens_export.int8.texts import Comparison, TextRunner, compare_all, run_all
 from attnlens_export.parity.sessions import measure_seconds, open_session
 from attnlens_export.precision import Fp32Graph
@@ -59,8 +62,38 @@ _NO_TIME = 1e-9
 
 Plan = tuple[Method, ...]
 """Method of each unit."""
-Costs = list[dict[Method, float]]
+Costs = Sequence[dict[Method, float]]
 """Losses or seconds of each unit, by method."""
+
+
+class Losses(dict[Method, float]):
+    """Losses of a unit by method, each measured when it is first read.
+
+    Args:
+        measure: Returns the loss of a method, or a smaller value that is at least the second argument.
+
+    Attributes:
+        lower: Lower limits of losses that are not known yet.
+    """
+
+    def __init__(self, measure: Callable[[Method, float], float]) -> None:
+        super().__init__({Method.FP32: 0.0})
+        self._measure = measure
+        self.lower: dict[Method, float] = {}
+
+    def __missing__(self, method: Method) -> float:
+        self[method] = self._measure(method, np.inf)
+        return self[method]
+
+    def is_below(self, method: Method, limit: float) -> bool:
+        """Return whether the loss of a method is below a limit. This takes less time than to read it."""
+        if method in self:
+            return self[method] < limit
+        if self.lower.get(method, 0.0) >= limit:
+            return False
+        loss = self._measure(method, limit)
+        (self if loss < limit else self.lower)[method] = loss
+        return loss < limit
 
 
 @dataclass(frozen=True)
@@ -111,16 +144,25 @@ class Search:
         groups = find_groups(source.embeddings)
         self._activations = self._collect(groups, calibration)
         self._units = divide([group for group in groups if group.source in self._activations])
-        self._costs: tuple[Costs, Costs] | None = None
+        self._resumption = Resumption(
+            source.embeddings,
+            [group.source for unit in self._units for group in unit],
+            [batch for runner in self._few.values() for batch in runner.batches],
+            self._open,
+        )
+        self._losses = [Losses(partial(self._measure_loss, unit)) for unit in range(len(self._units))]
+        # Kinds of text in the order in which the loss of a unit is measured.
+        self._kinds = [list(self._few) for _ in self._units]
+        self._seconds: Costs | None = None
         self.has_reliable_timings = True
 
     def run(self, gate: AccuracyGate) -> list[Candidate]:
         """Return all measured plans, whether they pass the gate or not.
 
-        The first call measures losses and times. Later calls reuse them.
+        The first call measures times. Losses and times are measured only once.
         """
-        self._costs = self._costs or (self._measure_losses(), self._measure_seconds())
-        losses, seconds = self._costs
+        self._seconds = self._seconds or self._measure_seconds()
+        losses, seconds = self._losses, self._seconds
         measured: dict[tuple[Method, ...], Candidate] = {}
         budget = FIRST_SHARE * gate.allowed_loss
         passing, failing = 0.0, np.inf  # largest budget that passed, smallest budget that failed
@@ -171,22 +213,26 @@ class Search:
             self._recipes[key] = make_recipe(group, method, self._source.embeddings, activations)
         return self._recipes[key]
 
-    def _measure_losses(self) -> Costs:
-        losses: Costs = [{Method.FP32: 0.0} for _ in self._units]
-        steps = [
-            (index, method)
-            for index, unit in enumerate(self._units)
-            for method in methods_for(unit[0])
-            if method != Method.FP32
-        ]
-        for step, (index, method) in enumerate(steps):
-            self._progress("Measuring the sensitivity of matrix products", "", step, len(steps))
-            recipes = {group.source: self._recipe(group, method) for group in self._units[index]}
-            session = self._open(self._convert(recipes))
-            loss = compare_all(self._few, session, self._few_expected).loss
+    def _measure_loss(self, unit: int, method: Method, limit: float) -> float:
+        """Return the loss if only one unit is in int8, or that of the first kinds if it reaches the limit."""
+        done = sum(len(losses) - 1 for losses in self._losses)
+        total = sum(len(methods_for(groups[0])) - 1 for groups in self._units)
+        self._progress("Measuring the sensitivity of matrix products", "", done, total)
+        recipes = {group.source: self._recipe(group, method) for group in self._units[unit]}
+        session = self._resumption.open(self._convert(recipes))
+        largest, kinds = 0.0, self._kinds[unit]
+        for kind in list(kinds):
+            loss = compare_all({kind: self._few[kind]}, session, self._few_expected).loss
             # A method that returns NaN gets the largest possible loss.
-            losses[index][method] = float(np.nan_to_num(max(loss, 0.0), nan=2.0))
-        return losses
+            loss = float(np.nan_to_num(loss, nan=2.0))
+            if loss > largest:
+                largest = loss
+                # The same kind is likely to have the largest loss for the next method.
+                kinds.remove(kind)
+                kinds.insert(0, kind)
+            if largest >= limit:
+                break
+        return largest
 
     def _measure_seconds(self) -> Costs:
         known: dict[tuple[object, ...], dict[Method, float]] = {}
@@ -248,34 +294,47 @@ def divide(groups: Sequence[Group]) -> list[list[Group]]:
     return units
 
 
-def choose(losses: Costs, seconds: Costs, budget: float) -> Plan:
+def choose(losses: Sequence[Losses], seconds: Costs, budget: float) -> Plan:
     """Return a fast plan with a total loss of at most `budget`."""
     plan = [min(times, key=lambda method: times[method]) for times in seconds]
-
-    def gain(change: tuple[int, Method]) -> float:
-        """Return the reduction in loss per additional second."""
-        unit, method = change
-        saved = losses[unit][plan[unit]] - losses[unit][method]
-        return saved / max(seconds[unit][method] - seconds[unit][plan[unit]], _NO_TIME)
-
     while total_loss(plan, losses) > budget:
         # If the loss is not 0, there is always a change, since the loss of fp32 is 0.
-        unit, method = max(_savings(plan, losses), key=gain)
+        unit, method = _best_change(plan, losses, seconds)
         plan[unit] = method
     return tuple(plan)
+
+
+def _best_change(plan: Sequence[Method], losses: Sequence[Losses], seconds: Costs) -> tuple[int, Method]:
+    """Return the change of a unit's method that reduces the loss most per additional second.
+
+    Changes are compared in the order of their largest possible gain. Losses that can't change the result are
+    not measured.
+    """
+
+    def extra_seconds(unit: int, method: Method) -> float:
+        return max(seconds[unit][method] - seconds[unit][plan[unit]], _NO_TIME)
+
+    def largest_gain(change: tuple[int, Method]) -> float:
+        unit, method = change
+        of_unit = losses[unit]
+        lowest = of_unit.get(method, of_unit.lower.get(method, 0.0))
+        return (of_unit[plan[unit]] - lowest) / extra_seconds(unit, method)
+
+    changes = [(unit, method) for unit, times in enumerate(seconds) for method in times]
+    best, best_gain = changes[0], 0.0
+    for change in sorted(changes, key=largest_gain, reverse=True):
+        unit, method = change
+        if largest_gain(change) <= best_gain:
+            break
+        limit = losses[unit][plan[unit]] - best_gain * extra_seconds(unit, method)
+        if losses[unit].is_below(method, limit) and largest_gain(change) > best_gain:
+            best, best_gain = change, largest_gain(change)
+    return best
 
 
 def total_loss(plan: Sequence[Method], losses: Costs) -> float:
     """Return the sum of the losses of all units."""
     return sum(by_method[method] for by_method, method in zip(losses, plan, strict=True))
-
-
-def _savings(plan: Sequence[Method], losses: Costs) -> Iterator[tuple[int, Method]]:
-    """Yield the changes to a single unit that reduce the loss."""
-    for unit, chosen in enumerate(plan):
-        for method, loss in losses[unit].items():
-            if loss < losses[unit][chosen]:
-                yield unit, method
 
 
 def extract(group: Group, graph: TracedGraph) -> TracedGraph:

@@ -410,7 +410,10 @@ class Agreement(Comparison):
 
 
 def compare(measured: Mapping[str, Vectors], expected: Mapping[str, Vectors]) -> Agreement:
-    """Compare the vectors of the same texts, by kind. NaN in a vector makes the results NaN."""
+    """Compare the vectors of the same texts, by kind. NaN in a vector makes the results NaN.
+
+    Kinds that were not measured are ignored.
+    """
     cosines = {
         kind: (vectors.embeddings * expected[kind].embeddings).sum(axis=1)
         for kind, vectors in measured.items()
@@ -419,7 +422,7 @@ def compare(measured: Mapping[str, Vectors], expected: Mapping[str, Vectors]) ->
         [(vectors.tokens * expected[kind].tokens).sum(axis=1) for kind, vectors in measured.items()]
     )
     all_cosines = np.concatenate(list(cosines.values()))
-    is_same_neighbor = _nearest(measured) == _nearest(expected)
+    is_same_neighbor = _nearest(measured) == _nearest({kind: expected[kind] for kind in measured})
     return Agreement(
         {
             kind: KindAgreement(len(values), float(values.mean()), float(values.min()))

@@ -28,6 +28,7 @@ from attnlens_export.parity.reference import (
     TOLERANCE,
     BoolArray,
     Difference,
+    Float64Arithmetic,
     FloatArray,
     Tensors,
     allowed_error,
@@ -429,6 +430,7 @@ def measure_grid(
         contributions: Label of the contribution graph, and a function that measures it on a case. Skipped if
             attention is too large.
     """
+    arithmetic = Float64Arithmetic()
     for case in report_each(subject.cases, progress):
         runs: dict[str, Run] = {}
         for label, graph in graphs.items():
@@ -440,7 +442,7 @@ def measure_grid(
                 grid.stops[label] = f"stopped at {case}: {error}"
         grid.invariants += [(label, run.invariants) for label, run in runs.items()]
         if runs:
-            grid.measurements += compare_case(subject, case, inputs[case], runs)
+            grid.measurements += compare_case(subject, case, inputs[case], runs, arithmetic)
         if contributions is None or contributions[0] in grid.stops or not case.with_attentions:
             continue
         label, measure = contributions
@@ -471,7 +473,11 @@ class _Comparison:
 
 
 def compare_case(
-    subject: Subject, case: Case, inputs: Inputs, runs: Mapping[str, Run]
+    subject: Subject,
+    case: Case,
+    inputs: Inputs,
+    runs: Mapping[str, Run],
+    arithmetic: Float64Arithmetic,
 ) -> Iterator[tuple[str, Measurement]]:
     """Compare the outputs of graphs with PyTorch, and remove them from `runs`.
 
@@ -495,7 +501,7 @@ def compare_case(
                     difference(measured, fp32, live), _live_error(measured, exact, live), reference_error
                 )
 
-    exact = run_float64(subject.encoder, inputs, compare)
+    exact = run_float64(subject.encoder, inputs, compare, arithmetic)
     if has_head(subject.directory):
         subject.exact_states[case] = exact
     compare(HIDDEN_OUTPUT, exact)

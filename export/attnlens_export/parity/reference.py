@@ -30,6 +30,9 @@ CLEAR_MARGIN = 2 * TOLERANCE
 MAX_DRAWS = 20
 """Maximum number of draws of a text. If the weights of a router are all 0, every choice is a tie."""
 
+# Maximum size of the parameters of an encoder that are kept in float64 between two inputs.
+MAX_PARAMETER_BYTES = 2**29
+_BLOCK_ELEMENTS = 2**17
 # Number of tokens from which PyTorch uses all threads.
 _MIN_TOKENS_FOR_THREADS = 256
 # Operations that only select elements. Casting the result avoids casting a table of embeddings.
@@ -68,9 +71,20 @@ def run_fp32(encoder: Encoder | ModuleEncoder, inputs: Inputs, with_attentions: 
 
 
 def run_float64(
-    encoder: Encoder | ModuleEncoder, inputs: Inputs, each_output: LayerOutputCallback
+    encoder: Encoder | ModuleEncoder,
+    inputs: Inputs,
+    each_output: LayerOutputCallback,
+    arithmetic: "Float64Arithmetic | None" = None,
 ) -> FloatArray:
-    """Return the hidden states in float64, and pass each attention output to `each_output`."""
+    """Return the hidden states in float64, and pass each attention output to `each_output`.
+
+    Args:
+        encoder: Encoder in fp32.
+        inputs: Inputs.
+        each_output: Called with each attention output.
+        arithmetic: Reused for several inputs, so that most parameters are cast only once.
+    """
+    arithmetic = arithmetic or Float64Arithmetic()
     layers = itertools.count()
 
     def pass_outputs(
@@ -83,7 +97,7 @@ def run_float64(
     # With hooks, the outputs of only one layer exist at a time.
     hooks = [layer.register_forward_hook(pass_outputs) for layer in encoder.layers]
     try:
-        with _limit_threads(inputs), _exact_tables(encoder), torch.inference_mode(), Float64Arithmetic():
+        with _limit_threads(inputs), _exact_tables(encoder), torch.inference_mode(), arithmetic:
             output: EncoderOutput = encoder(**_to_tensors(inputs))
     finally:
         for hook in hooks:
@@ -95,9 +109,14 @@ class Float64Arithmetic(TorchFunctionMode):
     """Runs an fp32 module in float64 while active, without a float64 copy of its parameters.
 
     Each operation receives its fp32 arguments as float64. float64 represents every fp32 value exactly, so the
-    result equals that of `module.double()`. Parameters are cast one at a time, for the duration of an
-    operation.
+    result equals that of `module.double()`. Parameters are cast when they are first used and kept up to
+    `MAX_PARAMETER_BYTES`. Others are cast for the duration of an operation.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parameters: dict[nn.Parameter, Tensor] = {}
+        self._free_bytes = MAX_PARAMETER_BYTES
 
     def __torch_function__(
         self,
@@ -110,7 +129,21 @@ class Float64Arithmetic(TorchFunctionMode):
         del types
         if func in _LOOKUPS:
             return _to_float64(func(*args, **(kwargs or {})))
-        return func(*pytree.tree_map(_to_float64, args), **pytree.tree_map(_to_float64, kwargs or {}))
+        named = {name: self._cast(value) for name, value in (kwargs or {}).items()}
+        return func(*map(self._cast, args), **named)
+
+    def _cast(self, value: Any) -> Any:  # noqa: ANN401 - any argument of an operation
+        if isinstance(value, list | tuple | dict):
+            return pytree.tree_map(self._cast, value)
+        if not isinstance(value, nn.Parameter) or value.dtype != torch.float32:
+            return _to_float64(value)
+        if value not in self._parameters:
+            size_bytes = 8 * value.numel()
+            if size_bytes > self._free_bytes:
+                return value.double()
+            self._free_bytes -= size_bytes
+            self._parameters[value] = value.double()
+        return self._parameters[value]
 
 
 def _to_float64(value: Any) -> Any:  # noqa: ANN401 - any argument of an operation
@@ -251,7 +284,20 @@ def select_live(tensor: FloatArray, live: BoolArray) -> FloatArray:
 
 def max_abs_difference(first: FloatArray, second: FloatArray) -> float:
     """Return the maximum absolute difference of two arrays of the same shape. 0 for empty arrays."""
-    return float(np.abs(np.subtract(first, second, dtype=np.float64)).max(initial=0.0))
+    errors = [
+        np.abs(np.subtract(*block, dtype=np.float64)).max(initial=0.0) for block in _blocks(first, second)
+    ]
+    return float(np.max(errors, initial=0.0))
+
+
+def _blocks(first: FloatArray, second: FloatArray) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """Yield corresponding rows of two arrays, in blocks that fit into the cache of a core."""
+    if not first.ndim:
+        yield first, second
+        return
+    step = max(1, _BLOCK_ELEMENTS * len(first) // max(1, first.size))
+    for start in range(0, len(first), step):
+        yield first[start : start + step], second[start : start + step]
 
 
 def difference(measured: FloatArray, expected: FloatArray, live: BoolArray) -> Difference:
@@ -260,13 +306,14 @@ def difference(measured: FloatArray, expected: FloatArray, live: BoolArray) -> D
     `live` (B, T) must contain at least one token.
     """
     first, second = select_live(measured, live), select_live(expected, live)
-    error = np.abs(np.subtract(first, second, dtype=np.float64))
+    error = np.subtract(first, second, dtype=np.float64)
+    np.abs(error, out=error)
     index = np.unravel_index(int(error.argmax()), error.shape)
     row, token = (int(axis) for axis in np.argwhere(live)[index[0]])
     inner = [int(axis) for axis in index[1:]]
     return Difference(
         max_abs=float(error.max()),
-        mean_abs=float(error.mean()),
+        mean_abs=float(error.mean()),  # before the percentile, which changes the order
         p99_abs=_percentile99(error),
         min_cosine=_min_cosine(first, second),
         count=error.size,
@@ -280,11 +327,18 @@ def _is_attention(tensor: FloatArray) -> bool:
 
 
 def _percentile99(error: npt.NDArray[np.float64]) -> float:
-    rank = int(0.99 * (error.size - 1))
-    return float(np.partition(error, rank, axis=None)[rank])
+    """Return the 99th percentile. Changes the order of `error`."""
+    flat = error.reshape(-1)
+    rank = int(0.99 * (flat.size - 1))
+    flat.partition(rank)
+    return float(flat[rank])
 
 
 def _min_cosine(first: FloatArray, second: FloatArray) -> float:
+    return float(np.min([_min_cosine_of_block(*block) for block in _blocks(first, second)]))
+
+
+def _min_cosine_of_block(first: FloatArray, second: FloatArray) -> float:
     first, second = first.astype(np.float64), second.astype(np.float64)
     products = np.einsum("...e,...e->...", first, second)
     norms = np.sqrt(np.einsum("...e,...e->...", first, first) * np.einsum("...e,...e->...", second, second))

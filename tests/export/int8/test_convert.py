@@ -27,8 +27,9 @@ from attnlens_export.int8.recipes import (
     find_groups,
     make_recipe,
     round_inputs,
-    round_weight,
+    round_weights,
 )
+from attnlens_export.int8.resume import Resumption
 from attnlens_export.int8.texts import (
     Batch,
     Embedder,
@@ -223,6 +224,42 @@ def test_family_converts(family: str, tmp_path: Path) -> None:
     assert (num_factors < num_smoothed) == (family in {"albert", "eurobert"})
 
 
+@pytest.mark.parametrize("max_bytes", [2**29, 2**10])
+@pytest.mark.parametrize("family", [*FAMILIES, "roberta"])
+def test_run_from_saved_values_returns_the_same_bits(
+    family: str, max_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlens_export.int8.resume.MAX_SAVED_BYTES", max_bytes)
+    EXPORTED[family].make().save_pretrained(tmp_path / "source")
+    checkpoint = load_checkpoint(tmp_path / "source")
+    graph = embeddings_graph(trace(checkpoint.encoder, checkpoint.config))
+    vocab_size = checkpoint.config.embeddings.vocab_size
+    batches = random_batches(vocab_size, types=checkpoint.config.embeddings.type_vocab_size > 1)
+    written = write_graph(graph, [batches], tmp_path)
+    groups = [group for group in find_groups(graph) if group.source in written.activations]
+    opened: list[int] = []
+
+    def open_graph(part: TracedGraph) -> onnxruntime.InferenceSession:
+        opened.append(len(part.proto.graph.node))
+        return open_session(part.proto_with_weights().SerializeToString(), threads=1)
+
+    resumption = Resumption(graph, [group.source for group in groups], batches, open_graph)
+    saved_bytes = sum(array.nbytes for values in resumption.saved.values() for array in values.values())
+    assert saved_bytes <= max_bytes
+    shares = []
+    for group in groups:
+        changed = to_int8(graph, {group.source: written.recipe(group, Method.SMOOTHED)})
+        resumed, whole = resumption.open(changed), open_graph(changed)
+        shares.append(opened[-2] / opened[-1])
+        for batch in batches:
+            expected, found = (
+                each.run(["last_hidden_state"], batch.inputs.feed()) for each in (whole, resumed)
+            )
+            assert np.array_equal(found[0], expected[0])
+    # With little memory, the whole graph runs.
+    assert (min(shares) < 0.7) == (max_bytes == 2**29)
+
+
 def test_rounded_inputs_match_onnx_runtime() -> None:
     rows = np.random.default_rng(0).normal(size=(50, 16)).astype(np.float32)
     chosen = InputRange(np.float32(0.0123), np.uint8(100))
@@ -247,8 +284,8 @@ def test_weight_is_rounded_for_the_inputs_that_it_gets() -> None:
     rows = (generator.normal(size=(800, 8)) @ generator.normal(size=(8, 64))).astype(np.float32)
     rows += 0.1 * generator.normal(size=rows.shape).astype(np.float32)
     weight = generator.normal(size=(64, 40)).astype(np.float32)
-    together = round_weight(weight, rows.T @ rows / np.float32(800))
-    each = round_weight(weight, np.eye(64, dtype=np.float32))
+    (together,) = round_weights([weight], rows.T @ rows / np.float32(800))
+    (each,) = round_weights([weight], np.eye(64, dtype=np.float32))
     errors = [np.square(rows @ (found.values * found.scales - weight)).mean() for found in (together, each)]
     assert np.abs(together.values).max() <= 127
     assert errors[0] < 0.3 * errors[1]
@@ -256,5 +293,5 @@ def test_weight_is_rounded_for_the_inputs_that_it_gets() -> None:
 
 def test_unused_weight_is_rounded() -> None:
     weight = np.array([[0.5, 0.0], [1.0, 0.0]], np.float32)
-    found = round_weight(weight, np.zeros((2, 2), np.float32))
+    (found,) = round_weights([weight], np.zeros((2, 2), np.float32))
     assert np.allclose(found.values * found.scales, weight, atol=0.01)

@@ -1,12 +1,14 @@
 """The choice of products to compute in int8, and its gate."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from attnlens_export.int8 import search
 from attnlens_export.int8.recipes import Group, Method
 from attnlens_export.int8.result import Gate, Int8Result
-from attnlens_export.int8.search import choose, divide, total_loss
+from attnlens_export.int8.search import Costs, Losses, choose, divide, total_loss
 from attnlens_export.int8.texts import (
     Agreement,
     KindAgreement,
@@ -14,12 +16,14 @@ from attnlens_export.int8.texts import (
     compare,
 )
 
+METHODS = (Method.PLAIN, Method.SMOOTHED, Method.EVENED, Method.EXACT_COLUMNS)
+
 
 def test_plan_pays_least_time_for_the_loss_that_it_saves() -> None:
     losses = [
-        {Method.FP32: 0.0, Method.PLAIN: 0.5, Method.SMOOTHED: 0.1},
-        {Method.FP32: 0.0, Method.PLAIN: 0.3, Method.SMOOTHED: 0.25},
-        {Method.FP32: 0.0, Method.PLAIN: 0.05, Method.SMOOTHED: 0.04},
+        known({Method.PLAIN: 0.5, Method.SMOOTHED: 0.1}),
+        known({Method.PLAIN: 0.3, Method.SMOOTHED: 0.25}),
+        known({Method.PLAIN: 0.05, Method.SMOOTHED: 0.04}),
     ]
     seconds = [{Method.FP32: 9.0, Method.PLAIN: 1.0, Method.SMOOTHED: 1.5}] * 3
     assert choose(losses, seconds, 1.0) == (Method.PLAIN,) * 3
@@ -28,9 +32,54 @@ def test_plan_pays_least_time_for_the_loss_that_it_saves() -> None:
     assert choose(losses, seconds, 0.0) == (Method.FP32,) * 3
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_only_losses_that_decide_are_measured(seed: int) -> None:
+    """The loss of a method is the largest of three kinds of text, which are measured one after the other."""
+    generator = np.random.default_rng(seed)
+    kinds = [{method: generator.random(3) ** 4 for method in METHODS} for _ in range(12)]
+    seconds = [
+        {Method.FP32: 4.0} | {method: float(generator.uniform(1, 3)) for method in METHODS} for _ in range(12)
+    ]
+    measured: list[int] = []
+
+    def measure(unit: int, method: Method, limit: float) -> float:
+        largest = np.maximum.accumulate(kinds[unit][method])
+        index = min(int(np.searchsorted(largest, limit)), 2)
+        measured.append(index + 1)
+        return float(largest[index])
+
+    losses = [Losses(partial(measure, unit)) for unit in range(12)]
+    expected = [known({method: float(each.max()) for method, each in unit.items()}) for unit in kinds]
+    for budget in (2.0, 1.0, 0.5):
+        assert choose(losses, seconds, budget) == choose_from_all(expected, seconds, budget)
+    assert sum(measured) < 0.9 * 3 * 12 * len(METHODS)
+
+
+def known(losses: dict[Method, float]) -> Losses:
+    """Return losses that are not measured again."""
+    result = Losses(lambda method, _limit: losses[method])
+    result.update(losses)
+    return result
+
+
+def choose_from_all(losses: Costs, seconds: Costs, budget: float) -> tuple[Method, ...]:
+    """Return the plan that results if each choice compares all losses."""
+    plan = [min(times, key=times.__getitem__) for times in seconds]
+    while total_loss(plan, losses) > budget:
+        gains = {
+            (unit, method): (losses[unit][chosen] - loss)
+            / max(seconds[unit][method] - seconds[unit][chosen], 1e-9)
+            for unit, chosen in enumerate(plan)
+            for method, loss in losses[unit].items()
+        }
+        unit, method = max(gains, key=gains.__getitem__)
+        plan[unit] = method
+    return tuple(plan)
+
+
 def test_budget_below_a_failed_plan_selects_a_different_plan() -> None:
     """Budgets a little apart often give the same plan, which must not be all that a search measures."""
-    losses = [{Method.FP32: 0.0, Method.PLAIN: 0.2} for _ in range(3)]
+    losses = [known({Method.PLAIN: 0.2}) for _ in range(3)]
     seconds = [{Method.FP32: 2.0, Method.PLAIN: 1.0} for _ in range(3)]
     plan = choose(losses, seconds, 0.55)
     assert choose(losses, seconds, 0.41) == plan
