@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnlens.bundle import read_manifest
-from attnlens.openvino import PACKAGE, OpenvinoPrecision, compile_properties, compute_precision, multiplies_bf16
+from attnlens.openvino import (
+    PACKAGE,
+    OpenvinoPrecision,
+    compile_properties,
+    compute_precision,
+    multiplies_bf16,
+)
 from attnlens.v1.manifest_pb2 import EngineCheck, Gate, GateKind, Manifest, ParityFigure, Precision
 from attnlens_export.contributions.measure import Completeness, ContributionsResult
 from attnlens_export.engines.texts import (
@@ -55,7 +61,6 @@ from attnlens_export.runtimes import (
 )
 from attnlens_model import EncoderConfig, read_config
 from attnlens_runtimes import (
-    FP32,
     RUNTIMES,
     GraphProcess,
     Installed,
