@@ -5,6 +5,7 @@ import json
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import IO, Any, Literal, TypeAlias, get_args
@@ -13,7 +14,7 @@ import fsspec
 import pyarrow.fs as pa_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from attnlens_bulk.errors import InputError
+from attnlens_bulk.errors import BulkError, InputError
 
 InputFormat: TypeAlias = Literal["lines", "jsonl", "csv", "tsv", "parquet", "arrow"]
 
@@ -83,7 +84,7 @@ class InputFile:
         """
         is_complete = self.size_bytes <= FULL_HASH_BYTES
         digest = hashlib.sha256()
-        with self.open() as file:
+        with _failures_explained(self.fs, self.name), self.open() as file:
             if is_complete:
                 digest.update(file.read())
             else:
@@ -101,7 +102,8 @@ class InputFile:
 
     def check_unchanged(self) -> None:
         """Raise InputError if the file was changed since the run has started."""
-        now = _input_file(self.fs, self.path, self.format)
+        with _failures_explained(self.fs, self.name):
+            now = _input_file(self.fs, self.path, self.format)
         if (now.size_bytes, now.modified) != (self.size_bytes, self.modified):
             raise InputError(f"{self.name} was changed while it was read: start a new run")
 
@@ -124,15 +126,34 @@ def find_files(inputs: Sequence[str], input_format: InputFormat | None = None) -
     for given in inputs:
         try:
             fs, root = fsspec.core.url_to_fs(given)
-            paths = list(_paths(fs, root, given))
-            for path in paths:
-                file = _input_file(fs, path, input_format or format_of(path))
-                if file.name in files:
-                    raise InputError(f"{file.name} is given twice: omit one")
-                files[file.name] = file
         except (OSError, ImportError, ValueError) as error:
             raise InputError(f"{given} cannot be read: {error}") from error
+        with _failures_explained(fs, given):
+            found = [
+                _input_file(fs, path, input_format or format_of(path)) for path in _paths(fs, root, given)
+            ]
+        for file in found:
+            if file.name in files:
+                raise InputError(f"{file.name} is given twice: omit one")
+            files[file.name] = file
     return list(files.values())
+
+
+@contextmanager
+def _failures_explained(fs: Any, name: str) -> Iterator[None]:  # noqa: ANN401 - fsspec has no types
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, ValueError) and not is_storage_failure(fs, error):
+            raise
+        raise InputError(f"{name} cannot be read: {error}") from error
+
+
+def is_storage_failure(fs: Any, error: BaseException | None) -> bool:  # noqa: ANN401 - fsspec has no types
+    """Return whether a file system caused an error. Object stores raise exceptions of their own classes."""
+    if isinstance(error, BulkError) or not isinstance(error, Exception):
+        return False
+    return isinstance(error, OSError) or not isinstance(fs, LocalFileSystem)
 
 
 def format_of(path: str) -> InputFormat:

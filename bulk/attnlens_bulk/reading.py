@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from attnlens_bulk.errors import InputError
-from attnlens_bulk.files import InputFile, is_compressed
+from attnlens_bulk.files import InputFile, is_compressed, is_storage_failure
 
 BLOCK_ROWS = 4096
 """Rows that are converted at once."""
@@ -401,9 +401,8 @@ class _failures_explained:  # noqa: N801 - used like a function
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(
-            error, OSError | EOFError | pa.ArrowException | csv.Error | lzma.LZMAError | zlib.error
-        ):
+        is_damage = isinstance(error, EOFError | pa.ArrowException | csv.Error | lzma.LZMAError | zlib.error)
+        if is_damage or is_storage_failure(self._file.fs, error):
             reason = str(error).partition("\n")[0].rstrip(".")
             raise InputError(
                 f"{self._file.name} cannot be read: {reason}. Repair the file, and repeat the command, which "

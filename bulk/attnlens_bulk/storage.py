@@ -12,6 +12,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from attnlens_bulk.errors import OutputError
+from attnlens_bulk.files import is_storage_failure
 
 
 class Storage:
@@ -116,13 +117,15 @@ class Storage:
     def _failures_explained(self, verb: str) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
+        except Exception as error:
+            if not is_storage_failure(self._fs, error):
+                raise
             remedy = "check the directory"
-            if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            if getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
                 remedy = "free some space"
             elif isinstance(error, PermissionError):
                 remedy = "check its permissions"
-            reason = error.strerror or str(error)
+            reason = getattr(error, "strerror", None) or str(error)
             raise OutputError(
                 f"{self.name} cannot be {verb}: {reason}. {remedy.capitalize()} and repeat the command, "
                 "which continues after the finished parts"

@@ -284,6 +284,41 @@ def test_output_and_inputs_can_be_in_an_object_store(model: Local) -> None:
         store.rm("/out", recursive=True)
 
 
+class UnreachableError(Exception):
+    """Error of an object store that is not an OSError, such as those of botocore."""
+
+
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [
+        ("isfile", InputError),
+        ("open", InputError),
+        ("isdir", InputError),
+        ("pipe_file", OutputError),
+        ("ls", OutputError),
+    ],
+)
+def test_unreachable_object_store_is_reported(
+    monkeypatch: pytest.MonkeyPatch, model: Local, method: str, error: type[Exception]
+) -> None:
+    store = fsspec.filesystem("memory")
+    store.pipe_file("/in/a.jsonl", b'{"text": "a"}\n')
+    if error is OutputError:
+        store.pipe_file("/out/run/other", b"")
+
+    def fail(*_: object, **__: object) -> None:
+        raise UnreachableError("connection refused")
+
+    given = "memory://in/a.jsonl" if error is OutputError else "memory://in"
+    try:
+        with monkeypatch.context() as patches:
+            patches.setattr(type(store), method, fail)
+            with pytest.raises(error, match=r"memory://.* connection refused"):
+                embed_files([given], "memory://out/run", [model])
+    finally:
+        store.rm("/", recursive=True)
+
+
 def test_several_servers_share_the_texts_and_one_may_die(
     tmp_path: Path, model: Local, minilm_bundle: Path, minilm_server: ServerProcess
 ) -> None:
