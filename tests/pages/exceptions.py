@@ -21,6 +21,7 @@ ELSEWHERE = {
     ("docs/http_native.md", "from pathlib"): "server/http_api/test_asgi.py",
     ("docs/integrations.md", '"""'): "integrations/test_pages.py",
     ("docs/integrations.md", "python with_"): "integrations/test_recipes.py",
+    ("docs/operations.md", "attnlens serve bundles/minilm --auto"): "cli/sources/test_measured.py",
     ("docs/operations.md", "prometheus --config"): "deploy/test_monitoring.py",
     ("docs/operations.md", "promtool "): "deploy/test_monitoring.py",
     ("docs/pitfalls.md", "attnlens check-layer"): "cli/commands/test_check_layer.py",

@@ -89,9 +89,11 @@ def _options(config: ServerConfig, device: str, setting: Setting | None) -> Iter
         yield from ("--threads", str(config.threads))
 
 
-def report_json(report: Report, workload: Workload, commands: list[ServeCommand]) -> dict[str, Any]:
+def report_json(config: ServerConfig, report: Report, workload: Workload) -> dict[str, Any]:
     """Return the measurements as JSON values."""
     return {
+        "engine": config.engine,
+        "precision": config.precision,
         "device": report.device,
         "texts": {
             "source": workload.description,
@@ -114,7 +116,8 @@ def report_json(report: Report, workload: Workload, commands: list[ServeCommand]
             for result in report.results
         ],
         "best": asdict(report.best.setting),
-        "serve": [_command_json(command) for command in commands],
+        "serve": [_command_json(command) for command in serve_commands(config, report)],
+        "command": tuned_command(config, report),
     }
 
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from loky import cpu_count
 
 from attnlens.bundle import read_manifest
 from attnlens_cli.files.output_file import replacing
 from attnlens_server.bundle.engine_checks import find_engine_check
 from attnlens_server.config import EngineName, ServerConfig
+from attnlens_server.engine.cpus import count_cpus
 from attnlens_server.tuning.variants import MIN_SPEEDUP, REFERENCE, Variant
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _path(config: ServerConfig, cache: Path) -> Path:
         "graphs": [(file.path, file.sha256) for file in files if file.path.startswith("onnx/")],
         "device": (config.provider, config.device_id, config.device),
         "processor": _processor(),
-        "cores": (cpu_count(only_physical_cores=True), cpu_count()),
+        "cores": (count_cpus(only_physical_cores=True), count_cpus()),
         "versions": {name: _version(name) for name in _PACKAGES},
     }
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Results of `attnlens bench`, and `attnlens serve --auto`, which applies them."""
+"""Results of `attnlens bench`, and `attnlens serve --auto` (operations.md), which applies them."""
 
 import shutil
 from collections.abc import Callable

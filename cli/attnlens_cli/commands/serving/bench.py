@@ -116,10 +116,10 @@ def bench(
     `attnlens serve --auto` applies the result, which is stored in the cache, unless --attention is given.
     """
     import onnxruntime  # noqa: F401 - the reference for all engines
-    from loky import cpu_count
 
-    from attnlens_cli.show.bench import report_json, serve_commands, show_report, tuned_command
+    from attnlens_cli.show.bench import report_json, serve_commands, show_report
     from attnlens_server.bundle import open_bundle
+    from attnlens_server.engine.cpus import count_cpus
     from attnlens_server.errors import StartupError
     from attnlens_server.tuning import BenchOptions, run_bench
 
@@ -130,7 +130,7 @@ def bench(
         bench_options = BenchOptions(
             attention=attention,
             seconds=seconds,
-            thread_counts=threads or (cpu_count(only_physical_cores=True), cpu_count()),
+            thread_counts=threads or (count_cpus(only_physical_cores=True), count_cpus()),
             sample=_sample(opened, workload) if compare and not attention else None,
         )
         with shown_stages() as progress:
@@ -147,19 +147,15 @@ def bench(
         raise click.ClickException(str(error)) from error
     if not attention:
         _save(config, cache_dir, report)
-    commands = serve_commands(config, report)
     if as_json:
         content = {
             "model": opened.model.name,
-            "engine": config.engine,
-            "precision": config.precision,
             "attention": attention,
-            **report_json(report, workload, commands),
-            "command": tuned_command(config, report),
+            **report_json(config, report, workload),
         }
         click.echo(json.dumps(content, ensure_ascii=False, indent=2).encode())
     else:
-        show_report(report, workload, opened.model.name, commands)
+        show_report(report, workload, opened.model.name, serve_commands(config, report))
 
 
 def _save(config: ServerConfig, cache_dir: Path | None, report: "Report") -> None:
