@@ -1,11 +1,13 @@
 """Measures the cost of access control and observation: CPU time of the event loop per request.
 
-    python -m bench.studies.overhead BUNDLE [--rounds 60] [--requests 400]
+    python -m bench.studies.overhead BUNDLE [--starts 12] [--rounds 6] [--requests 400]
 
 Two servers run at the same time, one with API keys, rates, metrics, an access log of errors, and traces of
 one percent of requests, one without all of them. They get the same requests, `Embed` with one sentence, in
-turn. The result is the median of the differences within each round, with a 95 % confidence interval by
-bootstrap. A second table shows the code of the observation without a server, which is less noisy.
+turn. Two servers with equal options differ by up to 20 us until they are started again, so both are started
+several times. The result is the median of the differences of all starts, each of which is a median of rounds,
+with a 95 % confidence interval by bootstrap. A second table shows the code of the observation without a
+server, which is less noisy.
 """
 
 import argparse
@@ -74,7 +76,8 @@ class Discarding(SpanExporter):
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the cost of access control and observation.")
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--starts", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--requests", type=int, default=400)
     arguments = parser.parse_args()
     with ExitStack() as stack:
@@ -84,27 +87,42 @@ def main() -> None:
         (directory / "keys").write_text(line)
         (directory / "policy.toml").write_text(POLICY)
         access = ("--api-keys", str(directory / "keys"), "--policy", str(directory / "policy.toml"))
-        off = stack.enter_context(attnlens_server(arguments.bundle, "fp32", 1, LOG / "off.log"))
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
-        for name, value in {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, **SAMPLER}.items():
-            patch.setenv(name, value)
-        on = stack.enter_context(
-            attnlens_server(arguments.bundle, "fp32", 1, LOG / "on.log", *OPTIONS, *access)
-        )
-        off_us, on_us = measure(off, on, key, arguments.rounds, arguments.requests)
-        time.sleep(6)  # spans are exported every 5 s
-        num_spans = collector.num_spans
+        off_us, on_us, differences = [], [], []
+        for number in range(arguments.starts):
+            with running(arguments.bundle, access, endpoint, is_first_on=bool(number % 2)) as (off, on):
+                first, second = measure(off, on, key, arguments.rounds, arguments.requests)
+            off_us += first
+            on_us += second
+            differences.append(float(np.median(np.array(second) - first)))
+        num_spans = collector.num_spans  # servers export the last spans when they end
         parts = measure_parts()
-    differences = np.array(on_us) - off_us
-    low, high = interval(differences)
+    low, high = interval(np.array(differences))
     print("| event loop, us per request | median |\n|---|---|")
     print(f"| without both | {statistics.median(off_us):.1f} |")
     print(f"| with both | {statistics.median(on_us):.1f} |")
-    print(f"| difference within a round | {np.median(differences):.1f} [{low:.1f}, {high:.1f}] |")
+    print(f"| difference | {np.median(differences):.1f} [{low:.1f}, {high:.1f}] |")
     print(f"\n{num_spans} spans were received.\n")
     print("| the same code without a server | us per request |\n|---|---|")
     for name, us in parts.items():
         print(f"| {name} | {us:.2f} |")
+
+
+@contextmanager
+def running(
+    bundle: Path, access: Sequence[str], endpoint: str, *, is_first_on: bool
+) -> Iterator[tuple[RunningServer, RunningServer]]:
+    """Start the server without and the one with access control and observation, in either order."""
+    with ExitStack() as stack:
+        servers = {}
+        for is_on in (is_first_on, not is_first_on):
+            with pytest.MonkeyPatch.context() as patch:
+                for name, value in (
+                    {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, **SAMPLER}.items() if is_on else ()
+                ):
+                    patch.setenv(name, value)
+                log, options = (LOG / "on.log", (*OPTIONS, *access)) if is_on else (LOG / "off.log", ())
+                servers[is_on] = stack.enter_context(attnlens_server(bundle, "fp32", 1, log, *options))
+        yield servers[False], servers[True]
 
 
 @contextmanager
@@ -121,7 +139,7 @@ def collecting() -> Iterator[tuple[Collector, str]]:
 def measure(
     off: RunningServer, on: RunningServer, key: str, rounds: int, num_requests: int
 ) -> tuple[list[float], list[float]]:
-    """Return the CPU time of the event loops per request in each round, in microseconds."""
+    """Return the CPU time of both event loops per request in each round, in microseconds."""
     times: dict[int, list[float]] = {off.pid: [], on.pid: []}
     with grpc.insecure_channel(off.address) as first, grpc.insecure_channel(on.address) as second:
         stubs = {off: EncoderServiceStub(first), on: EncoderServiceStub(second)}

@@ -20,7 +20,6 @@ import time
 import traceback
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
@@ -225,14 +224,22 @@ class Call:
         self.memory.shrink_to(self.request_bytes + SENDING_COPIES * len(reply))
         self._lifetime.end_after(self._stall_timeout)
 
-    async def abort(self, status: CallStatus, *, client_reads: bool) -> None:
-        """End the call with a status, or drop it if the client does not read. Does not return."""
+    async def abort(self, status: CallStatus, *, client_reads: bool) -> BaseException:
+        """End the call with a status, or drop it if the client does not read.
+
+        Returns:
+            The exception that ends the handler.
+        """
         self.record.end(status.code.name, status.reason)
         self._lifetime.end_after(self._stall_timeout if client_reads else self._status_timeout)
-        with suppress(grpc.aio.InternalError):  # the client has disconnected
+        try:
             await self._context.abort(status.code, status.message, status.trailers)
-        self._lifetime.end()
-        await asyncio.sleep(0)  # raises CancelledError
+        except grpc.aio.InternalError:  # the client has disconnected
+            self._lifetime.end()
+            await asyncio.sleep(0)  # raises CancelledError
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            return error.with_traceback(None)
+        raise AssertionError  # both of the above raise
 
 
 class Calls:
@@ -320,7 +327,7 @@ class Calls:
 
         async def handle(data: bytes, context: Context) -> bytes | None:
             call = self._begin(context, name, len(data))
-            request: Parsed | None
+            request: Parsed | None = None
             try:
                 self._check_serving()
                 call.admit(self.identify(context, name), self._admission)
@@ -346,9 +353,14 @@ class Calls:
                 if reply is not None:
                     call.replied(reply)
                 return reply
-            data, request = b"", None  # gRPC keeps the exception that ends the call, and with it this frame
-            await call.abort(status, client_reads=client_reads)
-            raise AssertionError  # abort does not return
+            end = await call.abort(status, client_reads=client_reads)
+            # gRPC's call keeps the exception, whose traceback keeps this frame. If the frame led to the call,
+            # both would stay in memory, and count as a stream, until a garbage collection.
+            del data, request, call, context
+            try:
+                raise end
+            finally:
+                del end
 
         return handle
 

@@ -1,7 +1,9 @@
 """Parsing and limits of request bytes; cancelled calls and slow consumers."""
 
 import asyncio
-from contextlib import suppress
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
@@ -134,6 +136,19 @@ def some_calls(stall_timeout_s: float, max_calls: int = 1) -> Calls:
     return Calls(admission, lambda: None, Workers(1), stall_timeout_s=stall_timeout_s, observer=Observer())
 
 
+@asynccontextmanager
+async def serving(name: str, handler: "grpc.RpcMethodHandler[Any, Any]") -> AsyncIterator[str]:
+    """Serve one method with gRPC."""
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, {name: handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
 async def test_cancellation_is_not_lost_while_a_message_is_taken() -> None:
     """The stream is endless. Its reader takes one message and cancels in the same event-loop iteration."""
     calls = some_calls(stall_timeout_s=3600)
@@ -174,20 +189,43 @@ async def test_slow_consumer_gets_a_status_when_it_resumes_reading(
 
     handle = calls.handler(parser_of(pb.EncodeStreamRequest, 1), stream, "EncodeStream")
     stream_handler: Any = handle  # pass bytes through unchanged
-    handlers: dict[str, Any] = {"EncodeStream": grpc.unary_stream_rpc_method_handler(stream_handler)}
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        with RawClient(f"127.0.0.1:{port}", window_bytes=0) as client:
+    async with serving("EncodeStream", grpc.unary_stream_rpc_method_handler(stream_handler)) as address:
+        with RawClient(address, window_bytes=0) as client:
             reply = client.call(method("EncodeStream"), b"")
             await dropped.wait()
             client.allow(1 << 16)
             await asyncio.to_thread(client.wait_for_ends, [reply], 10)
         assert (reply.status, reply.reason, bytes(reply.data[5:])) == (ABORTED, "SLOW_CONSUMER", b"message")
-    finally:
-        await server.stop(None)
+
+
+async def test_failed_call_is_freed_without_a_garbage_collection() -> None:
+    """gRPC refuses streams of a connection that has too many calls, including those that are not freed."""
+    remember_creators(asyncio.get_running_loop())
+    calls = some_calls(stall_timeout_s=60)
+
+    async def embed(request: pb.EmbedRequest, call: Call) -> bytes:
+        del request, call
+        raise InvalidFieldsError([])
+
+    unary_handler: Any = calls.handler(parser_of(pb.EmbedRequest, 1), embed, "Embed")
+    async with (
+        serving("Embed", grpc.unary_unary_rpc_method_handler(unary_handler)) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        call: Any = channel.unary_unary(f"/{SERVICE_NAME}/Embed")
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(5):
+                with pytest.raises(grpc.aio.AioRpcError, match="INVALID_ARGUMENT"):
+                    await call(b"")
+            await calls.wait_until_none()
+            await asyncio.sleep(0.01)
+            left = [type(each).__name__ for each in gc.get_objects() if type(each).__module__ != "builtins"]
+        finally:
+            gc.enable()
+        assert "Call" not in left
+        assert left.count("RPCState") <= 2  # the last and the next call, which gRPC keeps
 
 
 async def test_unread_reply_is_dropped_after_its_own_timeout() -> None:
