@@ -37,6 +37,7 @@ from attnlens_server.engine.cpus import count_cpus
 from attnlens_server.engine.runtimes.runtime import Cancellation, Runtime, Session
 from attnlens_server.engine.scheduler import BatchLimits, ItemQueue, LengthBuckets, Scheduler, Slots
 from attnlens_server.engine.sessions import GraphOpener, Sessions
+from attnlens_server.engine.thread_choice import ThreadChoice
 from attnlens_server.errors import DeadlineError, InternalError, StartupError
 
 logger = logging.getLogger(__name__)
@@ -118,6 +119,7 @@ class Lanes:
         self.compute_s = 0.0  # sum over all batches, including those that ran at the same time
         self._tokens_per_s = 0.0  # moving average over all lanes
         self._num_lanes = num_lanes
+        self._thread_choice = ThreadChoice()
         # Each lane adds and removes its own batch. Other threads only read.
         self._running: dict[int, RunningBatch] = {}
         self._threads = [
@@ -162,10 +164,13 @@ class Lanes:
         session = None
         can_isolate = False
         try:
-            session = self.sessions.get(has_whole_machine=batch.has_whole_machine)
-            for item, result in zip(batch.items, self._compute(batch, session), strict=True):
+            length = self._scheduler.padded_length(max(item.num_tokens for item in batch.items))
+            uses_all = batch.has_whole_machine and self._needs_all_threads(len(batch.items) * length)
+            session = self.sessions.get(has_whole_machine=uses_all)
+            results = self._compute(batch, length, session, uses_all_threads=uses_all)
+            for item, result in zip(batch.items, results, strict=True):
                 item.future.set_result(result)
-            del item, result
+            del item, result, results
         except _StoppedError:
             stopped = DeadlineError("the call was cancelled, or its deadline passed, while its texts ran")
             fail_items(batch.items, stopped)
@@ -185,9 +190,14 @@ class Lanes:
             del item
         del batch  # errors reference the frames of called functions and, through them, this frame
 
-    def _compute(self, batch: Batch, session: Session) -> list[ItemResult]:
+    def _needs_all_threads(self, num_tokens: int) -> bool:
+        """Return whether a batch that has the machine to itself is faster with all threads."""
+        return not self.sessions.is_side_by_side_open or self._thread_choice.uses_all(num_tokens)
+
+    def _compute(
+        self, batch: Batch, length: int, session: Session, *, uses_all_threads: bool
+    ) -> list[ItemResult]:
         items = batch.items
-        length = self._scheduler.padded_length(max(item.num_tokens for item in items))
         inputs = pad(items, length, self._pad_token_id)
         names = tuple(dict.fromkeys(name for item in items for name in item.output_names))
         started = time.monotonic()
@@ -210,7 +220,9 @@ class Lanes:
         if self._checks_results:
             is_finite = all(np.isfinite(array).all() for array in parts[0][0])
             self.num_bad_batches = 0 if is_finite else self.num_bad_batches + 1
-        num_parallel = 1 if batch.has_whole_machine else self._num_lanes
+        if batch.has_whole_machine:
+            self._thread_choice.add(inputs.input_ids.size, compute_s, used_all=uses_all_threads)
+        num_parallel = 1 if uses_all_threads else self._num_lanes
         self._count(items, inputs.input_ids.size, compute_s, num_parallel)
         if logger.isEnabledFor(logging.DEBUG):
             _log_batch(batch, inputs.input_ids.size, compute_s)

@@ -96,6 +96,11 @@ class Sessions:
         """Whether no attempt to open a session was made, or the last one succeeded."""
         return self._failure is None
 
+    @property
+    def is_side_by_side_open(self) -> bool:
+        """Whether the session for concurrent batches is open."""
+        return self._divisions[False] in self._sessions
+
     def open_all(self) -> None:
         """Open both sessions.
 

@@ -26,9 +26,10 @@ from attnlens_server.engine.batch import (
 )
 from attnlens_server.engine.engine import MAX_RETRY_S, MIN_RETRY_S, Lanes
 from attnlens_server.engine.engine import logger as lanes_logger
-from attnlens_server.engine.runtimes.runtime import Cancellation
+from attnlens_server.engine.runtimes.runtime import Cancellation, Division
 from attnlens_server.engine.scheduler import BatchLimits, Scheduler
 from attnlens_server.engine.sessions import Sessions
+from attnlens_server.engine.thread_choice import SAMPLES
 from attnlens_server.errors import InternalError
 
 if TYPE_CHECKING:
@@ -70,6 +71,33 @@ def hidden(input_ids: npt.NDArray[np.int64]) -> HostOutputs:
 
 def make_item(*ids: int) -> Item:
     return Item(np.array(ids, dtype=np.int64), (HIDDEN,))
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_lone_text_uses_the_threads_of_one_lane_if_that_is_faster(*, is_open: bool) -> None:
+    threads: list[int] = []
+
+    def open_session(division: Division) -> "Session":
+        def run(input_ids: npt.NDArray[np.int64]) -> HostOutputs:
+            threads.append(division.threads)
+            time.sleep(0.002 * (division.threads - 1))
+            return hidden(input_ids)
+
+        return cast("Session", ScriptedSession(run))
+
+    sessions = Sessions(open_session, threads=2, num_lanes=2)
+    if is_open:
+        sessions.open_all()
+    lanes = Lanes("scripted", sessions, Scheduler(BatchLimits(64)), num_lanes=2, pad_token_id=0)
+    lanes.start()
+    for _ in range(2 * SAMPLES + 5):
+        while lanes.num_idle < 2:
+            time.sleep(0.0001)
+        lanes.submit([item := make_item(1, 2, 3)])
+        item.future.result(30)
+    lanes.close()
+    # No session is opened for this, which would take longer than the text.
+    assert threads == ([2] * SAMPLES + [1] * (SAMPLES + 5) if is_open else [2] * (2 * SAMPLES + 5))
 
 
 def test_dying_lane_fails_queued_items_and_logs_it() -> None:

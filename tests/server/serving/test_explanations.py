@@ -23,7 +23,6 @@ from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, Item, ItemResult
 from attnlens_server.engine.batch import Batch
 from attnlens_server.engine.engine import Lanes
-from attnlens_server.engine.runtimes.runtime import Session
 from attnlens_server.errors import (
     DeadlineError,
     GraphUnavailableError,
@@ -526,10 +525,10 @@ def held_batches(lane: Lanes, monkeypatch: pytest.MonkeyPatch, *, min_tokens: in
     """
     permits, compute, submit = threading.Semaphore(0), lane._compute, lane.submit
 
-    def compute_with_permit(batch: Batch, session: Session) -> list[ItemResult]:
+    def compute_with_permit(batch: Batch, *args: Any, **kwargs: Any) -> list[ItemResult]:
         if batch.items[0].num_tokens >= min_tokens:
             permits.acquire()
-        return compute(batch, session)
+        return compute(batch, *args, **kwargs)
 
     def submit_with_permits(items: Sequence[Item], client: Client) -> None:
         submit(items, client)
