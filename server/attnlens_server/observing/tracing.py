@@ -18,7 +18,7 @@ from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler, TraceIdRatioBased
 from opentelemetry.trace import (
     NonRecordingSpan,
     SpanContext,
@@ -36,6 +36,7 @@ from attnlens_server.serving.stages import Stages, use_stages
 
 FLUSH_S = 5.0  # maximum time to export the last spans when the server stops
 _NO_PARENT = Context()
+_ID_LIMIT = TraceIdRatioBased.TRACE_ID_LIMIT  # of the 64 bits of a trace id that decide
 _propagator = TraceContextTextMapPropagator()
 
 
@@ -64,6 +65,7 @@ class Tracer:
         self._methods = methods
         self._ids = _Ids()
         self._sampler = TracerProvider(shutdown_on_exit=False).sampler  # of OTEL_TRACES_SAMPLER
+        self._root_bound = _root_bound(self._sampler)
         self._provider = TracerProvider(
             ALWAYS_ON, _resource(), shutdown_on_exit=False, id_generator=self._ids
         )
@@ -76,6 +78,9 @@ class Tracer:
         sent = parse_traceparent(record.traceparent) if record.traceparent else None
         if sent is None:
             context, trace_id = _NO_PARENT, random.getrandbits(128)
+            if trace_id & _ID_LIMIT >= self._root_bound:
+                use_stages(None)
+                return
         else:
             trace_id, span_id, flags = sent
             parent = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
@@ -117,6 +122,15 @@ class Tracer:
         closing = threading.Thread(target=self._processor.shutdown, name="traces", daemon=True)
         closing.start()
         closing.join(FLUSH_S)
+
+
+def _root_bound(sampler: Sampler) -> int:
+    """Return the smallest lower 64 bits of a trace id that `sampler` always drops if there is no parent.
+
+    Asking the sampler, which creates several objects, takes longer than all other checks of a request.
+    """
+    root = getattr(sampler, "_root", sampler)  # of ParentBased
+    return root.bound if type(root) is TraceIdRatioBased else _ID_LIMIT + 1
 
 
 def _parent(record: RequestRecord) -> Context:

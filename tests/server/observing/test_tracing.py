@@ -22,12 +22,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from attnlens_client import AsyncClient, AttentionQuery, AttnlensError, Client
 from attnlens_server.errors import StartupError
 from attnlens_server.observing.observer import open_tracer
-from attnlens_server.serving.request_record import parse_traceparent
+from attnlens_server.observing.tracing import Tracer
+from attnlens_server.serving.request_record import RequestRecord, parse_traceparent
 from served import ServerProcess
 
 SECRET = "Persephone"
@@ -233,6 +235,29 @@ def test_traces_are_off_unless_the_environment_has_an_endpoint(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv(name, value)
     assert open_tracer({}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        ("always_on", 1.0),
+        ("parentbased_always_off", 0.0),
+        ("traceidratio", 0.3),
+        ("parentbased_traceidratio", 0.3),
+    ],
+)
+def test_the_configured_sampler_decides(name: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", name)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", str(share))
+    tracer = Tracer({}, InMemorySpanExporter())
+    records = [RequestRecord("Embed", "Embed") for _ in range(2000)]
+    for record in records:
+        tracer.begin(record)
+    ids = [record.stages.trace_id for record in records if record.stages]
+    assert len(ids) / 2000 == pytest.approx(share, abs=0.05 if 0 < share < 1 else 0)
+    sampler = TracerProvider().sampler
+    assert all(sampler.should_sample(None, each, "Embed").decision.is_sampled() for each in ids)
+    tracer.close()
 
 
 def test_invalid_protocol_is_a_startup_error(monkeypatch: pytest.MonkeyPatch) -> None:
