@@ -125,8 +125,8 @@ class ServerConfig:
         device_id: GPU index for CUDA.
         threads: Number of compute threads. 0 means one per physical core that this process may use.
         lanes: Number of concurrent batches, which share the threads. Except for 1, a batch that runs alone
-            uses all threads, which needs a second copy of the weights. 0 means one per thread on a CPU, and 1
-            on CUDA. On a CPU, at most one per thread.
+            uses all threads, unless it is short and was slower with them. This needs a second copy of the
+            weights. 0 means one per thread on a CPU, and 1 on CUDA. On a CPU, at most one per thread.
         max_batch_tokens: Number of tokens per batch, including padding. Longer texts run alone. 0 means 256
             on a CPU, 512 on a CPU with OpenVINO, and 8192 on a GPU.
         max_attention_bytes: Size of the attention weights (fp32, all layers) of all running batches. Lanes

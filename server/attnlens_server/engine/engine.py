@@ -36,8 +36,7 @@ from attnlens_server.engine.batch import (
 from attnlens_server.engine.cpus import count_cpus
 from attnlens_server.engine.runtimes.runtime import Cancellation, Runtime, Session
 from attnlens_server.engine.scheduler import BatchLimits, ItemQueue, LengthBuckets, Scheduler, Slots
-from attnlens_server.engine.sessions import GraphOpener, Sessions
-from attnlens_server.engine.thread_choice import ThreadChoice
+from attnlens_server.engine.sessions import GraphOpener, Sessions, ThreadChoice
 from attnlens_server.errors import DeadlineError, InternalError, StartupError
 
 logger = logging.getLogger(__name__)

@@ -3,14 +3,16 @@
 A graph has two sessions: one for concurrent batches and one for a batch that has the machine to itself.
 Concurrent batches on one thread each have a higher throughput than consecutive batches on all threads,
 because the threads never wait for each other (docs/performance.md). A single batch finishes sooner on all
-threads. ONNX Runtime and OpenVINO fix the number of threads per session, so the weights are in memory twice.
-With one lane there is only the second session.
+threads, except for some short ones (`ThreadChoice`). ONNX Runtime and OpenVINO fix the number of threads per
+session, so the weights are in memory twice. With one lane there is only the second session.
 """
 
 import ctypes
 import logging
+import statistics
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -23,6 +25,12 @@ from attnlens_server.errors import GraphUnavailableError, StartupError, Unusable
 
 logger = logging.getLogger(__name__)
 
+SAMPLES = 5
+"""Number of compute times that are compared."""
+SHORT_S = 0.005
+"""A batch that takes longer than this with all threads uses them: one thread would save little."""
+RETRY_INTERVAL = 256
+"""Number of choices after which the slower way runs once, in case the machine has changed."""
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # pause after the n-th failure; the last value is repeated
 
 
@@ -39,6 +47,36 @@ class _Failure:
     message: str
     num_tries: int
     retry_at: float | None
+
+
+class ThreadChoice:
+    """Chooses between all threads and those of one lane for batches that have the machine to themselves.
+
+    Each operator wakes the threads, which for a small batch can take longer than they save, above all in
+    int8. This depends on the processor, the model and the precision, so the compute times of batches of
+    similar size (a power of two) are compared. They use all threads first, and then those of one lane, up to
+    `SAMPLES` times each.
+    """
+
+    def __init__(self) -> None:
+        self._times: dict[tuple[int, bool], deque[float]] = defaultdict(lambda: deque(maxlen=SAMPLES))
+        self._num_choices = 0
+
+    def uses_all(self, num_tokens: int) -> bool:
+        """Return whether a batch with this number of computed tokens uses all threads."""
+        size = num_tokens.bit_length()
+        with_all, with_some = self._times[size, True], self._times[size, False]
+        if len(with_all) < SAMPLES or (all_s := statistics.median(with_all)) > SHORT_S:
+            return True
+        if len(with_some) < SAMPLES and max(with_some, default=0.0) < 2 * all_s:
+            return False
+        self._num_choices += 1
+        is_retry = self._num_choices % RETRY_INTERVAL == 0
+        return (all_s <= statistics.median(with_some)) is not is_retry
+
+    def add(self, num_tokens: int, compute_s: float, *, used_all: bool) -> None:
+        """Add the compute time of a batch."""
+        self._times[num_tokens.bit_length(), used_all].append(compute_s)
 
 
 class Sessions:

@@ -28,8 +28,7 @@ from attnlens_server.engine.engine import MAX_RETRY_S, MIN_RETRY_S, Lanes
 from attnlens_server.engine.engine import logger as lanes_logger
 from attnlens_server.engine.runtimes.runtime import Cancellation, Division
 from attnlens_server.engine.scheduler import BatchLimits, Scheduler
-from attnlens_server.engine.sessions import Sessions
-from attnlens_server.engine.thread_choice import SAMPLES
+from attnlens_server.engine.sessions import SAMPLES, Sessions
 from attnlens_server.errors import InternalError
 
 if TYPE_CHECKING:

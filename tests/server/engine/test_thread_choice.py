@@ -2,7 +2,7 @@
 
 import pytest
 
-from attnlens_server.engine.thread_choice import RETRY_INTERVAL, SAMPLES, SHORT_S, ThreadChoice
+from attnlens_server.engine.sessions import RETRY_INTERVAL, SAMPLES, SHORT_S, ThreadChoice
 
 
 def run(choice: ThreadChoice, num_tokens: int, all_s: float, some_s: float, count: int) -> list[bool]:

@@ -148,11 +148,8 @@ def bench(
     if not attention:
         _save(config, cache_dir, report)
     if as_json:
-        content = {
-            "model": opened.model.name,
-            "attention": attention,
-            **report_json(config, report, workload),
-        }
+        head = {"model": opened.model.name, "attention": attention}
+        content = head | report_json(config, report, workload)
         click.echo(json.dumps(content, ensure_ascii=False, indent=2).encode())
     else:
         show_report(report, workload, opened.model.name, serve_commands(config, report))
