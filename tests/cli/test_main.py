@@ -138,7 +138,6 @@ def test_base_install_names_the_extra_for_the_command_line(run: Run, module: str
     [
         ("onnxruntime", ["serve", "x"], "server"),
         ("grpc_health", ["serve", "x"], "server"),
-        ("loky", ["bench", "x"], "server"),
         ("onnxruntime", ["bench", "x"], "server"),
         ("torch", ["export", ".", "--output", "x"], "export"),
         ("safetensors", ["serve", "x"], "server"),
