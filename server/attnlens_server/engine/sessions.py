@@ -136,8 +136,9 @@ class Sessions:
 
     @property
     def is_side_by_side_open(self) -> bool:
-        """Whether the session for concurrent batches is open."""
-        return self._divisions[False] in self._sessions
+        """Whether the graph has a session of its own for concurrent batches, and it is open."""
+        side_by_side = self._divisions[False]
+        return side_by_side != self._divisions[True] and side_by_side in self._sessions
 
     def open_all(self) -> None:
         """Open both sessions.

@@ -45,6 +45,7 @@ def test_sole_batch_uses_all_threads_and_lanes_divide_them(opener: Opener) -> No
     assert not sessions.providers
     assert sessions.get(has_whole_machine=True) is not sessions.get(has_whole_machine=False)
     assert opener.divisions == [(4, 1), (2, 2)]
+    assert sessions.is_side_by_side_open
     assert sessions.providers == ("CPUExecutionProvider",)
 
 
@@ -53,6 +54,7 @@ def test_one_lane_has_one_session(opener: Opener) -> None:
     sessions.open_all()
     assert sessions.get(has_whole_machine=True) is sessions.get(has_whole_machine=False)
     assert opener.divisions == [(2, 1)]
+    assert not sessions.is_side_by_side_open
 
 
 def test_one_session_runs_all_batches_when_lanes_do_not_divide_the_threads(opener: Opener) -> None:
