@@ -115,12 +115,11 @@ def running(
     with ExitStack() as stack:
         servers = {}
         for is_on in (is_first_on, not is_first_on):
+            variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, **SAMPLER} if is_on else {}
+            log, options = (LOG / "on.log", (*OPTIONS, *access)) if is_on else (LOG / "off.log", ())
             with pytest.MonkeyPatch.context() as patch:
-                for name, value in (
-                    {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, **SAMPLER}.items() if is_on else ()
-                ):
+                for name, value in variables.items():
                     patch.setenv(name, value)
-                log, options = (LOG / "on.log", (*OPTIONS, *access)) if is_on else (LOG / "off.log", ())
                 servers[is_on] = stack.enter_context(attnlens_server(bundle, "fp32", 1, log, *options))
         yield servers[False], servers[True]
 

@@ -125,9 +125,9 @@ class Tracer:
 
 
 def _root_bound(sampler: Sampler) -> int:
-    """Return the smallest lower 64 bits of a trace id that `sampler` always drops if there is no parent.
+    """Return a bound: `sampler` drops each root span whose trace id has lower 64 bits at or above it.
 
-    Asking the sampler, which creates several objects, takes longer than all other checks of a request.
+    To call the sampler, which creates several objects, takes longer than the comparison.
     """
     root = getattr(sampler, "_root", sampler)  # of ParentBased
     return root.bound if type(root) is TraceIdRatioBased else _ID_LIMIT + 1
