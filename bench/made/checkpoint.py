@@ -37,7 +37,7 @@ def make_base_checkpoint(minilm: Path) -> Path:
     config = BertConfig.from_dict({**SIZES, "vocab_size": vocab_size})
     BertModel(config).save_pretrained(unfinished)
     update_json(unfinished / "sentence_bert_config.json", max_seq_length=MAX_TOKENS)
-    update_json(unfinished / "1_Pooling" / "config.json", word_embedding_dimension=config.vector_size)
+    update_json(unfinished / "1_Pooling" / "config.json", word_embedding_dimension=config.hidden_size)
     unfinished.rename(CHECKPOINT)
     return CHECKPOINT
 

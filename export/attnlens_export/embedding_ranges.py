@@ -23,10 +23,13 @@ from attnlens_export.published.prompts import read_prompts
 from attnlens_export.published.side_files import read_max_tokens
 from attnlens_model import EncoderConfig
 
-# Floating-point operations that an export spends: about half a minute on two cores. A larger model is
-# measured on fewer texts, of all kinds.
+# Floating-point operations that an export spends. A larger model is measured on fewer texts, of all kinds.
 _MAX_FLOPS = 4e12
 _MIN_TEXTS = 100
+# Maximum length of a text without its prompt. With all tokens, the ranges of MiniLM clip 0.40 instead of
+# 0.41 % of the components of the STS benchmark, and 0.15 instead of 0.18 % of those of passages, in 1.5 times
+# the time.
+_MAX_TEXT_TOKENS = 32
 
 
 def measure_ranges(directory: Path, config: EncoderConfig, progress: StageProgress) -> EmbeddingRanges | None:
@@ -40,9 +43,10 @@ def measure_ranges(directory: Path, config: EncoderConfig, progress: StageProgre
         return None
     prompts, pooling = read_prompts(directory), read_pooling(directory, config.vector_size)
     prompt = prompts.texts.get(prompts.default_name, "")
-    num_excluded = _num_prompt_tokens(tokenizer_path, prompt) if pooling.exclude_prompt else 0
+    num_prompt_tokens = _num_prompt_tokens(tokenizer_path, prompt)
+    num_excluded = num_prompt_tokens if pooling.exclude_prompt else 0
     texts = [prompt + text for texts in read_kinds(None).values() for text in texts]
-    max_tokens = read_max_tokens(directory, config)
+    max_tokens = min(num_prompt_tokens + _MAX_TEXT_TOKENS, read_max_tokens(directory, config))
     batches = make_batches(texts, tokenizer_path, config, max_tokens)
     num_tokens = sum(batch.inputs.input_ids.size for batch in batches)
     token_flops = flops_per_token(config.hidden_size, config.intermediate_size, config.num_layers)
@@ -69,7 +73,7 @@ def measure_ranges(directory: Path, config: EncoderConfig, progress: StageProgre
 
 
 def _num_prompt_tokens(tokenizer_path: Path, prompt: str) -> int:
-    """Return the number of tokens that pooling excludes, like a server."""
+    """Return the number of tokens of a prompt, counted like a server."""
     if not prompt:
         return 0
     tokenizer = Tokenizer.from_file(str(tokenizer_path))

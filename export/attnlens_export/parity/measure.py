@@ -10,6 +10,7 @@ Shapes: B texts in a batch, T tokens, D hidden size, H heads, W stored weights p
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from attnlens.v1.manifest_pb2 import GateKind, ParityFigure
 from attnlens_export.graph.names import HIDDEN_OUTPUT, graph_id, layer_outputs, role_number
 from attnlens_export.graph.read import read_structure
 from attnlens_export.json_files import finite
-from attnlens_export.parity.grid import Case, Inputs
+from attnlens_export.parity.grid import LONG_LENGTH, Case, Inputs
 from attnlens_export.parity.reference import (
     REFERENCE_ERROR_RATIO,
     TOLERANCE,
@@ -301,7 +302,7 @@ class Run:
     """Outputs of a graph for one input shape.
 
     Attributes:
-        tensors: Outputs by name. `compare_case` removes each after its comparison to release the memory.
+        tensors: Outputs by name. `compare_cases` removes each after its comparison to release the memory.
         max_batch_differences: By role, maximum difference between the shortest text and the same text alone.
         invariants: Properties that need no reference.
     """
@@ -431,25 +432,49 @@ def measure_grid(
             attention is too large.
     """
     arithmetic = Float64Arithmetic()
-    for case in report_each(subject.cases, progress):
-        runs: dict[str, Run] = {}
-        for label, graph in graphs.items():
-            if label in grid.stops or (graph.has_attention and not case.with_attentions):
+    reported = report_each(subject.cases, progress)
+    for group in _group(subject):
+        runs: dict[Case, dict[str, Run]] = {}
+        for case in itertools.islice(reported, len(group)):
+            runs[case] = {}
+            for label, graph in graphs.items():
+                if label in grid.stops or (graph.has_attention and not case.with_attentions):
+                    continue
+                try:
+                    runs[case][label] = graph.run(case, inputs[case])
+                except RuntimeFailureError as error:
+                    grid.stops[label] = f"stopped at {case}: {error}"
+            grid.invariants += [(label, run.invariants) for label, run in runs[case].items()]
+            if contributions is None or contributions[0] in grid.stops or not case.with_attentions:
                 continue
+            label, measure = contributions
             try:
-                runs[label] = graph.run(case, inputs[case])
+                grid.contributions.append(measure(case, inputs[case]))
             except RuntimeFailureError as error:
                 grid.stops[label] = f"stopped at {case}: {error}"
-        grid.invariants += [(label, run.invariants) for label, run in runs.items()]
-        if runs:
-            grid.measurements += compare_case(subject, case, inputs[case], runs, arithmetic)
-        if contributions is None or contributions[0] in grid.stops or not case.with_attentions:
-            continue
-        label, measure = contributions
-        try:
-            grid.contributions.append(measure(case, inputs[case]))
-        except RuntimeFailureError as error:
-            grid.stops[label] = f"stopped at {case}: {error}"
+        if any(runs.values()):
+            grid.measurements += compare_cases(subject, inputs, runs, arithmetic)
+
+
+def _group(subject: Subject) -> list[list[Case]]:
+    """Return the cases in groups that PyTorch computes as one batch: short ones of the same length.
+
+    A batch of long texts would need more memory, and not less time. A module of the user may let texts of a
+    batch depend on each other, which a comparison must show.
+    """
+    groups: list[list[Case]] = []
+    for case in subject.cases:
+        before = groups[-1][0] if groups else None
+        is_short = case.length < LONG_LENGTH and not subject.config.has_own_module
+        if is_short and before and _batch_key(before) == _batch_key(case):
+            groups[-1].append(case)
+        else:
+            groups.append([case])
+    return groups
+
+
+def _batch_key(case: Case) -> tuple[int, bool]:
+    return case.length, case.with_attentions
 
 
 def run_case(graph: RunnableGraph, case: Case, inputs: Inputs, config: EncoderConfig) -> Run:
@@ -472,46 +497,67 @@ class _Comparison:
     reference_error_float64: float
 
 
-def compare_case(
+def compare_cases(
     subject: Subject,
-    case: Case,
-    inputs: Inputs,
-    runs: Mapping[str, Run],
+    inputs: Mapping[Case, Inputs],
+    runs: Mapping[Case, Mapping[str, Run]],
     arithmetic: Float64Arithmetic,
 ) -> Iterator[tuple[str, Measurement]]:
     """Compare the outputs of graphs with PyTorch, and remove them from `runs`.
 
+    Args:
+        subject: Bundle and reference.
+        inputs: Inputs of each case.
+        runs: Runs by case and label. The cases must have the same length: PyTorch computes them as one batch.
+        arithmetic: See `run_float64`.
+
     Yields:
-        The label of a run and a measurement, one for each role.
+        The label of a run and a measurement, one for each case and role.
     """
-    live = inputs.attention_mask == 1
     described = layer_outputs(subject.config)
-    expected = run_fp32(subject.encoder, inputs, case.with_attentions)
-    compared: dict[str, dict[str, _Comparison]] = {label: {} for label in runs}
+    batch, rows = _join([inputs[case] for case in runs])
+    live = batch.attention_mask == 1
+    expected = run_fp32(subject.encoder, batch, next(iter(runs)).with_attentions)
+    compared: dict[Case, dict[str, dict[str, _Comparison]]] = {
+        case: {label: {} for label in of_case} for case, of_case in runs.items()
+    }
 
     def compare(name: str, exact: FloatArray) -> None:
         if name not in expected:
             return
         fp32 = expected.pop(name)
-        reference_error = _live_error(fp32, exact, live)
-        for label, run in runs.items():
-            if name in run.tensors:
-                measured = run.tensors.pop(name)
-                compared[label][name] = _Comparison(
-                    difference(measured, fp32, live), _live_error(measured, exact, live), reference_error
-                )
+        for (case, of_case), own in zip(runs.items(), rows, strict=True):
+            reference_error = _live_error(fp32[own], exact[own], live[own])
+            for label, run in of_case.items():
+                if name in run.tensors:
+                    measured = run.tensors.pop(name)
+                    compared[case][label][name] = _Comparison(
+                        difference(measured, fp32[own], live[own]),
+                        _live_error(measured, exact[own], live[own]),
+                        reference_error,
+                    )
 
-    exact = run_float64(subject.encoder, inputs, compare, arithmetic)
+    exact = run_float64(subject.encoder, batch, compare, arithmetic)
     if has_head(subject.directory):
-        subject.exact_states[case] = exact
+        subject.exact_states.update((case, exact[own]) for case, own in zip(runs, rows, strict=True))
     compare(HIDDEN_OUTPUT, exact)
-    for label, comparisons in compared.items():
-        by_role: dict[str, dict[str, _Comparison]] = {HIDDEN_OUTPUT: {}}
-        for name, comparison in comparisons.items():
-            by_role.setdefault(_role(name, described), {})[name] = comparison
-        for role, of_role in by_role.items():
-            if of_role:
-                yield label, _to_measurement(runs[label], case, role, of_role)
+    for case, of_case in compared.items():
+        for label, comparisons in of_case.items():
+            by_role: dict[str, dict[str, _Comparison]] = {HIDDEN_OUTPUT: {}}
+            for name, comparison in comparisons.items():
+                by_role.setdefault(_role(name, described), {})[name] = comparison
+            for role, of_role in by_role.items():
+                if of_role:
+                    yield label, _to_measurement(runs[case][label], case, role, of_role)
+
+
+def _join(parts: Sequence[Inputs]) -> tuple[Inputs, list[slice]]:
+    """Return inputs of the same length as one batch, and the rows of each."""
+    ends = list(itertools.accumulate(len(part.input_ids) for part in parts))
+    feeds = [part.feed() for part in parts]
+    joined = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}
+    batch = Inputs(joined["input_ids"], joined["attention_mask"], joined.get("token_type_ids"))
+    return batch, [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _to_measurement(run: Run, case: Case, role: str, comparisons: dict[str, _Comparison]) -> Measurement:
