@@ -14,6 +14,8 @@ def main() -> None:
     _prepare_streams()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its failures are also raised as exceptions
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as in attnlens_server, but for exports
+    # Spinning threads of PyTorch would slow down ONNX Runtime in a concurrent thread of an export.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if any(find_spec(name) is None for name in ("click", "rich")):
         sys.stderr.write(f"attnlens: the command line is not installed: {how_to_install('cli')}\n")
         sys.exit(2)

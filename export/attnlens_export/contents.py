@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import onnx
 
 from attnlens.bundle import MANIFEST_NAME
@@ -23,6 +25,7 @@ from attnlens_export.graph.names import (
     ATTENTIONS_PATH,
     CONTRIBUTIONS_PATH,
     ENCODER_PATH,
+    HIDDEN_OUTPUT,
     MODEL_PATH,
     embeddings_path,
     graph_id,
@@ -30,10 +33,17 @@ from attnlens_export.graph.names import (
 from attnlens_export.graph.parameters import compare_tables
 from attnlens_export.graph.read import check_valid, read_structure
 from attnlens_export.int8.precision import Int8
+from attnlens_export.parity.grid import Case, Inputs
 from attnlens_export.parity.long_context import LongContext, measure_long_context
-from attnlens_export.parity.measure import ParityResult, Subject, measure_parity
+from attnlens_export.parity.measure import (
+    ParityResult,
+    Subject,
+    draw_inputs,
+    measure_parity,
+    run_embeddings,
+)
 from attnlens_export.precision import Precision, Stated
-from attnlens_export.progress import Progress
+from attnlens_export.progress import Progress, beside
 from attnlens_export.published.classifier import has_head
 from attnlens_export.published.pooling import read_embedding_size
 from attnlens_export.repeats import RepeatsResult, measure_repeats
@@ -197,19 +207,44 @@ def measure_graphs(
     for path in purposes:
         compare_tables(directory / path, subject.encoder)
     compared = [path for path, purpose in purposes.items() if purpose != GraphPurpose.GRAPH_PURPOSE_LOGITS]
-    parity = measure_parity(subject, compared, partial(progress, "Parity"))
-    logits = None
-    if len(compared) < len(purposes):
-        logits = measure_logits(subject, partial(progress, "Logits"))
-    long_context = (
-        measure_long_context(subject, parity, partial(progress, "Long inputs")) if beyond_grid else None
-    )
-    precisions = [
-        precision.measure(subject, stated[precision.path], progress) for precision in precisions_of(directory)
-    ]
+    inputs = draw_inputs(subject)
+    runs = run_embeddings(subject, compared, inputs, partial(progress, "Parity"))
+    hidden = {case: run.tensors[HIDDEN_OUTPUT] for case, run in runs[embeddings_path(directory)].items()}
+    with beside(partial(_measure_alone, subject, inputs, hidden), progress) as measured_alone:
+        parity = measure_parity(subject, compared, partial(progress, "Parity"), inputs, runs)
+        logits = None
+        if len(compared) < len(purposes):
+            logits = measure_logits(subject, partial(progress, "Logits"))
+        long_context = (
+            measure_long_context(subject, parity, partial(progress, "Long inputs")) if beyond_grid else None
+        )
+        precisions = [
+            precision.measure(subject, stated[precision.path], progress)
+            for precision in precisions_of(directory)
+        ]
+        contributions, repeats = measured_alone()
+    return Verdict(parity, tuple(precisions), contributions, logits, long_context, repeats)
+
+
+def _measure_alone(
+    subject: Subject,
+    inputs: Mapping[Case, Inputs],
+    hidden: Mapping[Case, npt.NDArray[np.floating]],
+    progress: Progress,
+) -> tuple[ContributionsResult | None, RepeatsResult]:
+    """Measure what hardly needs PyTorch.
+
+    Args:
+        subject: Bundle and reference.
+        inputs: Inputs of each case of the parity grid.
+        hidden: Token vectors (B, T, D) of the embeddings graph, by case.
+        progress: Called before each step.
+    """
+    directory = subject.directory
     contributions = None
     if (directory / CONTRIBUTIONS_PATH).is_file():
-        contributions = measure_contributions(subject, partial(progress, "Contributions"))
+        contributions = measure_contributions(subject, inputs, hidden, partial(progress, "Contributions"))
     paths = [graph.path for graph in graphs_of(directory)]
-    repeats = measure_repeats(directory, paths, subject.config, partial(progress, "Repeated runs"))
-    return Verdict(parity, tuple(precisions), contributions, logits, long_context, repeats)
+    return contributions, measure_repeats(
+        directory, paths, subject.config, partial(progress, "Repeated runs")
+    )

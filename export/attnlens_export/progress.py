@@ -1,6 +1,10 @@
-"""Progress callbacks of exports and checks."""
+"""Progress callbacks of exports and checks, and measurements that run at the same time."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import SimpleQueue
+from threading import Event
 from typing import TypeVar
 
 Progress = Callable[[str, str, int, int], None]
@@ -34,3 +38,42 @@ def report_each(
     for index, item in enumerate(items):
         progress(str(item) if detail is None else detail, index, len(items))
         yield item
+
+
+@contextmanager
+def beside(function: Callable[[Progress], T], progress: Progress) -> Iterator[Callable[[], T]]:
+    """Run a function in a thread while the context is active.
+
+    The progress of the function is reported in the thread of the caller, and only while its result is
+    awaited: until then, the caller reports its own.
+
+    Args:
+        function: Function to run. Called with the callback for its progress. If the context ends before the
+            result is awaited, the next call of the callback raises an exception.
+        progress: Called while the result is awaited.
+
+    Yields:
+        A function that waits for the result, and raises the exception of `function`.
+    """
+    reports: SimpleQueue[tuple[str, str, int, int] | None] = SimpleQueue()
+    has_ended = Event()
+
+    def report(stage: str, detail: str, done: int, total: int) -> None:
+        if has_ended.is_set():
+            raise CancelledError
+        reports.put((stage, detail, done, total))
+
+    def result() -> T:
+        for _ in range(reports.qsize() - 1):  # only the last one still holds
+            reports.get()
+        while (last := reports.get()) is not None:
+            progress(*last)
+        return future.result()
+
+    with ThreadPoolExecutor(1, "attnlens-measurement") as executor:
+        future = executor.submit(function, report)
+        future.add_done_callback(lambda _: reports.put(None))
+        try:
+            yield result
+        finally:
+            has_ended.set()

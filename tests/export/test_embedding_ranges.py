@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 import attnlens_server
 from attnlens.bundle import read_manifest
@@ -18,7 +19,11 @@ from attnlens_model import read_config
 
 def test_ranges_are_those_of_served_embeddings(small_bundle: Callable[[str], Path]) -> None:
     bundle = small_bundle("wordpiece")
-    texts = [text for texts in read_kinds(None).values() for text in texts]
+    tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
+    tokenizer.enable_truncation(embedding_ranges.MAX_TEXT_TOKENS)
+    whole = [text for texts in read_kinds(None).values() for text in texts]
+    texts = [encoding.ids for encoding in tokenizer.encode_batch(whole)]
+    assert max(map(len, texts)) == embedding_ranges.MAX_TEXT_TOKENS
     with attnlens_server.local(bundle, threads=1) as model:
         served = model.embed(texts, truncate=True)
         quantized = model.embed_with_usage(texts, truncate=True, embedding_type="uint8")

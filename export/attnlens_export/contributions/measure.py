@@ -41,7 +41,6 @@ from attnlens_export.graph.names import (
     TOKEN_CONTRIBUTIONS,
     TOWARDS_ITSELF,
     contribution_inputs,
-    embeddings_path,
 )
 from attnlens_export.graph.read import read_structure
 from attnlens_export.json_files import finite
@@ -49,7 +48,6 @@ from attnlens_export.parity.grid import Case, Inputs, Padding, make_inputs
 from attnlens_export.parity.measure import (
     GridMeasurements,
     Subject,
-    draw_inputs,
     exact_hidden_states,
     measure_grid,
     shortest_text,
@@ -259,11 +257,18 @@ class ContributionsResult(GraphResult):
         return Table(caption, remarks=(remark, of_heads))
 
 
-def measure_contributions(subject: Subject, progress: StageProgress) -> ContributionsResult:
+def measure_contributions(
+    subject: Subject,
+    inputs: Mapping[Case, Inputs],
+    hidden: Mapping[Case, npt.NDArray[np.floating]],
+    progress: StageProgress,
+) -> ContributionsResult:
     """Measure all cases whose attention fits into memory, and one text with head gates other than 1.
 
     Args:
         subject: Bundle and reference.
+        inputs: Inputs of each case.
+        hidden: Token vectors (B, T, D) of the embeddings graph, by case.
         progress: Called before each case.
 
     Returns:
@@ -272,15 +277,12 @@ def measure_contributions(subject: Subject, progress: StageProgress) -> Contribu
     directory, config = subject.directory, subject.config
     subject = replace(subject, cases=[case for case in subject.cases if case.with_attentions])
     dense, head = open_head(directory, config)
-    inputs = draw_inputs(subject)
-    # One graph after the other, because two sessions would hold the weights twice.
-    graph = Graph(directory, embeddings_path(directory))
-    hidden = {case: graph.run(inputs[case])[HIDDEN_OUTPUT] for case in subject.cases}
-    del graph
     feed = _ablating_feed(config, _size(config, dense), head)
+    # One graph after the other, because two sessions would hold the weights twice.
     cases, ablated = _run_graph(subject, inputs, hidden, dense, head, feed, progress)
     progress("head gates", len(cases), len(cases))
-    ablation = _compare_ablated(ablated, feed, subject, dense, head)
+    with subject.lock:
+        ablation = _compare_ablated(ablated, feed, subject, dense, head)
     structure = read_structure(directory / CONTRIBUTIONS_PATH)
     limit_to_sweep(structure)
     graph = Graph(directory, CONTRIBUTIONS_PATH, model=structure)

@@ -12,8 +12,10 @@ Shapes: B texts in a batch, T tokens, D hidden size, H heads, W stored weights p
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import RLock
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -65,6 +67,7 @@ class Subject:
         cases: Parity grid.
         exact_states: Hidden states (B, T, D) of PyTorch in float64, by case, if the bundle is a classifier,
             see `exact_hidden_states`.
+        lock: Held while PyTorch runs the encoder, which has hooks and tables of one run at a time.
     """
 
     directory: Path
@@ -73,6 +76,7 @@ class Subject:
     reference_name: str
     cases: Sequence[Case]
     exact_states: dict[Case, FloatArray] = field(default_factory=dict)
+    lock: AbstractContextManager[Any] = field(default_factory=RLock)
 
 
 @dataclass(frozen=True)
@@ -352,30 +356,47 @@ class GridMeasurements(Generic[T]):
         )
 
 
-def measure_parity(subject: Subject, graph_paths: Sequence[str], progress: StageProgress) -> ParityResult:
-    """Compare graphs with PyTorch on every case.
+def run_embeddings(
+    subject: Subject, graph_paths: Sequence[str], inputs: Mapping[Case, Inputs], progress: StageProgress
+) -> dict[str, dict[Case, Run]]:
+    """Run every case in the graphs without attention, one graph after the other to save memory.
 
-    To save memory, graphs without attention run first, one after the other. Their small outputs are kept
-    until the comparison.
+    Returns:
+        Runs by path and case. Their outputs are small.
+    """
+    runs = {}
+    for path in graph_paths:
+        if len(read_structure(subject.directory / path).graph.output) == 1:
+            graph = Graph(subject.directory, path)
+            runs[path] = {
+                case: run_case(graph, case, inputs[case], subject.config)
+                for case in report_each(subject.cases, progress)
+            }
+    return runs
+
+
+def measure_parity(
+    subject: Subject,
+    graph_paths: Sequence[str],
+    progress: StageProgress,
+    inputs: Mapping[Case, Inputs] | None = None,
+    runs: Mapping[str, dict[Case, Run]] | None = None,
+) -> ParityResult:
+    """Compare graphs with PyTorch on every case.
 
     Args:
         subject: Bundle and reference.
         graph_paths: Paths of the ONNX files in the bundle.
         progress: Called before each case.
+        inputs: Inputs of each case. If None, `draw_inputs`.
+        runs: Runs of the graphs without attention, which the comparison removes. If None, `run_embeddings`.
 
     Returns:
         The measurements. A graph that differs does not raise an exception: see `ParityResult.failures`.
     """
     directory, config, cases = subject.directory, subject.config, subject.cases
-    inputs = draw_inputs(subject)
-    runs: dict[str, dict[Case, Run]] = {}
-    for path in graph_paths:
-        if len(read_structure(directory / path).graph.output) == 1:
-            graph = Graph(directory, path)
-            runs[path] = {
-                case: run_case(graph, case, inputs[case], config) for case in report_each(cases, progress)
-            }
-            del graph
+    inputs = inputs or draw_inputs(subject)
+    runs = run_embeddings(subject, graph_paths, inputs, progress) if runs is None else runs
     graphs: dict[str, GridGraph] = {}
     for path in graph_paths:
         if path in runs:
@@ -400,9 +421,10 @@ def draw_inputs(subject: Subject) -> dict[Case, Inputs]:
 
 def exact_hidden_states(subject: Subject, case: Case, inputs: Inputs) -> FloatArray:
     """Return the hidden states (B, T, D) of PyTorch in float64, computed once for all graphs."""
-    if case not in subject.exact_states:
-        subject.exact_states[case] = run_float64(subject.encoder, inputs, lambda _name, _output: None)
-    return subject.exact_states[case]
+    with subject.lock:
+        if case not in subject.exact_states:
+            subject.exact_states[case] = run_float64(subject.encoder, inputs, lambda _name, _output: None)
+        return subject.exact_states[case]
 
 
 def to_grid_graph(graph: RunnableGraph, config: EncoderConfig, *, has_attention: bool) -> GridGraph:
@@ -453,7 +475,8 @@ def measure_grid(
             except RuntimeFailureError as error:
                 grid.stops[label] = f"stopped at {case}: {error}"
         if any(runs.values()):
-            grid.measurements += compare_cases(subject, inputs, runs, arithmetic)
+            with subject.lock:
+                grid.measurements += compare_cases(subject, inputs, runs, arithmetic)
 
 
 def _group(subject: Subject) -> list[list[Case]]:
@@ -514,7 +537,6 @@ def compare_cases(
     Yields:
         The label of a run and a measurement, one for each case and role.
     """
-    described = layer_outputs(subject.config)
     batch, rows = _join([inputs[case] for case in runs])
     live = batch.attention_mask == 1
     expected = run_fp32(subject.encoder, batch, next(iter(runs)).with_attentions)
@@ -543,12 +565,8 @@ def compare_cases(
     compare(HIDDEN_OUTPUT, exact)
     for case, of_case in compared.items():
         for label, comparisons in of_case.items():
-            by_role: dict[str, dict[str, _Comparison]] = {HIDDEN_OUTPUT: {}}
-            for name, comparison in comparisons.items():
-                by_role.setdefault(_role(name, described), {})[name] = comparison
-            for role, of_role in by_role.items():
-                if of_role:
-                    yield label, _to_measurement(runs[case][label], case, role, of_role)
+            for measurement in _to_measurements(runs[case][label], case, comparisons, subject.config):
+                yield label, measurement
 
 
 def _join(parts: Sequence[Inputs]) -> tuple[Inputs, list[slice]]:
@@ -558,6 +576,19 @@ def _join(parts: Sequence[Inputs]) -> tuple[Inputs, list[slice]]:
     joined = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}
     batch = Inputs(joined["input_ids"], joined["attention_mask"], joined.get("token_type_ids"))
     return batch, [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _to_measurements(
+    run: Run, case: Case, comparisons: Mapping[str, _Comparison], config: EncoderConfig
+) -> Iterator[Measurement]:
+    """Yield the measurement of each role."""
+    described = layer_outputs(config)
+    by_role: dict[str, dict[str, _Comparison]] = {HIDDEN_OUTPUT: {}}
+    for name, comparison in comparisons.items():
+        by_role.setdefault(_role(name, described), {})[name] = comparison
+    for role, of_role in by_role.items():
+        if of_role:
+            yield _to_measurement(run, case, role, of_role)
 
 
 def _to_measurement(run: Run, case: Case, role: str, comparisons: dict[str, _Comparison]) -> Measurement:

@@ -31,7 +31,7 @@ MAX_DRAWS = 20
 """Maximum number of draws of a text. If the weights of a router are all 0, every choice is a tie."""
 
 # Maximum size of the parameters of an encoder that are kept in float64 between two inputs.
-MAX_PARAMETER_BYTES = 2**29
+MAX_PARAMETER_BYTES = 2**27
 _BLOCK_ELEMENTS = 2**17
 # Number of tokens from which PyTorch uses all threads.
 _MIN_TOKENS_FOR_THREADS = 256

@@ -16,6 +16,7 @@ from attnlens.dense import DenseLayer
 from attnlens.pooling import Pooling
 from attnlens.v1.manifest_pb2 import Activation
 from attnlens_export import ExportOptions, export_bundle
+from attnlens_export.contents import measure_graphs
 from attnlens_export.contributions import transposes
 from attnlens_export.contributions.flow import Flow, find_flows
 from attnlens_export.contributions.graph import contributions_graph
@@ -26,7 +27,6 @@ from attnlens_export.contributions.measure import (
     HeadGates,
     make_feed,
     measure_case,
-    measure_contributions,
     measure_slope,
 )
 from attnlens_export.contributions.state import SweepState
@@ -38,6 +38,7 @@ from attnlens_export.graph.names import CONTRIBUTIONS_PATH, HEAD_CONTRIBUTIONS
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph
 from attnlens_export.parity.grid import Case, Inputs, Padding, make_inputs, small_grid
 from attnlens_export.parity.measure import Subject
+from attnlens_export.progress import no_progress
 from attnlens_model import Encoder, new_encoder
 from configs import small_config
 from tampered import change_graph
@@ -204,7 +205,9 @@ def test_gate_that_closes_another_head_fails(tmp_path: Path, quick: ExportOption
         export_bundle(config, directory, quick)
         change_graph(directory, CONTRIBUTIONS_PATH, change)
         subject = Subject(directory, new_encoder(config, seed=0), config, "", small_grid(16))
-        return measure_contributions(subject, lambda *_: None)
+        contributions = measure_graphs(subject, {}, no_progress, beyond_grid=False).contributions
+        assert contributions is not None
+        return contributions
 
     def unchanged(_graph: onnx.GraphProto) -> None:
         pass
