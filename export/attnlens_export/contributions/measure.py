@@ -53,6 +53,7 @@ from attnlens_export.parity.measure import (
     shortest_text,
 )
 from attnlens_export.parity.reference import (
+    RUN_LOCK,
     Tensors,
     allowed_error,
     max_abs_difference,
@@ -281,8 +282,7 @@ def measure_contributions(
     # One graph after the other, because two sessions would hold the weights twice.
     cases, ablated = _run_graph(subject, inputs, hidden, dense, head, feed, progress)
     progress("head gates", len(cases), len(cases))
-    with subject.lock:
-        ablation = _compare_ablated(ablated, feed, subject, dense, head)
+    ablation = _compare_ablated(ablated, feed, subject, dense, head)
     structure = read_structure(directory / CONTRIBUTIONS_PATH)
     limit_to_sweep(structure)
     graph = Graph(directory, CONTRIBUTIONS_PATH, model=structure)
@@ -402,12 +402,13 @@ def ablated_heads(encoder: Encoder, gates: npt.NDArray[np.float32]) -> Iterator[
         return (args[0] * of_layer.repeat_interleave(args[0].shape[-1] // num_heads),)
 
     outputs = {id(layer): layer.get_submodule("attention.output") for layer in encoder.layers}
-    hooks = [output.register_forward_pre_hook(multiply) for output in outputs.values()]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with RUN_LOCK:
+        hooks = [output.register_forward_pre_hook(multiply) for output in outputs.values()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
 def _heads_case(config: EncoderConfig) -> Case:

@@ -39,6 +39,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 import onnx
+import torch
 
 from attnlens_export.graph.trace import TracedGraph
 
@@ -400,10 +401,17 @@ def _round_block(
 
 
 def _correction(covariance: FloatArray) -> FloatArray:
-    """Return the upper Cholesky factor of the inverse, (K, K)."""
+    """Return the upper Cholesky factor of the inverse, (K, K).
+
+    With rows and columns in reverse order, it is the inverse of the lower factor of the covariance. This
+    takes a third of the time of inverting the covariance.
+    """
     damped = covariance.astype(np.float64)
     damped[np.diag_indices(len(damped))] += DAMPING * np.diag(damped).mean() + np.finfo(np.float32).tiny
-    return np.asarray(np.linalg.cholesky(np.linalg.inv(damped)).T, np.float32)
+    lower = torch.linalg.cholesky(torch.from_numpy(damped).flip(0, 1))
+    identity = torch.eye(len(damped), dtype=torch.float64)
+    inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
+    return np.asarray(inverse.flip(0, 1).numpy(), np.float32)
 
 
 def _choose_scales(weight: FloatArray, importance: FloatArray) -> FloatArray:

@@ -12,10 +12,8 @@ Shapes: B texts in a batch, T tokens, D hidden size, H heads, W stored weights p
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import RLock
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -67,7 +65,6 @@ class Subject:
         cases: Parity grid.
         exact_states: Hidden states (B, T, D) of PyTorch in float64, by case, if the bundle is a classifier,
             see `exact_hidden_states`.
-        lock: Held while PyTorch runs the encoder, which has hooks and tables of one run at a time.
     """
 
     directory: Path
@@ -76,7 +73,6 @@ class Subject:
     reference_name: str
     cases: Sequence[Case]
     exact_states: dict[Case, FloatArray] = field(default_factory=dict)
-    lock: AbstractContextManager[Any] = field(default_factory=RLock)
 
 
 @dataclass(frozen=True)
@@ -421,10 +417,9 @@ def draw_inputs(subject: Subject) -> dict[Case, Inputs]:
 
 def exact_hidden_states(subject: Subject, case: Case, inputs: Inputs) -> FloatArray:
     """Return the hidden states (B, T, D) of PyTorch in float64, computed once for all graphs."""
-    with subject.lock:
-        if case not in subject.exact_states:
-            subject.exact_states[case] = run_float64(subject.encoder, inputs, lambda _name, _output: None)
-        return subject.exact_states[case]
+    if case not in subject.exact_states:
+        subject.exact_states[case] = run_float64(subject.encoder, inputs, lambda _name, _output: None)
+    return subject.exact_states[case]
 
 
 def to_grid_graph(graph: RunnableGraph, config: EncoderConfig, *, has_attention: bool) -> GridGraph:
@@ -475,8 +470,7 @@ def measure_grid(
             except RuntimeFailureError as error:
                 grid.stops[label] = f"stopped at {case}: {error}"
         if any(runs.values()):
-            with subject.lock:
-                grid.measurements += compare_cases(subject, inputs, runs, arithmetic)
+            grid.measurements += compare_cases(subject, inputs, runs, arithmetic)
 
 
 def _group(subject: Subject) -> list[list[Case]]:

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ CLEAR_MARGIN = 2 * TOLERANCE
 """Scores that differ by more than this have the same order in all runtimes within `TOLERANCE`."""
 MAX_DRAWS = 20
 """Maximum number of draws of a text. If the weights of a router are all 0, every choice is a tie."""
+
+RUN_LOCK = RLock()
+"""Held while PyTorch runs an encoder: its hooks, and its tables in float64, are those of one run."""
 
 # Maximum size of the parameters of an encoder that are kept in float64 between two inputs.
 MAX_PARAMETER_BYTES = 2**27
@@ -60,7 +64,7 @@ def allowed_error(torch_max_abs_error_float64: float) -> float:
 @torch.inference_mode()
 def run_fp32(encoder: Encoder | ModuleEncoder, inputs: Inputs, with_attentions: bool) -> Tensors:
     """Return the hidden states (B, T, D) and, if requested, the attention outputs of all layers."""
-    with _limit_threads(inputs):
+    with RUN_LOCK, _limit_threads(inputs):
         output: EncoderOutput = encoder(**_to_tensors(inputs), output_attentions=with_attentions)
     layers = {
         output_name(role, layer): tensor.numpy()
@@ -94,14 +98,15 @@ def run_float64(
         for role, tensor in output[1].items():
             each_output(output_name(role, layer), tensor.numpy())
 
-    # With hooks, the outputs of only one layer exist at a time.
-    hooks = [layer.register_forward_hook(pass_outputs) for layer in encoder.layers]
-    try:
-        with _limit_threads(inputs), _exact_tables(encoder), torch.inference_mode(), arithmetic:
-            output: EncoderOutput = encoder(**_to_tensors(inputs))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with RUN_LOCK:
+        # With hooks, the outputs of only one layer exist at a time.
+        hooks = [layer.register_forward_hook(pass_outputs) for layer in encoder.layers]
+        try:
+            with _limit_threads(inputs), _exact_tables(encoder), torch.inference_mode(), arithmetic:
+                output: EncoderOutput = encoder(**_to_tensors(inputs))
+        finally:
+            for hook in hooks:
+                hook.remove()
     return output.last_hidden_state.numpy()
 
 
@@ -228,13 +233,13 @@ def smallest_margins(encoder: Encoder | ModuleEncoder, inputs: Inputs) -> npt.ND
         np.minimum(smallest, np.where(live, margins.double().numpy(), np.inf).min(axis=1), out=smallest)
 
     choosing = [module for module in encoder.modules() if isinstance(module, ChoosingModule)]
-    hooks = [module.register_forward_hook(update) for module in choosing]
-    try:
-        with torch.inference_mode():
+    with RUN_LOCK:
+        hooks = [module.register_forward_hook(update) for module in choosing]
+        try:
             run_fp32(encoder, inputs, with_attentions=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
+        finally:
+            for hook in hooks:
+                hook.remove()
     return smallest
 
 
