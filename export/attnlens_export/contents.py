@@ -33,8 +33,13 @@ from attnlens_export.graph.names import (
 from attnlens_export.graph.parameters import compare_tables
 from attnlens_export.graph.read import check_valid, read_structure
 from attnlens_export.int8.precision import Int8
-from attnlens_export.parity.grid import Case, Inputs
-from attnlens_export.parity.long_context import LongContext, measure_long_context
+from attnlens_export.parity.grid import Case, Inputs, map_bytes
+from attnlens_export.parity.long_context import (
+    MAX_MEMORY_SHARE,
+    LongContext,
+    measure_long_context,
+    physical_memory,
+)
 from attnlens_export.parity.measure import (
     ParityResult,
     Subject,
@@ -210,7 +215,9 @@ def measure_graphs(
     inputs = draw_inputs(subject)
     runs = run_embeddings(subject, compared, inputs, partial(progress, "Parity"))
     hidden = {case: run.tensors[HIDDEN_OUTPUT] for case, run in runs[embeddings_path(directory)].items()}
-    with beside(partial(_measure_alone, subject, inputs, hidden), progress) as measured_alone:
+    has_memory = _memory_of_contributions(subject) <= physical_memory() * MAX_MEMORY_SHARE
+    alone = partial(_measure_alone, subject, inputs, hidden)
+    with beside(alone, progress, in_thread=has_memory) as measured_alone:
         parity = measure_parity(subject, compared, partial(progress, "Parity"), inputs, runs)
         logits = None
         if len(compared) < len(purposes):
@@ -224,6 +231,13 @@ def measure_graphs(
         ]
         contributions, repeats = measured_alone()
     return Verdict(parity, tuple(precisions), contributions, logits, long_context, repeats)
+
+
+def _memory_of_contributions(subject: Subject) -> int:
+    """Return the approximate memory in bytes of a session and of its largest run."""
+    weights = sum(4 * parameter.numel() for parameter in subject.encoder.parameters())
+    maps = (map_bytes(case, subject.config) for case in subject.cases if case.with_attentions)
+    return weights + 3 * max(maps, default=0)
 
 
 def _measure_alone(

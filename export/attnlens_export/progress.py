@@ -41,7 +41,9 @@ def report_each(
 
 
 @contextmanager
-def beside(function: Callable[[Progress], T], progress: Progress) -> Iterator[Callable[[], T]]:
+def beside(
+    function: Callable[[Progress], T], progress: Progress, *, in_thread: bool = True
+) -> Iterator[Callable[[], T]]:
     """Run a function in a thread while the context is active.
 
     The progress of the function is reported in the thread of the caller, and only while its result is
@@ -51,10 +53,14 @@ def beside(function: Callable[[Progress], T], progress: Progress) -> Iterator[Ca
         function: Function to run. Called with the callback for its progress. If the context ends before the
             result is awaited, the next call of the callback raises an exception.
         progress: Called while the result is awaited.
+        in_thread: Whether to use a thread. Otherwise, the function runs when its result is awaited.
 
     Yields:
         A function that waits for the result, and raises the exception of `function`.
     """
+    if not in_thread:
+        yield lambda: function(progress)
+        return
     reports: SimpleQueue[tuple[str, str, int, int] | None] = SimpleQueue()
     has_ended = Event()
 

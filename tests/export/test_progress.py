@@ -66,3 +66,20 @@ def test_failure_of_the_caller_stops_the_function() -> None:
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert stopped.is_set()
+
+
+def test_without_a_thread_the_function_runs_when_it_is_awaited() -> None:
+    calls: list[str] = []
+
+    def measure(report: Progress) -> str:
+        calls.append("measured")
+        report("Measuring", "", 0, 1)
+        return threading.current_thread().name
+
+    def progress(stage: str, _detail: str, _done: int, _total: int) -> None:
+        calls.append(stage)
+
+    with beside(measure, progress, in_thread=False) as measured:
+        calls.append("caller")
+        assert measured() == threading.current_thread().name
+    assert calls == ["caller", "measured", "Measuring"]

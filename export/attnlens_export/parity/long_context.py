@@ -154,10 +154,14 @@ def measure_long_context(
     )
 
 
+def physical_memory() -> int:
+    """Return the size of the machine's memory in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def longest_length(config: EncoderConfig) -> int:
     """Return the largest T at which the fp32 scores (H, T, T) of a layer are within the memory limits."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    num_bytes = min(MAX_SCORE_BYTES, int(memory * MAX_MEMORY_SHARE))
+    num_bytes = min(MAX_SCORE_BYTES, int(physical_memory() * MAX_MEMORY_SHARE))
     return math.isqrt(num_bytes // (4 * config.num_heads))
 
 
