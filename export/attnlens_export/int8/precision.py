@@ -47,7 +47,7 @@ from attnlens_model import EncoderConfig
 
 TEXTS_PATH = "parity/int8_texts.txt"
 TIMED_SHAPES = ((1, 128), (8, 64), (32, 32))
-TIMED_REPETITIONS = 5
+TIMED_REPETITIONS = 3
 # int8 instructions compute 4 times as many products as those for fp32, with AMX 8 times. A larger ratio is a
 # measurement error.
 MAX_PLAUSIBLE_SPEED = 10.0
