@@ -13,6 +13,7 @@ from bench.workloads import CUT_TOKENS
 ENGINE, SERVER = "attnlens engine", "attnlens server"
 OPENVINO = ", OpenVINO"  # suffix of attnlens rows that use OpenVINO instead of ONNX Runtime
 EAGER = "transformers eager"
+COMPILED = "transformers compiled"
 GENAI = "openvino-genai"
 CTRANSLATE2 = "CTranslate2"
 STRICT = f"int8 at {STRICT_COSINE}"
@@ -157,10 +158,24 @@ def with_fastembed(setting: Setting) -> Contestant:
 
 
 def with_transformers(setting: Setting) -> list[Contestant]:
-    def transformers(implementation: str, rows: tuple[tuple[str, str], ...]) -> Contestant:
-        arguments = (setting.checkpoint, implementation, setting.threads, MAX_TOKENS)
+    sizes = (4, 8, 16, 32)
+    side_by_side = tuple(Choice(size, side_by_side=setting.threads) for size in sizes if setting.threads > 1)
+
+    def transformers(
+        implementation: str, precision: str, rows: tuple[tuple[str, str], ...], choices: tuple[Choice, ...]
+    ) -> Contestant:
+        arguments = (setting.checkpoint, implementation, precision, setting.threads, MAX_TOKENS)
         name, module = f"transformers {implementation}", "bench.peers.with_transformers"
-        return Contestant(name, "fp32", module, lambda: arguments, "torch", rows)
+        return Contestant(name, precision, module, lambda: arguments, "torch", rows, choices)
 
     # Only on MiniLM: sentence-transformers runs the same transformers module.
-    return [transformers("sdpa", EMBED), transformers("eager", MAPS)] if setting.model == MINILM else []
+    if setting.model != MINILM:
+        return []
+    one_by_one = (Choice(1), Choice(8), Choice(32))
+    compiled = (*(Choice(size) for size in sizes), *side_by_side)
+    return [
+        transformers("sdpa", "fp32", EMBED, one_by_one),
+        transformers("eager", "fp32", MAPS, one_by_one),
+        transformers("compiled", "fp32", EMBED, compiled),
+        transformers("compiled", "bf16", EMBED, compiled),
+    ]
