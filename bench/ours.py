@@ -18,6 +18,7 @@ from attnlens.pooling import normalize
 from attnlens_server.bundle import Kind, open_bundle
 from attnlens_server.config import EngineName, Precision, ServerConfig
 from attnlens_server.engine import Engine, HeadSelection, Item, ItemResult, RequestedOutput, TokenPooling
+from attnlens_server.engine.engine import Lanes
 from attnlens_server.text import TextEncoder
 from bench.lines import Response, serve_lines
 from bench.peers.timing import timed
@@ -38,6 +39,11 @@ class InProcess:
         self._text_encoder = TextEncoder(self._bundle.tokenizer_path, self._max_tokens)
         self._engine.start(self._max_tokens)
 
+    @property
+    def lanes(self) -> Lanes:
+        """Lanes of the embeddings graph."""
+        return self._engine.lanes["embeddings"]
+
     def run(self, texts: list[str], what: str, _batch_size: int) -> list[Any]:
         """Return the result of each text. For attention, only the shapes, to bound memory."""
         finish = self._finish(what)
@@ -45,7 +51,7 @@ class InProcess:
 
     def count_tokens(self, texts: list[str], max_waiting: int) -> Response:
         """Run texts with at most `max_waiting` in the queue and count live and computed tokens."""
-        lanes = self._engine.lanes["embeddings"]
+        lanes = self.lanes
         live, computed = lanes.num_live_tokens, lanes.num_computed_tokens
         for _ in self._results(texts, "embed", max_waiting):
             pass
