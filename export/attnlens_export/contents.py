@@ -216,8 +216,8 @@ def measure_graphs(
     runs = run_embeddings(subject, compared, inputs, partial(progress, "Parity"))
     hidden = {case: run.tensors[HIDDEN_OUTPUT] for case, run in runs[embeddings_path(directory)].items()}
     has_memory = _memory_of_contributions(subject) <= physical_memory() * MAX_MEMORY_SHARE
-    alone = partial(_measure_alone, subject, inputs, hidden)
-    with beside(alone, progress, in_thread=has_memory) as measured_alone:
+    measure_others = partial(_measure_others, subject, inputs, hidden)
+    with beside(measure_others, progress, in_thread=has_memory) as others:
         parity = measure_parity(subject, compared, partial(progress, "Parity"), inputs, runs)
         logits = None
         if len(compared) < len(purposes):
@@ -229,7 +229,7 @@ def measure_graphs(
             precision.measure(subject, stated[precision.path], progress)
             for precision in precisions_of(directory)
         ]
-        contributions, repeats = measured_alone()
+        contributions, repeats = others()
     return Verdict(parity, tuple(precisions), contributions, logits, long_context, repeats)
 
 
@@ -240,13 +240,13 @@ def _memory_of_contributions(subject: Subject) -> int:
     return weights + 3 * max(maps, default=0)
 
 
-def _measure_alone(
+def _measure_others(
     subject: Subject,
     inputs: Mapping[Case, Inputs],
     hidden: Mapping[Case, npt.NDArray[np.floating]],
     progress: Progress,
 ) -> tuple[ContributionsResult | None, RepeatsResult]:
-    """Measure what hardly needs PyTorch.
+    """Measure contributions and repeated runs, which hardly need PyTorch.
 
     Args:
         subject: Bundle and reference.
