@@ -19,6 +19,7 @@ from attnlens_cli.commands.asking.info import info
 from attnlens_client import Client, InputTooLongError, InvalidRequestError
 from attnlens_export import ExportOptions, export_bundle
 from attnlens_export.check import check_bundle
+from attnlens_export.embedding_ranges import MAX_TEXT_TOKENS
 from attnlens_export.int8.texts import read_kinds
 from attnlens_export.parity.grid import Case, Padding
 from served import ServerProcess
@@ -190,11 +191,16 @@ def test_dimensions_default_to_the_published_number(checkpoint: Path, tmp_path: 
     np.testing.assert_allclose(whole, reference.encode(TEXTS, truncate_dim=48), atol=1e-5)
 
 
-def test_exported_ranges_are_those_of_sentence_transformers(bundle: Path, reference: Any) -> None:
+def test_exported_ranges_are_those_of_sentence_transformers(
+    bundle: Path, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the default prompt, which pooling excludes, and dense layers."""
     ranges = read_manifest(bundle).embedding_ranges
     texts = [text for texts in read_kinds(None).values() for text in texts]
     assert ranges.num_texts == len(texts)
+    prompt = reference.prompts[reference.default_prompt_name]
+    num_prompt_tokens = len(reference.tokenizer(prompt).input_ids) - 1  # without the separator
+    monkeypatch.setattr(reference, "max_seq_length", num_prompt_tokens + MAX_TEXT_TOKENS)
     embeddings = reference.encode(texts)
     expected = np.stack([embeddings.min(axis=0), embeddings.max(axis=0)])
     np.testing.assert_allclose(from_tensor(ranges.values), expected, atol=1e-5)
