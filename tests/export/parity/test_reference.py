@@ -1,15 +1,17 @@
 """The float64 reference: the numbers of a float64 copy (tests/export/test_families.py), without the copy."""
 
 import copy
+import threading
 import weakref
 
 import numpy as np
 import pytest
 import torch
 
+from attnlens_export.contributions.measure import ablated_heads
 from attnlens_export.parity import reference
 from attnlens_export.parity.grid import Case, Padding, make_inputs
-from attnlens_export.parity.reference import FloatArray, run_float64
+from attnlens_export.parity.reference import FloatArray, run_float64, run_fp32
 from attnlens_model import Encoder, EncoderConfig, new_encoder
 from configs import changed
 
@@ -92,3 +94,34 @@ def test_encoder_is_as_before(tiny_encoder: Encoder, tiny_config: EncoderConfig)
     assert seen == ["attentions.0", "attentions.1"]  # the hooks of the failed run are gone
     after = tiny_encoder.state_dict()
     assert all(after[name].dtype == torch.float32 and after[name].equal(before[name]) for name in before)
+
+
+def test_runs_in_two_threads_do_not_share_hooks(tiny_encoder: Encoder, tiny_config: EncoderConfig) -> None:
+    """A measurement in another thread removes heads meanwhile."""
+    inputs = make_inputs(CASE, tiny_config)
+    shape = (tiny_config.num_layers, tiny_config.layer_attentions[0].num_heads)
+    are_removed, may_return = threading.Event(), threading.Event()
+
+    def remove_heads() -> None:
+        with ablated_heads(tiny_encoder, np.zeros(shape, np.float32)):
+            are_removed.set()
+            may_return.wait(30)
+
+    def run_in_fp32() -> FloatArray:
+        return run_fp32(tiny_encoder, inputs, with_attentions=False)["last_hidden_state"]
+
+    def run_in_float64() -> FloatArray:
+        return run_float64(tiny_encoder, inputs, lambda _name, _weights: None)
+
+    for run in (run_in_fp32, run_in_float64):
+        expected = run()
+        are_removed.clear()
+        may_return.clear()
+        thread = threading.Thread(target=remove_heads)
+        thread.start()
+        assert are_removed.wait(30)
+        threading.Timer(0.2, may_return.set).start()
+        found = run()
+        assert may_return.is_set()
+        np.testing.assert_array_equal(found, expected)
+        thread.join()
