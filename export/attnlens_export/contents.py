@@ -58,6 +58,9 @@ from attnlens_model import EncoderConfig
 PRECISIONS: dict[str, Precision] = {precision.name: precision for precision in (Fp16(), Int8())}
 """Lower precisions with default options, by the value of `--precision`."""
 
+MAX_CONCURRENT_BYTES = 2**31
+"""Maximum memory of the contributions graph for which it is measured while PyTorch computes references."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -215,7 +218,8 @@ def measure_graphs(
     inputs = draw_inputs(subject)
     runs = run_embeddings(subject, compared, inputs, partial(progress, "Parity"))
     hidden = {case: run.tensors[HIDDEN_OUTPUT] for case, run in runs[embeddings_path(directory)].items()}
-    has_memory = _memory_of_contributions(subject) <= physical_memory() * MAX_MEMORY_SHARE
+    max_bytes = min(MAX_CONCURRENT_BYTES, physical_memory() * MAX_MEMORY_SHARE)
+    has_memory = _memory_of_contributions(subject) <= max_bytes
     measure_others = partial(_measure_others, subject, inputs, hidden)
     with beside(measure_others, progress, in_thread=has_memory) as others:
         parity = measure_parity(subject, compared, partial(progress, "Parity"), inputs, runs)
