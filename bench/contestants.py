@@ -22,6 +22,7 @@ ONES = (ONE_BY_ONE, "sentences")
 EMBED = tuple(("embed", workload) for workload in ("passages", "sentences", "mixed", "long"))
 MAPS = (("attention", "short"), ("attention mean", "short"))
 ENGINE_ROWS = (*EMBED, ONES, ("embed", "short"), ("tokens", "mixed"), *MAPS)
+SEQUENTIAL = (Choice(1), Choice(8), Choice(32))
 
 Arguments = tuple[object, ...]
 
@@ -46,7 +47,7 @@ class Contestant:
     arguments: Callable[[], Arguments]
     environment: str = ""
     rows: tuple[tuple[str, str], ...] = (*EMBED, ONES)
-    choices: tuple[Choice, ...] = (Choice(1), Choice(8), Choice(32))
+    choices: tuple[Choice, ...] = SEQUENTIAL
 
     @property
     def label(self) -> str:
@@ -95,10 +96,7 @@ def our_engines(setting: Setting) -> list[Contestant]:
 
 
 def with_openvino_genai(setting: Setting) -> list[Contestant]:
-    sizes = (1, 4, 8, 16, 32)
-    choices = tuple(Choice(size) for size in sizes)
-    if setting.threads > 1:
-        choices += tuple(Choice(size, side_by_side=setting.threads) for size in sizes[1:-1])
+    choices = batchings(setting, (1, 4, 8, 16, 32), (4, 8, 16))
 
     def genai(precision: str, graph: str, hint: str) -> Contestant:
         def arguments() -> Arguments:
@@ -117,11 +115,16 @@ def with_openvino_genai(setting: Setting) -> list[Contestant]:
     ]
 
 
-def with_ctranslate2(setting: Setting) -> list[Contestant]:
-    sizes = (4, 8, 16, 32)
+def batchings(setting: Setting, sizes: Sequence[int], concurrent_sizes: Sequence[int]) -> tuple[Choice, ...]:
+    """Return batches of several sizes, one at a time, and as many at a time as there are threads."""
     choices = tuple(Choice(size) for size in sizes)
     if setting.threads > 1:
-        choices += tuple(Choice(size, side_by_side=setting.threads) for size in sizes)
+        choices += tuple(Choice(size, side_by_side=setting.threads) for size in concurrent_sizes)
+    return choices
+
+
+def with_ctranslate2(setting: Setting) -> list[Contestant]:
+    choices = batchings(setting, (4, 8, 16, 32), (4, 8, 16, 32))
 
     def ctranslate2(precision: str, compute_type: str) -> Contestant:
         arguments = (setting.checkpoint, compute_type, setting.threads, MAX_TOKENS)
@@ -158,11 +161,11 @@ def with_fastembed(setting: Setting) -> Contestant:
 
 
 def with_transformers(setting: Setting) -> list[Contestant]:
-    sizes = (4, 8, 16, 32)
-    side_by_side = tuple(Choice(size, side_by_side=setting.threads) for size in sizes if setting.threads > 1)
-
     def transformers(
-        implementation: str, precision: str, rows: tuple[tuple[str, str], ...], choices: tuple[Choice, ...]
+        implementation: str,
+        precision: str,
+        rows: tuple[tuple[str, str], ...],
+        choices: tuple[Choice, ...] = SEQUENTIAL,
     ) -> Contestant:
         arguments = (setting.checkpoint, implementation, precision, setting.threads, MAX_TOKENS)
         name, module = f"transformers {implementation}", "bench.peers.with_transformers"
@@ -171,11 +174,10 @@ def with_transformers(setting: Setting) -> list[Contestant]:
     # Only on MiniLM: sentence-transformers runs the same transformers module.
     if setting.model != MINILM:
         return []
-    one_by_one = (Choice(1), Choice(8), Choice(32))
-    compiled = (*(Choice(size) for size in sizes), *side_by_side)
+    compiled = batchings(setting, (4, 8, 16, 32), (4, 8, 16, 32))
     return [
-        transformers("sdpa", "fp32", EMBED, one_by_one),
-        transformers("eager", "fp32", MAPS, one_by_one),
+        transformers("sdpa", "fp32", EMBED),
+        transformers("eager", "fp32", MAPS),
         transformers("compiled", "fp32", EMBED, compiled),
         transformers("compiled", "bf16", EMBED, compiled),
     ]

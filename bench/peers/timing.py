@@ -1,12 +1,14 @@
 """Request handler shared by all in-process contestants: runs texts and returns timings."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.lines import Response, serve_lines
 
+T = TypeVar("T")
 Run = Callable[..., Any]
 """Function of texts, task (`embed`, `tokens`, `attention`, `attention mean`), batch size and further options
 of a batching choice."""
@@ -49,3 +51,15 @@ def sorted_batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
     """Return batches of text indices, sorted by length."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def run_in_threads(
+    work: Callable[[T], object],
+    batches: Iterable[T],
+    num_threads: int,
+    initializer: Callable[[], object] = lambda: None,
+) -> None:
+    """Run `work` on each batch. Each thread calls `initializer` first, and takes the next batch when idle."""
+    with ThreadPoolExecutor(num_threads, initializer=initializer) as pool:
+        for _ in pool.map(work, batches):
+            pass

@@ -10,7 +10,6 @@ the threads.
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ctranslate2
@@ -19,7 +18,7 @@ import numpy.typing as npt
 from ctranslate2.converters import TransformersConverter
 from tokenizers import Tokenizer
 
-from bench.peers.timing import serve_texts, sorted_batches
+from bench.peers.timing import run_in_threads, serve_texts, sorted_batches
 
 Vectors = list[Any]
 
@@ -46,9 +45,7 @@ class Encoders:
             for index, vector in zip(batch, pooled(hidden, [len(row) for row in rows]), strict=True):
                 vectors[index] = vector
 
-        with ThreadPoolExecutor(side_by_side) as pool:
-            for _ in pool.map(work, batches):
-                pass
+        run_in_threads(work, batches, side_by_side)
         return vectors
 
     def _open(self, side_by_side: int) -> ctranslate2.Encoder:

@@ -7,13 +7,12 @@ several batches run concurrently and share the threads.
 """
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from bench.peers.timing import serve_texts, sorted_batches
+from bench.peers.timing import run_in_threads, serve_texts, sorted_batches
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -61,9 +60,7 @@ class Encoder:
             torch.set_num_threads(max(1, self._threads // side_by_side))
 
         batches = sorted_batches([len(text) for text in texts], batch_size)
-        with ThreadPoolExecutor(side_by_side, initializer=limit_threads) as pool:
-            for _ in pool.map(work, batches):
-                pass
+        run_in_threads(work, batches, side_by_side, limit_threads)
         return results
 
     def _results(self, outputs: Any, inputs: Any, what: str) -> Any:  # noqa: ANN401 - untyped in transformers

@@ -8,7 +8,6 @@ batches in as many threads as there are lanes, without tokenization, batching, p
 
 import argparse
 import statistics
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine.runtimes.runtime import Session
 from bench.ours import InProcess
+from bench.peers.timing import run_in_threads
 from bench.workloads import CUT_TOKENS, Corpus
 
 ROUNDS = 7
@@ -81,23 +81,8 @@ def record(engine: InProcess, texts: list[str]) -> list[Run]:
 
 def replay(session: Session, runs: Sequence[Run], num_threads: int) -> float:
     """Return the time in seconds that the graph takes for the runs in several threads."""
-    remaining = iter(runs)
-    taking = threading.Lock()
-
-    def work() -> None:
-        while True:
-            with taking:
-                arguments = next(remaining, None)
-            if arguments is None:
-                return
-            session.run(*arguments)
-
-    threads = [threading.Thread(target=work) for _ in range(num_threads)]
     started = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(lambda arguments: session.run(*arguments), runs, num_threads)
     return time.perf_counter() - started
 
 

@@ -9,9 +9,7 @@ from a window of queued texts. Rows are medians of interleaved repetitions, rela
 import argparse
 import itertools
 import os
-import queue
 import statistics
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ import tokenizers
 from attnlens_server.engine.batch import Item, RequestedOutput, pad
 from attnlens_server.engine.runtimes.onnx_session import OnnxSession
 from attnlens_server.engine.scheduler import BatchLimits, pack
+from bench.peers.timing import run_in_threads
 from bench.workloads import Corpus
 
 REPETITIONS = 7
@@ -99,24 +98,12 @@ def make_batches(texts: Sequence[Item], variant: Variant, window: int) -> list[l
 
 def run(session: OnnxSession, num_lanes: int, batches: Sequence[list[Item]]) -> float:
     """Return the time to run all batches, in seconds."""
-    pending: queue.SimpleQueue[list[Item]] = queue.SimpleQueue()
-    for batch in batches:
-        pending.put(batch)
 
-    def lane() -> None:
-        while True:
-            try:
-                batch = pending.get_nowait()
-            except queue.Empty:
-                return
-            session.run(pad(batch, max(item.num_tokens for item in batch), pad_token_id=0), [HIDDEN.name])
+    def work(batch: list[Item]) -> None:
+        session.run(pad(batch, max(item.num_tokens for item in batch), pad_token_id=0), [HIDDEN.name])
 
-    threads = [threading.Thread(target=lane) for _ in range(num_lanes)]
     started = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(work, batches, num_lanes)
     return time.perf_counter() - started
 
 

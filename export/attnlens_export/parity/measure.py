@@ -453,15 +453,7 @@ def measure_grid(
     for group in _group(subject):
         runs: dict[Case, dict[str, Run]] = {}
         for case in itertools.islice(reported, len(group)):
-            runs[case] = {}
-            for label, graph in graphs.items():
-                if label in grid.stops or (graph.has_attention and not case.with_attentions):
-                    continue
-                try:
-                    runs[case][label] = graph.run(case, inputs[case])
-                except RuntimeFailureError as error:
-                    grid.stops[label] = f"stopped at {case}: {error}"
-            grid.invariants += [(label, run.invariants) for label, run in runs[case].items()]
+            runs[case] = _run_graphs(graphs, case, inputs[case], grid)
             if contributions is None or contributions[0] in grid.stops or not case.with_attentions:
                 continue
             label, measure = contributions
@@ -473,25 +465,34 @@ def measure_grid(
             grid.measurements += compare_cases(subject, inputs, runs, arithmetic)
 
 
+def _run_graphs(
+    graphs: Mapping[str, GridGraph], case: Case, inputs: Inputs, grid: GridMeasurements[T]
+) -> dict[str, Run]:
+    """Return the run of each graph by label. Invariants and failures are added to `grid`."""
+    runs: dict[str, Run] = {}
+    for label, graph in graphs.items():
+        if label in grid.stops or (graph.has_attention and not case.with_attentions):
+            continue
+        try:
+            runs[label] = graph.run(case, inputs)
+        except RuntimeFailureError as error:
+            grid.stops[label] = f"stopped at {case}: {error}"
+    grid.invariants += [(label, run.invariants) for label, run in runs.items()]
+    return runs
+
+
 def _group(subject: Subject) -> list[list[Case]]:
     """Return the cases in groups that PyTorch computes as one batch: short ones of the same length.
 
     A batch of long texts would need more memory, and not less time. A module of the user may let texts of a
     batch depend on each other, which a comparison must show.
     """
-    groups: list[list[Case]] = []
-    for case in subject.cases:
-        before = groups[-1][0] if groups else None
-        is_short = case.length < LONG_LENGTH and not subject.config.has_own_module
-        if is_short and before and _batch_key(before) == _batch_key(case):
-            groups[-1].append(case)
-        else:
-            groups.append([case])
-    return groups
 
+    def key(case: Case) -> Case | tuple[int, bool]:
+        is_alone = case.length >= LONG_LENGTH or subject.config.has_own_module
+        return case if is_alone else (case.length, case.with_attentions)
 
-def _batch_key(case: Case) -> tuple[int, bool]:
-    return case.length, case.with_attentions
+    return [[*group] for _, group in itertools.groupby(subject.cases, key)]
 
 
 def run_case(graph: RunnableGraph, case: Case, inputs: Inputs, config: EncoderConfig) -> Run:
@@ -569,7 +570,7 @@ def _join(parts: Sequence[Inputs]) -> tuple[Inputs, list[slice]]:
     feeds = [part.feed() for part in parts]
     joined = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}
     batch = Inputs(joined["input_ids"], joined["attention_mask"], joined.get("token_type_ids"))
-    return batch, [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    return batch, [slice(start, end) for start, end in itertools.pairwise([0, *ends])]
 
 
 def _to_measurements(
