@@ -38,7 +38,7 @@ from attnlens_export.parity.long_context import (
     MAX_MEMORY_SHARE,
     LongContext,
     measure_long_context,
-    physical_memory,
+    memory_limit,
 )
 from attnlens_export.parity.measure import (
     ParityResult,
@@ -218,7 +218,7 @@ def measure_graphs(
     inputs = draw_inputs(subject)
     runs = run_embeddings(subject, compared, inputs, partial(progress, "Parity"))
     hidden = {case: run.tensors[HIDDEN_OUTPUT] for case, run in runs[embeddings_path(directory)].items()}
-    max_bytes = min(MAX_CONCURRENT_BYTES, physical_memory() * MAX_MEMORY_SHARE)
+    max_bytes = min(MAX_CONCURRENT_BYTES, memory_limit() * MAX_MEMORY_SHARE)
     has_memory = _memory_of_contributions(subject) <= max_bytes
     measure_others = partial(_measure_others, subject, inputs, hidden)
     with beside(measure_others, progress, in_thread=has_memory) as others:

@@ -19,6 +19,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ MAX_SCORE_BYTES = 2**32
 """Maximum size of the attention scores (H, T, T) of one layer, in fp32. About three such tensors exist at a
 time."""
 MAX_MEMORY_SHARE = 0.15
-"""Maximum share of physical memory for the scores of one layer."""
+"""Maximum share of memory for the scores of one layer."""
 PROBE_TOKENS = 8192
 
 Tracer = Callable[[Encoder, EncoderConfig], TracedGraph]
@@ -154,14 +155,18 @@ def measure_long_context(
     )
 
 
-def physical_memory() -> int:
-    """Return the size of the machine's memory in bytes."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def memory_limit(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the size of the machine's memory, or the limit of the container if smaller, in bytes."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # another version of cgroups, or "max"
+            limits.append(int((cgroups / name).read_text(encoding="ascii")))
+    return min(limits)
 
 
 def longest_length(config: EncoderConfig) -> int:
     """Return the largest T at which the fp32 scores (H, T, T) of a layer are within the memory limits."""
-    num_bytes = min(MAX_SCORE_BYTES, int(physical_memory() * MAX_MEMORY_SHARE))
+    num_bytes = min(MAX_SCORE_BYTES, int(memory_limit() * MAX_MEMORY_SHARE))
     return math.isqrt(num_bytes // (4 * config.num_heads))
 
 

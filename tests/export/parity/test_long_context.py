@@ -1,6 +1,7 @@
 """Comparison beyond the parity grid: each of the three parts can fail."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,12 @@ from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.graph.write import write_embedded
 from attnlens_export.parity import long_context
 from attnlens_export.parity.grid import Case, Padding, full_grid
-from attnlens_export.parity.long_context import longest_length, measure_long_context, one_head_config
+from attnlens_export.parity.long_context import (
+    longest_length,
+    measure_long_context,
+    memory_limit,
+    one_head_config,
+)
 from attnlens_export.parity.measure import Subject, measure_parity
 from attnlens_export.progress import no_progress
 from attnlens_model import Encoder, EncoderConfig, new_encoder
@@ -154,10 +160,27 @@ def test_one_head_encoder_has_a_layer_for_each_kind_of_attention_and_the_same_po
 
 
 def test_scores_of_twelve_heads_at_8192_tokens_fit_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the memory allows: 3.2 GB of scores, three times."""
-    pages = {"SC_PHYS_PAGES": 32 * 2**30 // 4096, "SC_PAGE_SIZE": 4096}
-    monkeypatch.setattr("os.sysconf", pages.__getitem__)
+    """With enough memory: 3.2 GB of scores, three times."""
     config = small_config({"attention.num_heads": 12})
-    assert longest_length(config) == 9459
-    pages["SC_PHYS_PAGES"] //= 4
-    assert longest_length(config) == 5181
+    for num_bytes, tokens in ((32 * 2**30, 9459), (8 * 2**30, 5181)):
+        monkeypatch.setattr(long_context, "memory_limit", lambda num_bytes=num_bytes: num_bytes)
+        assert longest_length(config) == tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("memory.max", "1048576\n", 2**20),
+        ("memory.max", "max\n", None),
+        ("memory/memory.limit_in_bytes", "1048576\n", 2**20),
+        ("memory/memory.limit_in_bytes", "9223372036854771712\n", None),
+    ],
+)
+def test_memory_limit_is_that_of_the_container_or_machine(
+    name: str, content: str, expected: int | None, tmp_path: Path
+) -> None:
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert memory_limit(tmp_path) == machine
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(content)
+    assert memory_limit(tmp_path) == (expected or machine)
