@@ -95,6 +95,22 @@ def our_engines(setting: Setting) -> list[Contestant]:
     ]
 
 
+def batchings(
+    setting: Setting, sizes: Sequence[int], concurrent_sizes: Sequence[int] = ()
+) -> tuple[Choice, ...]:
+    """Return choices for one batch at a time, and for as many concurrent batches as there are threads.
+
+    Args:
+        setting: Model and number of threads.
+        sizes: Batch sizes of single batches.
+        concurrent_sizes: Batch sizes of concurrent batches. Defaults to `sizes`.
+    """
+    choices = tuple(Choice(size) for size in sizes)
+    if setting.threads > 1:
+        choices += tuple(Choice(size, side_by_side=setting.threads) for size in concurrent_sizes or sizes)
+    return choices
+
+
 def with_openvino_genai(setting: Setting) -> list[Contestant]:
     choices = batchings(setting, (1, 4, 8, 16, 32), (4, 8, 16))
 
@@ -115,16 +131,8 @@ def with_openvino_genai(setting: Setting) -> list[Contestant]:
     ]
 
 
-def batchings(setting: Setting, sizes: Sequence[int], concurrent_sizes: Sequence[int]) -> tuple[Choice, ...]:
-    """Return batches of several sizes, one at a time, and as many at a time as there are threads."""
-    choices = tuple(Choice(size) for size in sizes)
-    if setting.threads > 1:
-        choices += tuple(Choice(size, side_by_side=setting.threads) for size in concurrent_sizes)
-    return choices
-
-
 def with_ctranslate2(setting: Setting) -> list[Contestant]:
-    choices = batchings(setting, (4, 8, 16, 32), (4, 8, 16, 32))
+    choices = batchings(setting, (4, 8, 16, 32))
 
     def ctranslate2(precision: str, compute_type: str) -> Contestant:
         arguments = (setting.checkpoint, compute_type, setting.threads, MAX_TOKENS)
@@ -174,7 +182,7 @@ def with_transformers(setting: Setting) -> list[Contestant]:
     # Only on MiniLM: sentence-transformers runs the same transformers module.
     if setting.model != MINILM:
         return []
-    compiled = batchings(setting, (4, 8, 16, 32), (4, 8, 16, 32))
+    compiled = batchings(setting, (4, 8, 16, 32))
     return [
         transformers("sdpa", "fp32", EMBED),
         transformers("eager", "fp32", MAPS),

@@ -6,14 +6,13 @@ The pipeline pads to the longest text in a batch, so texts are sorted by length.
 pipelines run concurrently (calls release the GIL) and share the threads.
 """
 
-import queue
 import sys
 import threading
 from typing import Any
 
 from openvino_genai import TextEmbeddingPipeline
 
-from bench.peers.timing import serve_texts, sorted_batches
+from bench.peers.timing import run_in_threads, serve_texts, sorted_batches
 
 Vectors = list[Any]
 
@@ -28,28 +27,19 @@ class Pipelines:
 
     def run(self, texts: list[str], _what: str, batch_size: int, side_by_side: int = 1) -> Vectors:
         """Return the vectors in text order."""
-        pipelines = self._open(side_by_side)
         vectors: Vectors = [None] * len(texts)
-        batches: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
-        for batch in sorted_batches([len(text) for text in texts], batch_size):
-            batches.put(batch)
+        pipelines, own = iter(self._open(side_by_side)), threading.local()
 
-        def work(pipeline: TextEmbeddingPipeline) -> None:
-            while True:
-                try:
-                    batch = batches.get_nowait()
-                except queue.Empty:
-                    return
-                batch_vectors = pipeline.embed_documents([texts[index] for index in batch])
-                for index, vector in zip(batch, batch_vectors, strict=True):
-                    vectors[index] = vector
+        def take_pipeline() -> None:
+            own.pipeline = next(pipelines)
 
-        threads = [threading.Thread(target=work, args=(pipeline,)) for pipeline in pipelines[1:]]
-        for thread in threads:
-            thread.start()
-        work(pipelines[0])
-        for thread in threads:
-            thread.join()
+        def work(batch: list[int]) -> None:
+            batch_vectors = own.pipeline.embed_documents([texts[index] for index in batch])
+            for index, vector in zip(batch, batch_vectors, strict=True):
+                vectors[index] = vector
+
+        batches = sorted_batches([len(text) for text in texts], batch_size)
+        run_in_threads(work, batches, side_by_side, take_pipeline)
         return vectors
 
     def _open(self, side_by_side: int) -> list[TextEmbeddingPipeline]:

@@ -98,7 +98,7 @@ def anonymous_bytes(pid: int) -> int:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
-    """The export, in a directory that is gone afterwards; pytest would keep that of three runs."""
+    """The export, in a directory that is deleted after these tests instead of after all tests."""
     with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as name:
         checkpoint, bundle = Path(name) / "checkpoint", Path(name) / "bundle"
         write_checkpoint(checkpoint)
