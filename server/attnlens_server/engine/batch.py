@@ -17,6 +17,7 @@ from attnlens.patterns import Band, Pattern
 from attnlens.pooling import Pooling, pool
 from attnlens.reductions import AttentionReduction, Reduced, TextUnits, reduce
 from attnlens_server.bundle import Layout
+from attnlens_server.clients import ANONYMOUS, Client
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +147,10 @@ class Item:
             overtake it.
         deadline: `time.monotonic` time after which the item is dropped if it has not started. None if the
             call has no deadline.
-        is_light: Whether the express lane may run the item, because it belongs to a small call while other
-            clients have calls.
+        is_light: Whether the express lane may run the item, because it belongs to a small call of an
+            interactive client while other clients have calls.
         queued_at: `time.monotonic` time at which the item was queued.
+        client: Sender of the item.
         turn: Position in the queue, see `scheduler.Turns`.
         future: Resolves to an `ItemResult`. Canceling it drops the item unless it is already running.
         is_abandoned: Whether nobody needs the result. A long batch of such items is stopped.
@@ -164,6 +166,7 @@ class Item:
     is_background: bool = False
     is_light: bool = False
     queued_at: float = 0.0
+    client: Client = ANONYMOUS
     turn: float = 0.0
     future: "Future[ItemResult]" = field(default_factory=Future)
     is_abandoned: bool = False

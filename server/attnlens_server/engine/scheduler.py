@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from threading import get_ident
@@ -57,6 +57,20 @@ class Turns:
         turn = max(self._current, self._ends.get(client.name, 0.0))
         self._ends[client.name] = turn + num_tokens / client.share
         return turn
+
+    def give_back(self, dropped: Collection[Item], waiting: Iterable[Item]) -> None:
+        """Give the turns of items that did not run to the later items of their clients."""
+        charges: dict[str, float] = {}  # of the dropped items up to the current one
+        is_dropped = set(dropped).__contains__
+        for item in sorted((*dropped, *waiting), key=attrgetter("turn")):
+            name = item.client.name
+            if is_dropped(item):
+                charges[name] = charges.get(name, 0.0) + item.num_tokens / item.client.share
+            else:
+                item.turn -= charges.get(name, 0.0)
+        for name, charge in charges.items():
+            if name in self._ends:
+                self._ends[name] -= charge
 
     def serve(self, turn: float) -> None:
         """Record that the item with this turn, the smallest one that waits, is served."""
@@ -175,9 +189,9 @@ class ItemQueue:
             if self._closed:
                 raise ShuttingDownError("the server is shutting down: use another server")
             for item in items:
-                item.queued_at = now
+                item.queued_at, item.client = now, client
                 if client.is_bulk:
-                    item.is_background = True
+                    item.is_background, item.is_light = True, False
                 if not item.is_background:
                     self._interactive_until = now + INTERACTIVE_S
                 self._num_light += item.is_light
@@ -204,7 +218,7 @@ class ItemQueue:
             with self._choosing:
                 self._receive_arrived()
                 self._drop_dead()
-                light = [index for index, item in enumerate(self._waiting) if item.is_light]
+                light = self._first_light()
                 if not light:
                     continue
                 lengths = [self._waiting[index].num_tokens for index in light[:WINDOW]]
@@ -238,6 +252,11 @@ class ItemQueue:
         finally:
             with self._lock:
                 self._num_idle -= 1
+
+    def give_back(self, items: Sequence[Item]) -> None:
+        """Give the turns of taken items, which could not run, to the later items of their clients."""
+        with self._choosing:
+            self._give_back(items)
 
     def release(self) -> None:
         """Release the slot of a batch that `take` returned."""
@@ -310,10 +329,30 @@ class ItemQueue:
         dead: list[Item] = []
         for item in self._waiting:  # evaluate is_dead once: an item may be canceled at any time
             (dead if item.is_dead(now) else live).append(item)
+        if not dead:
+            return
         self._waiting = live
+        self._give_back(dead)
         self._subtract_tokens(dead)
         for item in dead:
             _fail_expired(item)
+
+    def _give_back(self, dropped: Sequence[Item], running: Sequence[Item] = ()) -> None:
+        """Give the turns of dropped items to later ones, including those of a batch that will run."""
+        with self._lock:
+            others = (*running, *self._waiting, *self._arrived)
+            for is_background, turns in enumerate(self._turns):
+                turns.give_back(
+                    [item for item in dropped if item.is_background == is_background],
+                    [item for item in others if item.is_background == is_background],
+                )
+            self._waiting.sort(key=_position)
+
+    def _first_light(self) -> list[int]:
+        """Return the indices of the items of small calls, without background items if there are others."""
+        light = [index for index, item in enumerate(self._waiting) if item.is_light]
+        is_background = bool(light) and self._waiting[light[0]].is_background
+        return [index for index in light if self._waiting[index].is_background == is_background]
 
     def _next_batch(self, choose: Choose) -> Batch:
         first = self._first_candidate()
@@ -348,8 +387,11 @@ class ItemQueue:
         """Remove items from the queue. Return those that can no longer be cancelled."""
         batch = [item for index, item in enumerate(self._waiting) if index in chosen]
         self._waiting = [item for index, item in enumerate(self._waiting) if index not in chosen]
+        live = [item for item in batch if item.future.set_running_or_notify_cancel()]
+        if len(live) < len(batch):
+            self._give_back([item for item in batch if item not in live], live)
         self._subtract_tokens(batch)
-        return [item for item in batch if item.future.set_running_or_notify_cancel()]
+        return live
 
     def _chosen(self, choose: Choose, lengths: Sequence[int], num_idle: int) -> set[int]:
         try:

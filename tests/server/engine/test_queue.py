@@ -349,6 +349,43 @@ def test_clients_are_forgotten_when_nothing_waits() -> None:
     assert len(queue._turns[0]._ends) <= 1
 
 
+def make_light(length: int) -> Item:
+    return Item(np.ones(length, dtype=np.int64), (), is_light=True)
+
+
+def test_client_with_cancelled_items_is_served_before_items_that_others_sent_later() -> None:
+    queue, client = make_queue(max_tokens=8), Client("impatient")
+    queue.put([make_item(8)], Client("busy"))
+    abandoned = [make_item(8) for _ in range(100)]
+    queue.put(abandoned, client)
+    for item in abandoned:
+        item.abandon()
+    wanted = make_item(8)
+    queue.put([wanted], client)
+    queue.put([make_item(8) for _ in range(9)], Client("busy"))
+    assert wanted in [*queue.taken(), *queue.taken()]
+
+
+def test_express_lane_takes_no_items_of_bulk_clients() -> None:
+    queue, bulk = make_queue(), Client("nightly", is_bulk=True)
+    small, interactive = make_light(8), make_light(8)
+    queue.put([small], bulk)
+    queue.put([interactive], Client("user"))
+    batch = queue.take_light(queue._scheduler.choose)
+    assert batch
+    assert batch.items == [interactive]
+    assert queue.taken() == [small]
+
+
+def test_express_lane_does_not_mix_background_items_with_others() -> None:
+    queue, light, background = make_queue(), make_light(8), make_light(8)
+    background.is_background = True
+    queue.put([background])
+    queue.put([light])
+    batches = [queue.take_light(queue._scheduler.choose) for _ in range(2)]
+    assert [batch and batch.items for batch in batches] == [[light], [background]]
+
+
 def test_light_item_is_taken_while_both_kinds_of_lanes_are_idle() -> None:
     queue = make_queue(num_lanes=2)
     taken: SimpleQueue[list[Item]] = SimpleQueue()
