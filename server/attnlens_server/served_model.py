@@ -9,6 +9,8 @@ from attnlens_server.errors import StartupError
 from attnlens_server.grpc_api.calls import Calls
 from attnlens_server.grpc_api.methods import EncoderService
 from attnlens_server.grpc_api.model_info import ModelDescriber
+from attnlens_server.grpc_api.open_streams import MAX_REFLECTIONS
+from attnlens_server.grpc_api.receiving import MAX_BRIEF, Receiver
 from attnlens_server.grpc_api.responses import Responses, reply_costs
 from attnlens_server.memory_budget import plan_memory
 from attnlens_server.observing.access_log import AccessLog
@@ -19,6 +21,10 @@ from attnlens_server.serving.service import ModelService
 from attnlens_server.text import TextEncoder, UntokenizableError
 
 logger = logging.getLogger(__name__)
+
+ARRIVING_SHARE = 4
+"""The inverse share of gRPC messages that are still arriving in the memory of calls."""
+MIN_ARRIVING = 4
 
 
 class ServedModel:
@@ -104,14 +110,22 @@ class ServedModel:
             self._opening.wait()
         seconds = self.engine.start(self.max_tokens)
         admission, config = self.service.admission, self._config
+        min_calls_bytes = reply_costs(config.max_response_bytes).least_memory_bytes
         budget = plan_memory(
             self.bundle,
             self.engine,
             limit_bytes=config.max_memory_bytes,
             calls_bytes=admission.memory.limit,
-            min_calls_bytes=reply_costs(config.max_response_bytes).least_memory_bytes,
+            min_calls_bytes=min_calls_bytes,
         )
-        admission.memory.resize(budget.calls_bytes * RESERVED_SHARE // (RESERVED_SHARE + 1))
+        arriving_bytes = min(budget.calls_bytes // ARRIVING_SHARE, budget.calls_bytes - min_calls_bytes)
+        others = MAX_BRIEF + MAX_REFLECTIONS
+        num_arriving = max(MIN_ARRIVING, arriving_bytes // config.request_limit - others)
+        self.calls.receiver = Receiver(num_arriving, config.request_timeout_s)
+        calls_bytes = budget.calls_bytes
+        if config.max_memory_bytes is not None:
+            calls_bytes -= arriving_bytes
+        admission.memory.resize(calls_bytes * RESERVED_SHARE // (RESERVED_SHARE + 1))
         logger.info("%s", budget)
         return seconds
 

@@ -21,9 +21,10 @@ from attnlens_server.grpc_api.calls import remember_creators
 from attnlens_server.grpc_api.health import HealthService
 from attnlens_server.grpc_api.identity import Gate
 from attnlens_server.grpc_api.methods import DESCRIPTOR, SERVICE_NAME, add_service, handlers
-from attnlens_server.grpc_api.open_streams import OpenStreams
+from attnlens_server.grpc_api.open_streams import MAX_REFLECTIONS, OpenStreams
 from attnlens_server.grpc_api.reflection import add_reflection
 from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, find_bind_problem
+from attnlens_server.listening.descriptors import grpc_connections, reserve_descriptors
 from attnlens_server.listening.tls import ServerTls, TlsContent
 from attnlens_server.observing.observer import open_tracer
 from attnlens_server.oip.methods import DESCRIPTOR as INFERENCE_DESCRIPTOR
@@ -46,6 +47,8 @@ STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", 
 
 MAX_STREAMS = 256
 """Maximum number of concurrent calls per connection. Clients queue further calls."""
+OTHER_CALLS = 64
+"""Maximum number of calls in addition to those that `max_calls` limits: health and reflection."""
 MAX_IDLE_MS = 600_000  # connections without calls are closed; clients open them again
 LAST_CALLS_S = 0.2
 CONNECTION_GRACE_MS = 600_000  # for the running calls of a connection that has reached its age
@@ -187,12 +190,12 @@ class Server:
 
     async def _listen(self) -> tuple[grpc.aio.Server, str]:
         logging.getLogger("grpc._cython.cygrpc").addFilter(_is_server_error)
+        reserve_descriptors(self._config)
         remember_creators(asyncio.get_running_loop())
         grpc_server = grpc.aio.server(
             options=_channel_options(self._config),
-            # Only this limit includes calls that are still sending their requests. `Calls` rejects others
-            # with a reason.
-            maximum_concurrent_rpcs=2 * self._config.max_calls,
+            # `Calls` and `OpenStreams` reject calls before with a reason, but not those that end at once.
+            maximum_concurrent_rpcs=2 * self._config.max_calls + OTHER_CALLS,
         )
         max_texts = self._config.max_inputs_per_request
         add_service(grpc_server, handlers(self._served.methods, self._calls, max_texts))
@@ -202,13 +205,14 @@ class Server:
             self._inference,
             self._calls,
             max_texts,
+            self._streams,
             self._gate.check_health,
         )
         if self._config.reflection or not self._access.is_on:
             add_reflection(
                 grpc_server,
                 [SERVICE_NAME, INFERENCE_DESCRIPTOR.full_name, HEALTH_SERVICE_NAME],
-                self._streams,
+                OpenStreams(MAX_REFLECTIONS),
                 INFERENCE_DESCRIPTOR.file.pool,
                 check_access=self._gate.check,
             )
@@ -373,6 +377,9 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         *([] if age_s is None else connection_age),
         ("grpc.max_receive_message_length", config.request_limit),
         ("grpc.max_send_message_length", -1),  # response sizes are checked before the computation
+        # Otherwise, gRPC accepts megabytes of a call before `Receiver` reads its message. A message that is
+        # read is not slower: gRPC then accepts all of it at once.
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.so_reuseport", 0),  # an address in use is an error
         ("grpc.keepalive_time_ms", 30_000),  # detects dead peers and frees their resources
         ("grpc.keepalive_timeout_ms", 10_000),
@@ -382,6 +389,7 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         # it has already read: 0.6 GB a second if a client sends nothing else. This way, a flood of 30 s
         # allocated 0.7 GB until it ended.
         ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.max_allowed_incoming_connections", grpc_connections(config)),
         # A stream that a client has reset counts until Python has released it. With this limit the C core
         # rejects further streams of the connection. Without it, thousands of them wait for the event loop.
         ("grpc.max_concurrent_streams", MAX_STREAMS),

@@ -1,7 +1,9 @@
 """Lifecycle of gRPC calls: request parsing, limits, error status, and slow clients.
 
-Three things are done here because grpc.aio does not do them:
+Four things are done here because grpc.aio does not do them:
 
+- It receives the whole request before it calls a handler. Handlers here check the identity of the sender and
+  admit the call before they receive it, see `Receiver`.
 - It deserializes requests outside of handlers, where a failure becomes a traceback in the log and a status
   without details. Handlers here receive bytes and parse them.
 - Millions of small submessages take many times their size once parsed and block the event loop meanwhile.
@@ -32,6 +34,7 @@ from google.protobuf.message import Message as ProtobufMessage
 from attnlens.wire import LENGTH_DELIMITED, Field, read_fields
 from attnlens_server import errors
 from attnlens_server.clients import BULK, PRIORITY, Client, client_at
+from attnlens_server.grpc_api.receiving import Receiver
 from attnlens_server.grpc_api.responses import SENDING_COPIES
 from attnlens_server.grpc_api.status import CallStatus, call_status
 from attnlens_server.observing.observer import Observer
@@ -53,6 +56,8 @@ STATUS_GRACE_S = 1.0  # time to send the status of a call whose client does not 
 SMALL_BYTES = 1 << 16  # messages up to this size are parsed on the event loop, without counting fields
 MAX_OTHER_FIELDS = 1024  # maximum number of other fields in a larger message
 FIELDS_PER_TEXT = 4  # nested fields of a pair: two inputs with one field each
+MAX_ARRIVING = 16  # unless `Calls.receiver` is replaced
+REQUEST_TIMEOUT_S = 30.0
 REQUEST_COPIES = 2  # the bytes, which gRPC keeps, and the message without its texts
 
 _creator: ContextVar[weakref.ref[AnyTask] | None] = ContextVar("creator", default=None)
@@ -85,6 +90,7 @@ class _Lifetime:
         self.memory = memory
         self.record = record
         self.counted_in: Pool | None = None
+        self.has_request = False
         self._on_dropped = on_dropped
         self._tasks = (weakref.ref(task), _creator.get())
         self._timeout: _Timeout | None = None
@@ -160,7 +166,7 @@ class Call:
     """A running call.
 
     Attributes:
-        request_bytes: Size of the serialized request.
+        request_bytes: Size of the serialized request. 0 until it was received.
         memory: Memory reservation, released when the call ends.
         record: Entry of the request log.
     """
@@ -168,7 +174,7 @@ class Call:
     def __init__(
         self, context: Context, lifetime: _Lifetime, stall_timeout: _Timeout, status_timeout: _Timeout
     ) -> None:
-        self.request_bytes = lifetime.record.request_bytes
+        self.request_bytes = 0
         self.memory = lifetime.memory
         self.record = lifetime.record
         self._context = context
@@ -186,6 +192,12 @@ class Call:
         self.record.client = self.memory.client = client
         admission.acquire_call(client)
         self._lifetime.counted_in = admission.calls
+
+    def begin(self, request_bytes: int) -> None:
+        """Begin the time of the call: its request was received."""
+        self.request_bytes = self.record.request_bytes = request_bytes
+        self.record.started = time.monotonic()
+        self._lifetime.has_request = True
 
     def budget(self) -> Budget:
         """Return the budget of the call: memory, deadline and metrics."""
@@ -254,6 +266,7 @@ class Calls:
 
     Attributes:
         on_dropped: Called after a call was dropped because its client did not read.
+        receiver: Receives the requests.
         identify: Returns the sender of a call to a method, or raises an error if it has no access.
     """
 
@@ -268,6 +281,7 @@ class Calls:
     ) -> None:
         self.on_dropped: Callable[[], None] = lambda: None
         self.identify: Callable[[Context, str], Client] = client_of
+        self.receiver = Receiver(MAX_ARRIVING, REQUEST_TIMEOUT_S)
         self._observer = observer
         self._admission = admission
         self._check_serving = check_serving
@@ -278,12 +292,10 @@ class Calls:
         self._none = asyncio.Event()
         self._none.set()
 
-    def _begin(self, context: Context, method: str, request_bytes: int) -> Call:
-        self._count += 1
-        self._none.clear()
+    def _begin(self, context: Context, method: str) -> Call:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - gRPC runs each handler in its own task
-        record = RequestRecord(method, method, request_bytes=request_bytes)
+        record = RequestRecord(method, method)
         if self._observer.needs_headers:
             _read_headers(record, context)
         self._observer.begin(record)
@@ -291,14 +303,32 @@ class Calls:
 
         def on_done(_: object) -> None:
             lifetime.close()
-            self._count -= 1
-            if self._count == 0:
-                self._none.set()
+            if lifetime.has_request:
+                self._count -= 1
+                if self._count == 0:
+                    self._none.set()
             self._observer.end(record)
 
         # `context.add_done_callback` would create a reference cycle that keeps dropped calls alive.
         task.add_done_callback(on_done)
         return Call(context, lifetime, self._stall_timeout, self._status_timeout)
+
+    async def _receive(
+        self, call: Call, message: object, context: Context, message_class: type[ProtobufMessage]
+    ) -> bytes:
+        """Return the request, which a call in the same process passes as `message`.
+
+        Only now does the call count for `wait_until_none`: a client may never send the rest of its request.
+        """
+        if isinstance(message, bytes):
+            data = message
+        else:
+            data = await self.receiver.receive(context, call.record.client, message_class)
+            self._check_serving()
+        call.begin(len(data))
+        self._count += 1
+        self._none.clear()
+        return data
 
     def _fail(self, call: Call, failure: errors.RequestError) -> CallStatus:
         """Record the failure of a call and return its status.
@@ -310,7 +340,7 @@ class Calls:
         return call_status(failure)
 
     async def wait_until_none(self) -> None:
-        """Wait until no call is open."""
+        """Wait until no call with a complete request is open."""
         await self._none.wait()
 
     def handler(
@@ -318,22 +348,25 @@ class Calls:
         parser: "Parser[Message, Parsed]",
         method: Callable[[Parsed, Call], Awaitable[bytes | None]],
         name: str,
-    ) -> Callable[[bytes, Context], Awaitable[bytes | None]]:
-        """Return a gRPC handler that parses the request and calls `method`.
+    ) -> Callable[[object, Context], Awaitable[bytes | None]]:
+        """Return a gRPC handler that receives and parses the request, and calls `method`.
 
-        Every exception becomes a status with details, including panics of the tokenizer's Rust code, which
-        derive from BaseException.
+        Its first argument is the request as bytes, or anything else if it is still to be received. Every
+        exception becomes a status with details, including panics of the tokenizer's Rust code, which derive
+        from BaseException.
         """
 
-        async def handle(data: bytes, context: Context) -> bytes | None:
-            call = self._begin(context, name, len(data))
+        async def handle(message: object, context: Context) -> bytes | None:
+            call = self._begin(context, name)
             request: Parsed | None = None
+            data = b""
             try:
                 self._check_serving()
                 call.admit(self.identify(context, name), self._admission)
+                data = await self._receive(call, message, context, parser.message_class)
                 call.memory.grow(parser.copies * call.request_bytes)
                 request = await self._workers.run_if(len(data) > SMALL_BYTES, parser.parse, data)
-                data = b""
+                data = message = b""
                 call.memory.shrink_to(REQUEST_COPIES * call.request_bytes)
                 if isinstance(request, Request):
                     call.record.metrics.num_inputs = len(request.inputs)
@@ -356,7 +389,7 @@ class Calls:
             end = await call.abort(status, client_reads=client_reads)
             # gRPC's call keeps the exception, whose traceback keeps this frame. If the frame led to the call,
             # both would stay in memory, and count as a stream, until a garbage collection.
-            del data, request, call, context
+            del data, message, request, call, context
             try:
                 raise end
             finally:

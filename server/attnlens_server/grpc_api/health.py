@@ -15,7 +15,6 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from attnlens_server.grpc_api.identity import Check, accept
 from attnlens_server.grpc_api.open_streams import OpenStreams
-from attnlens_server.grpc_api.status import parse_or_abort
 
 MAX_QUOTED_CHARACTERS = 100
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -26,7 +25,7 @@ class HealthService:
 
     Args:
         service_names: Names of the services.
-        streams: Limit on watches.
+        streams: Limit on watches, and on requests that are received.
         check_access: Checks whether the sender of a call may see the health.
     """
 
@@ -56,27 +55,27 @@ class HealthService:
             self._changed.notify_all()
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Register `Check` and `Watch`. Requests arrive as bytes; see `parse_or_abort`."""
+        """Register `Check` and `Watch`. `OpenStreams` receives their requests."""
         serializer = HealthCheckResponse.SerializeToString
         check: Any = self.Check
         watch: Any = self.Watch
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            "Check": grpc.unary_unary_rpc_method_handler(check, response_serializer=serializer),
-            "Watch": grpc.unary_stream_rpc_method_handler(watch, response_serializer=serializer),
+            "Check": grpc.stream_unary_rpc_method_handler(check, response_serializer=serializer),
+            "Watch": grpc.stream_stream_rpc_method_handler(watch, response_serializer=serializer),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
 
-    async def Check(self, data: bytes, context: Context) -> HealthCheckResponse:
+    async def Check(self, _: object, context: Context) -> HealthCheckResponse:
         await self._check_access(context, "Check")
-        request = await parse_or_abort(HealthCheckRequest, data, context)
+        request = await self._streams.receive(HealthCheckRequest, context)
         if request.service not in self._statuses:
             quoted = repr(request.service[:MAX_QUOTED_CHARACTERS])
             await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {quoted}")
         return HealthCheckResponse(status=self._statuses[request.service])
 
-    async def Watch(self, data: bytes, context: Context) -> None:
+    async def Watch(self, _: object, context: Context) -> None:
         await self._check_access(context, "Watch")
-        request = await parse_or_abort(HealthCheckRequest, data, context)
+        request = await self._streams.receive(HealthCheckRequest, context)
         async with self._streams.hold(context):
             await self._write_changes(request, context)
 

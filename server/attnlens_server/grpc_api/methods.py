@@ -28,7 +28,7 @@ from attnlens_server.serving.service import ModelService
 P = ParamSpec("P")
 _RESULT_BYTES = 32  # serialized score and usage of a text
 # From a serialized request to a serialized response, or None if it wrote a stream.
-Handler = Callable[[bytes, Context], Awaitable[bytes | None]]
+Handler = Callable[[object, Context], Awaitable[bytes | None]]
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["EncoderService"]
 SERVICE_NAME: str = DESCRIPTOR.full_name
@@ -156,9 +156,10 @@ def add_service(server: grpc.aio.Server, handles: Mapping[str, Handler]) -> None
     rpc_handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
     for name, handle in handles.items():
         make = (
-            grpc.unary_stream_rpc_method_handler
+            grpc.stream_stream_rpc_method_handler
             if DESCRIPTOR.methods_by_name[name].server_streaming
-            else grpc.unary_unary_rpc_method_handler
+            else grpc.stream_unary_rpc_method_handler
         )
-        rpc_handlers[name] = make(handle)  # no serializers: handlers take and return bytes
+        behavior: Any = handle
+        rpc_handlers[name] = make(behavior)  # no serializers: handlers receive and return bytes
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, rpc_handlers),))

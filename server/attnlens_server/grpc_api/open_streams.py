@@ -1,7 +1,7 @@
-"""Limit on streams that clients may keep open for any time: watches of the health, and reflection.
+"""Limits on calls of health and reflection, which may need no identity and which `Calls` does not count.
 
-`Calls` does not count them. Without a limit, one client could open all calls that the server accepts, without
-an identity.
+Clients may keep watches and reflection open for any time. Without a limit, one client could open all calls
+that the server accepts, without an identity.
 """
 
 from collections.abc import AsyncGenerator
@@ -11,11 +11,14 @@ from typing import Any
 import grpc
 
 from attnlens_server.clients import client_at
-from attnlens_server.errors import OverloadedError
-from attnlens_server.grpc_api.status import call_status
+from attnlens_server.errors import OverloadedError, RequestError
+from attnlens_server.grpc_api.receiving import AnyMessage, BriefReceiver
+from attnlens_server.grpc_api.status import call_status, parse_or_abort
 from attnlens_server.serving.admission import SMALL_CALLS, Pool
 
 RETRY_S = 10.0
+MAX_REFLECTIONS = 8
+"""Maximum number of reflection streams, each of which may send a message of any allowed size."""
 
 
 class OpenStreams:
@@ -30,6 +33,20 @@ class OpenStreams:
 
     def __init__(self, capacity: int) -> None:
         self.pool = Pool(capacity, SMALL_CALLS)
+        self._receiver = BriefReceiver()
+
+    async def receive(
+        self, message_class: type[AnyMessage], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AnyMessage:
+        """Return the request of a call. Abort the call if it is invalid or was not received in time."""
+        try:
+            data = await self._receiver.receive(context, message_class)
+        except RequestError as error:
+            status = call_status(error)
+        else:
+            return await parse_or_abort(message_class, data, context)
+        await context.abort(status.code, status.message, status.trailers)
+        raise AssertionError  # abort does not return
 
     @asynccontextmanager
     async def hold(self, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncGenerator[None]:

@@ -16,7 +16,7 @@ from attnlens_server.errors import ModelNotFoundError, RequestError, ResponseToo
 from attnlens_server.grpc_api.calls import REQUEST_COPIES, SMALL_BYTES, Call, Calls, Parser
 from attnlens_server.grpc_api.identity import Check, Context, accept
 from attnlens_server.grpc_api.model_info import own_version
-from attnlens_server.grpc_api.status import parse_or_abort
+from attnlens_server.grpc_api.open_streams import OpenStreams
 from attnlens_server.oip.models import PLATFORM, VERSION, Models
 from attnlens_server.oip.requests import InferRequest, RequestReader
 from attnlens_server.oip.responses import InferResults, serialize
@@ -124,15 +124,19 @@ def add_service(
     service: InferenceService,
     calls: Calls,
     max_texts: int,
+    streams: OpenStreams,
     check_health_access: Check = accept,
 ) -> None:
-    """Register the methods of `service`. `check_health_access` checks the senders of health checks."""
+    """Register the methods of `service`.
+
+    `streams` receives the requests of health checks, and `check_health_access` checks their senders.
+    """
     rpc_handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in DESCRIPTOR.methods:
         message_class = GetMessageClass(method.input_type)
         answer = getattr(service, method.name)
         if method.name in ("ServerLive", "ServerReady", "ModelReady"):
-            handle: Any = _health_handler(method.name, message_class, answer, check_health_access)
+            handle: Any = _health_handler(method.name, message_class, answer, check_health_access, streams)
         else:
             is_infer = method.name == "ModelInfer"
             contents = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
@@ -144,15 +148,19 @@ def add_service(
                 CONTENTS_COPIES if is_infer else REQUEST_COPIES,
             )
             handle = calls.handler(parser, answer, method.name)
-        rpc_handlers[method.name] = grpc.unary_unary_rpc_method_handler(handle)
+        rpc_handlers[method.name] = grpc.stream_unary_rpc_method_handler(handle)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, rpc_handlers),))
 
 
 def _health_handler(
-    name: str, message_class: type[Message], answer: Callable[[Any], Message], check_access: Check
-) -> Callable[[bytes, Context], Awaitable[bytes]]:
-    async def handle(data: bytes, context: Context) -> bytes:
+    name: str,
+    message_class: type[Message],
+    answer: Callable[[Any], Message],
+    check_access: Check,
+    streams: OpenStreams,
+) -> Callable[[object, Context], Awaitable[bytes]]:
+    async def handle(_: object, context: Context) -> bytes:
         await check_access(context, name)
-        return answer(await parse_or_abort(message_class, data, context)).SerializeToString()
+        return answer(await streams.receive(message_class, context)).SerializeToString()
 
     return handle
