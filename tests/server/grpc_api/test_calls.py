@@ -190,7 +190,7 @@ async def test_slow_consumer_gets_a_status_when_it_resumes_reading(
 
     handle = calls.handler(parser_of(pb.EncodeStreamRequest, 1), stream, "EncodeStream")
     stream_handler: Any = handle  # pass bytes through unchanged
-    async with serving("EncodeStream", grpc.unary_stream_rpc_method_handler(stream_handler)) as address:
+    async with serving("EncodeStream", grpc.stream_stream_rpc_method_handler(stream_handler)) as address:
         with RawClient(address, window_bytes=0) as client:
             reply = client.call(method("EncodeStream"), b"")
             await dropped.wait()
@@ -213,9 +213,9 @@ async def test_failed_call_is_freed_without_a_garbage_collection() -> None:
         del request, call
         raise InvalidFieldsError([])
 
-    unary_handler: Any = calls.handler(parser_of(pb.EmbedRequest, 1), embed, "Embed")
+    handle: Any = calls.handler(parser_of(pb.EmbedRequest, 1), embed, "Embed")
     async with (
-        serving("Embed", grpc.unary_unary_rpc_method_handler(unary_handler)) as address,
+        serving("Embed", grpc.stream_unary_rpc_method_handler(handle)) as address,
         grpc.aio.insecure_channel(address) as channel,
     ):
         call: Any = channel.unary_unary(f"/{SERVICE_NAME}/Embed")
