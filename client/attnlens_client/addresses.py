@@ -1,11 +1,12 @@
-"""Addresses of servers, and their gRPC targets."""
+"""Addresses of servers, their gRPC targets, and proxies of the environment."""
 
+import os
 import re
 import socket
 import sys
 from collections.abc import Sequence
-from ipaddress import ip_address
-from urllib.parse import unquote_to_bytes
+from ipaddress import ip_address, ip_network
+from urllib.parse import unquote_to_bytes, urlsplit
 
 _HOST_AND_PORT = re.compile(r"([\w.-]+|\[[\w:.%-]+\]):([0-9]{1,5})")
 _OTHER_TARGET = re.compile(r"(?:unix|unix-abstract|dns|ipv4|ipv6|vsock|xds):.+")
@@ -89,3 +90,37 @@ def _resolved(server: str) -> list[tuple[str, int]]:
     except OSError:
         return []
     return [(str(ip), int(port)) for ip in dict.fromkeys(info[4][0] for info in infos)]
+
+
+def single_targets(address: str) -> list[str]:
+    """Return one gRPC target for each IP address of host names, or the address if it has no names."""
+    parts = _HOST_AND_PORT.fullmatch(address)
+    if _OTHER_TARGET.fullmatch(address) or (parts and _is_ip(parts[1])):
+        return [address]
+    found = [ip for server in address.split(",") for ip in _resolved(server)]
+    return [f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}" for host, port in found]
+
+
+def environment_proxy(address: str) -> str:
+    """Return the proxy that gRPC uses for a valid address, with the variable that names it, or ""."""
+    if address.startswith(("unix", "vsock")):
+        return ""
+    # As in gRPC: the first of these variables applies, and capitalized ones are ignored.
+    name = next((name for name in ("grpc_proxy", "https_proxy", "http_proxy") if os.environ.get(name)), "")
+    proxy = urlsplit(os.environ.get(name, ""))
+    excluded = next(filter(None, map(os.environ.get, ("no_grpc_proxy", "no_proxy"))), "")
+    first, _, _ = address.partition(",")
+    host = re.sub("^(dns|ipv4|ipv6):(//[^/]*/)?", "", first).rpartition(":")[0].strip("[]")
+    if proxy.scheme != "http" or any(_excludes(entry.strip(), host) for entry in excluded.split(",")):
+        return ""
+    return f"{proxy.netloc.rpartition('@')[2]} of the environment variable {name}"  # without the password
+
+
+def _excludes(entry: str, host: str) -> bool:
+    """Return whether an entry of no_proxy, the end of a name or a network, contains a host."""
+    if not entry:
+        return False
+    try:
+        return ip_address(host) in ip_network(entry, strict=False)
+    except ValueError:
+        return host.lower().endswith(entry.lower())

@@ -7,14 +7,22 @@ import sys
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from numbers import Real
-from typing import Any, Literal
+from queue import Empty, SimpleQueue
+from typing import Any, Literal, cast
 
 import grpc
 
 from attnlens.signatures import checks_arguments
-from attnlens_client.addresses import checked_address, grpc_target, has_several
+from attnlens_client.addresses import (
+    checked_address,
+    environment_proxy,
+    grpc_target,
+    has_several,
+    single_targets,
+)
 from attnlens_client.arguments import checked_int
 from attnlens_client.core.calls import Session
+from attnlens_client.errors import AttnlensError, ConnectionProblem
 
 SERVICE = "attnlens.v1.EncoderService"
 MAX_TIMEOUT_S = 365 * 24 * 3600.0
@@ -32,6 +40,12 @@ _KEEPALIVE_TIME_MS = 360_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 # gRPC's default of 30 s would hide new servers from clients for half of a call's timeout.
 _DNS_INTERVAL_MS = 5_000
+_HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+# Time for the state of a channel, and for another attempt to connect, after a call has failed.
+_STATE_S = 1.0
+_PROBE_S = 0.5
+_MAX_PROBED = 4
+_UNSPECIFIC = (ConnectionProblem.NO_SERVER, ConnectionProblem.NOT_REACHABLE)
 
 
 @checks_arguments
@@ -98,6 +112,7 @@ class Connection:
             max_in_flight=self.max_in_flight,
             max_attempts=self.max_attempts,
             uses_tls=self.credentials is not None,
+            proxy=self._proxy(),
         )
 
     @property
@@ -110,6 +125,13 @@ class Connection:
         """Metadata sent with each call, including key and priority."""
         priority = [(PRIORITY, self.priority)] if self.priority != PRIORITIES[0] else []
         return (*key_metadata(self.api_key), *priority, *self.metadata)
+
+    def _proxy(self) -> str:
+        options = dict(self.channel_options)
+        if not options.get("grpc.enable_http_proxy", 1):
+            return ""
+        proxy = options.get("grpc.http_proxy")
+        return environment_proxy(str(self.address)) if proxy is None else f"{proxy} of channel_options"
 
     def __repr__(self) -> str:
         # Keys, metadata and channel options may contain secrets.
@@ -194,12 +216,69 @@ def grpc_options(connection: Connection) -> list[tuple[str, Any]]:
         "grpc.keepalive_timeout_ms": _KEEPALIVE_TIMEOUT_MS,
         # Reconnect within the time that retries take.
         "grpc.initial_reconnect_backoff_ms": 200,
-        "grpc.max_reconnect_backoff_ms": 5_000,
+        "grpc.max_reconnect_backoff_ms": 2_000,
         "grpc.dns_min_time_between_resolutions_ms": _DNS_INTERVAL_MS,
     }
     if "," in address and not address.startswith(("ipv4:", "ipv6:")):
         options["grpc.default_authority"] = address.partition(",")[0]
     return list({**options, **dict(connection.channel_options)}.items())
+
+
+def open_channel(
+    target: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, Any]]
+) -> grpc.Channel:
+    """Return a channel."""
+    if credentials is None:
+        return grpc.insecure_channel(target, options)
+    return grpc.secure_channel(target, credentials, options)
+
+
+def is_connected(channel: grpc.Channel) -> bool:
+    """Return whether a channel has a connection to a server."""
+    states: SimpleQueue[grpc.ChannelConnectivity] = SimpleQueue()
+    channel.subscribe(states.put)
+    try:
+        return states.get(timeout=_STATE_S) is grpc.ChannelConnectivity.READY
+    except Empty:
+        return False
+    finally:
+        channel.unsubscribe(states.put)
+
+
+def specified(connection: Connection, error: AttnlensError) -> AttnlensError:
+    """Return `error` with a more specific cause, if new connections to single addresses of a server have one.
+
+    gRPC reports one of the errors of several addresses, and none if the deadline has passed.
+    """
+    session, failure = connection._session, error.connection  # noqa: SLF001 - of the same client
+    if failure is None or failure.problem not in _UNSPECIFIC:
+        return error
+    targets = single_targets(session.address)[:_MAX_PROBED]
+    if failure.cause and targets == [session.address]:  # there are no other addresses
+        return error
+    for cause in filter(None, (_probe(connection, target) for target in targets)):
+        found = session.specified(error, failure, cause)
+        if found.connection is not None and found.connection.problem not in _UNSPECIFIC:
+            return found
+        error = error if failure.cause else found
+    return error
+
+
+def _probe(connection: Connection, target: str) -> grpc.RpcError | None:
+    """Return the error of a new connection, or None if it succeeds or takes too long."""
+    authority = connection._session.address.partition(",")[0]  # noqa: SLF001 - validated
+    options = {"grpc.default_authority": authority} if target != authority else {}
+    options |= dict(grpc_options(connection)) | {
+        "grpc.service_config": "{}",
+        "grpc.use_local_subchannel_pool": 1,
+    }
+    with open_channel(target, connection.credentials, list(options.items())) as channel:
+        try:
+            channel.unary_unary(_HEALTH_CHECK)(b"", timeout=_PROBE_S)
+        except grpc.RpcError as error:
+            is_away = cast("grpc.Call", error).code() is grpc.StatusCode.UNAVAILABLE
+            return error if is_away else None
+    return None
 
 
 def service_config(max_attempts: int, wait_for_ready: bool, *, balances: bool = False) -> dict[str, Any]:

@@ -25,7 +25,7 @@ TypeError or ValueError before a request is sent.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, auto
 from typing import cast
 
 import grpc
@@ -55,14 +55,10 @@ _INPUT_FIELDS = {"inputs": "texts", "documents": "documents", "pairs": "pairs"}
 _TEXT_FIELDS = {".text", ".text_pair"}
 _MAX_NAMED = 3
 
-# Parts of gRPC's messages if another program answers, or a server that requires TLS.
-_SIGNS_OF_ANOTHER_PROGRAM = ("HTTP/2", "http2 header with status", "http1.x", "content-type")
-_SIGNS_OF_OTHER_TLS = ("handshake", "SSL", "erification")
 # gRPC's message if the health service of a server does not report SERVING.
 _UNHEALTHY = "backend unhealthy"
 # gRPC's messages if a server or a proxy resets a call, as a proxy does when it loses the server.
 _SIGNS_OF_RESET = ("Stream removed", "RST_STREAM")
-_SIGNS_OF_TLS = ("Socket closed", "onnection reset", "Broken pipe", "GOAWAY")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +87,10 @@ class AttnlensError(Exception):
         metadata: Details from the server, such as `{"num_tokens": "300"}`.
         violations: Invalid arguments. Text indices refer to the caller's texts.
         retry_delay_s: Retry delay in seconds from the server, or None.
+        connection: Reason why no attnlens server answered, or None.
     """
+
+    connection: "ConnectionFailure | None" = None
 
     def __init__(
         self,
@@ -337,9 +336,27 @@ def invalid_argument(
 
 def closed_error(cause: BaseException | None = None, *, closed: str = "client") -> AttnlensError:
     """Return the error of calls after the client was closed. `closed` names what was closed."""
-    error = AttnlensError(f"the {closed} was closed", grpc.StatusCode.CANCELLED)
+    error = AttnlensError(f"the {closed} was closed: create another one", grpc.StatusCode.CANCELLED)
     error.__cause__ = cause
     return error
+
+
+def other_loop_error() -> AttnlensError:
+    """Return the error of calls in an event loop other than that of the first call."""
+    return AttnlensError(
+        "the client belongs to another event loop: create an AsyncClient in each loop, that is, in each "
+        "call of asyncio.run",
+        grpc.StatusCode.FAILED_PRECONDITION,
+    )
+
+
+def forked_error() -> AttnlensError:
+    """Return the error of calls in a process that was forked from the process of the client."""
+    return AttnlensError(
+        "the client was used before this process was forked, and gRPC's connections do not survive a fork: "
+        "create a client in each process",
+        grpc.StatusCode.FAILED_PRECONDITION,
+    )
 
 
 def undecodable_reply_error() -> BadReplyError:
@@ -350,11 +367,138 @@ def undecodable_reply_error() -> BadReplyError:
 class ConnectionProblem(Enum):
     """Reason why no attnlens server answers."""
 
-    NO_SERVER = "no server"
-    NO_SERVER_OR_TLS = "no server, or one that requires TLS"
-    OTHER_PROGRAM = "another program"
-    TLS_HANDSHAKE = "failed TLS handshake"
-    UNHEALTHY = "no healthy server"
+    NO_SERVER = auto()
+    NO_SERVER_OR_TLS = auto()
+    NO_SERVER_OR_CERTIFICATE = auto()
+    NOT_REACHABLE = auto()
+    NO_ANSWER = auto()
+    SLOW = auto()
+    UNKNOWN_HOST = auto()
+    NO_SOCKET = auto()
+    NOT_PERMITTED = auto()
+    PROXY = auto()
+    OTHER_PROGRAM = auto()
+    NO_TLS = auto()
+    EXPIRED = auto()
+    NOT_YET_VALID = auto()
+    OTHER_NAME = auto()
+    UNTRUSTED = auto()
+    TLS_HANDSHAKE = auto()
+    UNHEALTHY = auto()
+
+
+_START = "start one with `attnlens serve DIR`, or use another address"
+# What is wrong, and the remedy in Python.
+_MESSAGES = {
+    ConnectionProblem.NO_SERVER: ("no server answers at {address}", _START),
+    ConnectionProblem.NO_SERVER_OR_TLS: (
+        "no server answers at {address}",
+        f"{_START}, or use credentials for TLS",
+    ),
+    ConnectionProblem.NO_SERVER_OR_CERTIFICATE: (
+        "no server answers at {address}",
+        f"{_START}, or use credentials with a valid client certificate of a CA that the server trusts",
+    ),
+    ConnectionProblem.NOT_REACHABLE: ("no server reachable at {address} for {elapsed_s:g} s", _START),
+    ConnectionProblem.NO_ANSWER: (
+        "no server answered at {address} within {elapsed_s:g} s",
+        "start one there, use another address, or a larger timeout_s",
+    ),
+    ConnectionProblem.SLOW: (
+        "a call to {address} took more than {elapsed_s:g} s",
+        "use a larger timeout_s, or see the server's log if it never answers",
+    ),
+    ConnectionProblem.UNKNOWN_HOST: (
+        "the host name of {address} cannot be resolved",
+        "correct the name, or use an IP address",
+    ),
+    ConnectionProblem.NO_SOCKET: (
+        "there is no socket at {address}",
+        "start a server with `attnlens serve DIR --address {address}`, or use another path",
+    ),
+    ConnectionProblem.NOT_PERMITTED: (
+        "no permission to connect to {address}",
+        "run as a user who may write to the socket, or change its permissions",
+    ),
+    ConnectionProblem.PROXY: (
+        "no connection to {address} through the proxy {proxy}",
+        "start the server, or bypass the proxy: unset the variable, or add the host to no_proxy",
+    ),
+    ConnectionProblem.OTHER_PROGRAM: (
+        "the program at {address} is not an attnlens server",
+        "use another address, such as the gRPC port instead of the HTTP port, or credentials for TLS",
+    ),
+    ConnectionProblem.NO_TLS: (
+        "the program at {address} does not use TLS",
+        "omit the credentials, or use another address",
+    ),
+    ConnectionProblem.EXPIRED: (
+        "the certificate of {address} has expired",
+        "renew it, or correct the clock of this machine",
+    ),
+    ConnectionProblem.NOT_YET_VALID: (
+        "the certificate of {address} is not valid yet",
+        "replace it, or correct the clock of this machine",
+    ),
+    ConnectionProblem.OTHER_NAME: (
+        "the certificate of {address} is for another name",
+        "use an address in the certificate, or set grpc.ssl_target_name_override in channel_options",
+    ),
+    ConnectionProblem.UNTRUSTED: (
+        "the certificate of {address} is not signed by a trusted CA",
+        "use the certificate of the server's CA as root_certificates of the credentials",
+    ),
+    ConnectionProblem.TLS_HANDSHAKE: (
+        "the TLS handshake with {address} failed",
+        "check the credentials, or omit them for a server without TLS",
+    ),
+    ConnectionProblem.UNHEALTHY: (
+        "no server at {address} is healthy",
+        "wait until they have started, or see their logs",
+    ),
+}
+_RESET = r"Socket closed|onnection reset|Broken pipe|GOAWAY"
+# Patterns of gRPC's messages, and whether the client uses TLS, if this matters. The first match applies.
+_PROBLEMS: tuple[tuple[str, bool | None, ConnectionProblem], ...] = (
+    ("errors resolving|DNS resolution failed|address lookup failed", None, ConnectionProblem.UNKNOWN_HOST),
+    ("unix.*No such file", None, ConnectionProblem.NO_SOCKET),
+    ("unix.*Permission denied", None, ConnectionProblem.NOT_PERMITTED),
+    ("HTTP proxy", None, ConnectionProblem.PROXY),
+    ("certificate has expired", True, ConnectionProblem.EXPIRED),
+    ("not yet valid", True, ConnectionProblem.NOT_YET_VALID),
+    ("Hostname Verification", True, ConnectionProblem.OTHER_NAME),
+    ("issuer certificate|self.signed|verify the first certificate", True, ConnectionProblem.UNTRUSTED),
+    ("WRONG_VERSION_NUMBER", True, ConnectionProblem.NO_TLS),
+    ("handshake|SSL|erification", True, ConnectionProblem.TLS_HANDSHAKE),
+    ("HTTP/2|http2 header with status|http1.x|content-type|ALPN", None, ConnectionProblem.OTHER_PROGRAM),
+    (_RESET, True, ConnectionProblem.NO_SERVER_OR_CERTIFICATE),
+    (_RESET, False, ConnectionProblem.NO_SERVER_OR_TLS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionFailure:
+    """Reason why no attnlens server answered a call.
+
+    Attributes:
+        problem: Kind of failure.
+        cause: Relevant part of gRPC's message, or "".
+        elapsed_s: Duration of the failure in seconds, or 0.
+        proxy: Proxy from the environment and the variable that names it, or "".
+    """
+
+    problem: ConnectionProblem
+    cause: str = ""
+    elapsed_s: float = 0.0
+    proxy: str = ""
+
+    def message(self, address: str, remedies: Mapping[ConnectionProblem, str] | None = None) -> str:
+        """Return what is wrong, the remedy and the cause. `remedies` replace those in Python."""
+        statement, remedy = _MESSAGES[self.problem]
+        remedy = (remedies or {}).get(self.problem, remedy)
+        parts = {"address": address, "elapsed_s": round(self.elapsed_s, 1), "proxy": self.proxy}
+        message = f"{statement}: {remedy}".format(**parts)
+        return f"{message} ({self.cause})" if self.cause else message
 
 
 def is_unhealthy(error: BaseException | None) -> bool:
@@ -384,10 +528,11 @@ def connection_problem(
     cause = printable(details.rpartition("last error: ")[2])
     if is_unhealthy(error):
         return ConnectionProblem.UNHEALTHY, ""
-    if uses_tls and any(sign in cause for sign in _SIGNS_OF_OTHER_TLS):
-        return ConnectionProblem.TLS_HANDSHAKE, cause
-    if answered or any(sign in cause for sign in _SIGNS_OF_ANOTHER_PROGRAM):
+    if answered:
         return ConnectionProblem.OTHER_PROGRAM, cause
-    if not uses_tls and any(sign in cause for sign in _SIGNS_OF_TLS):
-        return ConnectionProblem.NO_SERVER_OR_TLS, cause
-    return ConnectionProblem.NO_SERVER, cause
+    found = (
+        problem
+        for pattern, tls, problem in _PROBLEMS
+        if tls in (None, uses_tls) and re.search(pattern, cause)
+    )
+    return next(found, ConnectionProblem.NO_SERVER), cause

@@ -6,15 +6,15 @@ requests are a StringValue, responses an Int32Value.
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
-from attnlens_client.addresses import checked_address, grpc_target
-from attnlens_client.connection import SERVICE, check_key, key_metadata
-from attnlens_client.errors import BadReplyError, DeadlineExceededError, UnavailableError, from_rpc_error
+from attnlens_client.connection import SERVICE, Connection, is_connected, open_channel, specified
+from attnlens_client.errors import BadReplyError, DeadlineExceededError, UnavailableError
 
 HealthStatus: TypeAlias = Literal["unknown", "serving", "not_serving", "service_unknown"]
 
@@ -55,40 +55,37 @@ def check_health(
     >>> check_health(address)
     'serving'
     """
-    target = grpc_target(checked_address(address))
-    check_key(api_key)
-    options = [*_CHANNEL_OPTIONS, *channel_options]
+    options = (*_CHANNEL_OPTIONS, *channel_options)
+    connection = Connection(
+        address, timeout_s=timeout_s, credentials=credentials, api_key=api_key, channel_options=options
+    )
     deadline = time.monotonic() + wait_s
-    with (
-        grpc.insecure_channel(target, options)
-        if credentials is None
-        else grpc.secure_channel(target, credentials, options)
-    ) as channel:
+    with open_channel(connection.target, credentials, options) as channel:
         while True:
             left_s = deadline - time.monotonic()
             try:
                 once_s = min(timeout_s, max(_PAUSE_S, left_s)) if wait_s else timeout_s
-                status = _check(channel, service, once_s, key_metadata(api_key))
-            except (DeadlineExceededError, UnavailableError):
+                status = _check(channel, service, once_s, connection)
+            except (DeadlineExceededError, UnavailableError) as error:
                 if time.monotonic() >= deadline:
-                    raise
+                    raise specified(connection, error) from error.__cause__
             else:
                 if time.monotonic() >= deadline or status == "serving":
                     return status
             time.sleep(max(0.0, min(_PAUSE_S, deadline - time.monotonic())))
 
 
-def _check(
-    channel: grpc.Channel, service: str, timeout_s: float, metadata: tuple[tuple[str, str], ...]
-) -> HealthStatus:
+def _check(channel: grpc.Channel, service: str, timeout_s: float, connection: Connection) -> HealthStatus:
     check: grpc.UnaryUnaryMultiCallable[StringValue, bytes]
     check = channel.unary_unary(_METHOD, request_serializer=StringValue.SerializeToString)
     try:
-        reply = check(StringValue(value=service), timeout=timeout_s, metadata=metadata)
+        reply = check(StringValue(value=service), timeout=timeout_s, metadata=connection.call_metadata)
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.NOT_FOUND:
             return "service_unknown"
-        raise from_rpc_error(error) from error
+        is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        session = replace(connection._session, timeout_s=timeout_s)  # noqa: SLF001 - for its messages
+        raise session.failure(error, 0, is_connected=not is_late or is_connected(channel)) from error
     try:
         return _STATUSES[Int32Value.FromString(reply).value]
     except (DecodeError, KeyError) as error:

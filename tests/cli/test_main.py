@@ -95,7 +95,7 @@ def test_debug_shows_the_traceback_before_the_line(run: Run) -> None:
         assert result.returncode == 1
         assert "Traceback" in result.stderr
         assert "DeadlineExceededError" in result.stderr
-        assert result.stderr.splitlines()[-1].startswith("attnlens info: no server answered")
+        assert result.stderr.splitlines()[-1].startswith("attnlens info: no server reachable")
 
 
 def test_bug_is_reported_as_a_bug(run: Run) -> None:

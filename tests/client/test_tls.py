@@ -56,8 +56,8 @@ def test_client_and_server_authenticate_each_other(certificates: Path, minilm_bu
         assert (result.returncode, result.stderr) == (0, "")
         failures: list[tuple[list[str], str]] = [
             ([], "or --tls if the server uses TLS"),
-            (["--tls"], "no TLS with"),
-            (files, "no TLS with"),  # the certificate is for a different name
+            (["--tls"], "is not signed by a trusted CA: use the certificate of the server's CA as --tls-ca"),
+            (files, "is for another name: use an --address in the certificate, or --tls-server-name"),
         ]
         # Run in parallel, since each command retries for seconds.
         processes = [

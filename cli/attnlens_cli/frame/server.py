@@ -19,6 +19,8 @@ from attnlens_cli.frame.signals import interrupt_on_signals
 if TYPE_CHECKING:
     import grpc
 
+    from attnlens_client.errors import ConnectionFailure
+
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _MAX_TIMEOUT_S = 31_536_000  # one year, as in the client
 
@@ -181,11 +183,9 @@ class ServerOptions:
     def failures_explained(self) -> Iterator[None]:
         """Convert connection failures into messages with a remedy."""
         from attnlens_client import (  # noqa: PLC0415 - heavy
+            AttnlensError,
             BadReplyError,
-            DeadlineExceededError,
             InvalidRequestError,
-            ServerError,
-            UnavailableError,
         )
 
         try:
@@ -199,34 +199,36 @@ class ServerOptions:
             raise click.BadParameter(fields[str(option.name)], ctx, option) from error
         except BadReplyError as error:
             raise BadReplyFailure(f"{self._name}: {error.message}") from error
-        except (UnavailableError, ServerError) as error:
-            if error.reason:  # the response of an attnlens server
+        except AttnlensError as error:
+            if error.connection is None:  # the response of an attnlens server
                 raise
-            message = self._connection_failure(error.__cause__, answered=isinstance(error, ServerError))
-            raise click.ClickException(message) from error
-        except DeadlineExceededError as error:
-            raise click.ClickException(
-                f"no server answered at {self._name} within {self.timeout_s:g} s: check the address, or "
-                "use a larger --timeout-s"
-            ) from error
+            raise click.ClickException(self._connection_message(error.connection)) from error
 
-    def _connection_failure(self, error: BaseException | None, *, answered: bool) -> str:
-        from attnlens_client.errors import ConnectionProblem, connection_problem  # noqa: PLC0415 - heavy
+    def _connection_message(self, failure: "ConnectionFailure") -> str:
+        from attnlens_client.errors import ConnectionProblem as Problem  # noqa: PLC0415 - heavy
 
-        problem, cause = connection_problem(error, answered=answered, uses_tls=self._uses_tls)
-        if problem is ConnectionProblem.TLS_HANDSHAKE:
-            return (
-                f"no TLS with {self._name}: check --tls-ca, --tls-cert and --tls-server-name, or "
-                f"omit all TLS options if the server does not use TLS ({cause})"
-            )
-        if problem is ConnectionProblem.OTHER_PROGRAM:
-            remedy = "use another --address, or --tls if the server uses TLS"
-            return f"the program at {self._name} is not an attnlens server: {remedy} ({cause})"
         where = f"--address {self.address}" if self.address.startswith("unix") else "--port PORT"
-        remedy = f"start one with `attnlens serve DIR {where}`, or use another --address"
-        if problem is ConnectionProblem.NO_SERVER_OR_TLS:
-            remedy += ", or --tls if the server uses TLS"
-        return f"no server answers at {self._name}: {remedy} ({cause})"
+        start = f"start one with `attnlens serve DIR {where}`, or use another --address"
+        return failure.message(
+            self._name,
+            {
+                Problem.NO_SERVER: start,
+                Problem.NO_SERVER_OR_TLS: f"{start}, or --tls if the server uses TLS",
+                Problem.NO_SERVER_OR_CERTIFICATE: f"{start}, or --tls-cert and --tls-key with a valid "
+                "certificate of a CA that the server trusts",
+                Problem.NOT_REACHABLE: start,
+                Problem.NO_ANSWER: "check the address, or use a larger --timeout-s",
+                Problem.SLOW: "use a larger --timeout-s, or see the server's log if it never answers",
+                Problem.NO_SOCKET: start,
+                Problem.OTHER_PROGRAM: "use another --address, such as the gRPC port instead of the HTTP "
+                "port, or --tls for TLS",
+                Problem.NO_TLS: "omit all TLS options, or use another --address",
+                Problem.OTHER_NAME: "use an --address in the certificate, or --tls-server-name",
+                Problem.UNTRUSTED: "use the certificate of the server's CA as --tls-ca",
+                Problem.TLS_HANDSHAKE: "check --tls-ca, --tls-cert and --tls-server-name, or omit all TLS "
+                "options",
+            },
+        )
 
 
 def _read_pem(path: Path | None, option: str, part: str) -> bytes | None:

@@ -10,7 +10,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -33,17 +33,16 @@ from attnlens_client.core.plans import (
 from attnlens_client.core.streams import Assembler, EncodeReader, StreamReader
 from attnlens_client.errors import (
     AttnlensError,
+    ConnectionFailure,
     ConnectionProblem,
     DeadlineExceededError,
     InvalidRequestError,
     OverloadedError,
     RateLimitedError,
-    ServerError,
     UnavailableError,
     connection_problem,
     from_rpc_error,
     is_reset,
-    is_unhealthy,
 )
 from attnlens_client.explanations import Comparison
 from attnlens_client.model_info import ModelInfo
@@ -52,6 +51,16 @@ from attnlens_client.results import AttentionPart, Embeddings, EncodedText, Text
 
 _FIRST_DELAY_S = 0.1
 _MAX_DELAY_S = 5.0
+# Between attempts to reach a server that does not answer, so that a restarted one is used soon.
+_MAX_AWAY_DELAY_S = 2.0
+
+# A proxy can cause these problems.
+_PROXIED = (
+    ConnectionProblem.NO_SERVER,
+    ConnectionProblem.NO_SERVER_OR_TLS,
+    ConnectionProblem.NOT_REACHABLE,
+    ConnectionProblem.UNKNOWN_HOST,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +70,7 @@ class Session:
     Attributes:
         address, timeout_s, batch_size, max_in_flight, max_attempts: See `Connection`.
         uses_tls: Whether the connection is encrypted.
+        proxy: Proxy that the environment sets for this address, or "".
         clock: Monotonic clock in seconds.
         jitter: Returns a random factor from 0.5 to 1 for delays.
         models: Cached models by requested name. Only their limits are used, to split requests. They are
@@ -77,6 +87,7 @@ class Session:
     max_in_flight: int
     max_attempts: int
     uses_tls: bool = False
+    proxy: str = ""
     clock: Callable[[], float] = time.monotonic
     jitter: Callable[[], float] = lambda: random.uniform(0.5, 1.0)  # noqa: S311 - not for security
     models: Mapping[str, ModelInfo] = field(default_factory=dict)
@@ -109,52 +120,69 @@ class Session:
             or (is_away and self.has_answered and self.may_restart)
         )
 
-    def failure(self, error: grpc.RpcError, first_index: int) -> AttnlensError:
-        """Return the exception for a failed call. Clears the cache if the server is unavailable."""
+    def failure(
+        self, error: grpc.RpcError, first_index: int, *, is_connected: bool = True, elapsed_s: float = 0.0
+    ) -> AttnlensError:
+        """Return the exception for a failed call. Clears the cache if the server is unavailable.
+
+        Args:
+            error: Error of gRPC.
+            first_index: The caller's index of the first text of the call.
+            is_connected: See `Failed`.
+            elapsed_s: Duration of all attempts of the call in seconds.
+        """
         failure = from_rpc_error(error, first_index)
         if isinstance(failure, UnavailableError):
             self.models = {}
-        # Replace the generic message of gRPC, unless the deadline was set by someone else.
-        if isinstance(failure, DeadlineExceededError) and not failure.reason and self.timeout_s is not None:
-            message = (
-                f"a call to {self.address} took more than {self.timeout_s:g} s: use a larger timeout_s"
-                if self.has_answered
-                else f"no server answered at {self.address} within {self.timeout_s:g} s: start one there, "
-                "use another address, or a larger timeout_s"
+        found = None if failure.reason else self._connection_failure(error, failure, is_connected, elapsed_s)
+        if found is not None:
+            is_gone = self.has_answered and found.problem is ConnectionProblem.NOT_REACHABLE
+            failure = self._connection_error(
+                UnavailableError if is_gone else type(failure), failure.code, found
             )
-            failure = DeadlineExceededError(message, failure.code)
-        if not failure.reason and self._is_connection_failure(failure):
-            failure = type(failure)(self._connection_message(error, failure), failure.code)
-            if is_unhealthy(error):
-                failure.retry_delay_s = 0.0
         failure.__cause__ = error
         return failure
 
-    def _is_connection_failure(self, failure: AttnlensError) -> bool:
-        """Return whether no attnlens server has answered."""
-        is_unknown_method = failure.code is grpc.StatusCode.UNIMPLEMENTED and not self.has_answered
-        return isinstance(failure, UnavailableError) or is_unknown_method
+    def specified(
+        self, error: AttnlensError, failure: ConnectionFailure, cause: grpc.RpcError
+    ) -> AttnlensError:
+        """Return `error`, a connection failure, after another attempt has failed with `cause`."""
+        problem, details = connection_problem(cause, answered=False, uses_tls=self.uses_tls)
+        is_specific = problem is not ConnectionProblem.NO_SERVER
+        found = replace(failure, problem=problem if is_specific else failure.problem, cause=details)
+        specified = self._connection_error(type(error), error.code, found)
+        specified.__cause__ = error.__cause__
+        return specified
 
-    def _connection_message(self, error: grpc.RpcError, failure: AttnlensError) -> str:
-        answered = isinstance(failure, ServerError)
-        problem, cause = connection_problem(error, answered=answered, uses_tls=self.uses_tls)
-        start = "start one with `attnlens serve DIR`, or use another address"
-        match problem:
-            case ConnectionProblem.TLS_HANDSHAKE:
-                remedy = "check the credentials, or omit them for a server without TLS"
-                message = f"the TLS handshake with {self.address} failed: {remedy}"
-            case ConnectionProblem.OTHER_PROGRAM:
-                remedy = "use another address, or credentials if the server uses TLS"
-                message = f"the program at {self.address} is not an attnlens server: {remedy}"
-            case ConnectionProblem.UNHEALTHY:
-                message = (
-                    f"no server at {self.address} is healthy: wait until they have started, or see their logs"
-                )
-            case ConnectionProblem.NO_SERVER_OR_TLS:
-                message = f"no server answers at {self.address}: {start}, or use credentials for TLS"
-            case _:
-                message = f"no server answers at {self.address}: {start}"
-        return f"{message} ({cause})" if cause else message
+    def _connection_error(
+        self, kind: type[AttnlensError], code: grpc.StatusCode, found: ConnectionFailure
+    ) -> AttnlensError:
+        error = kind(found.message(self.address), code)
+        error.connection = found
+        if found.problem is ConnectionProblem.UNHEALTHY:
+            error.retry_delay_s = 0.0
+        return error
+
+    def _connection_failure(
+        self, error: grpc.RpcError, failure: AttnlensError, is_connected: bool, elapsed_s: float
+    ) -> ConnectionFailure | None:
+        """Return why no attnlens server has answered, or None if there is another reason."""
+        cause = ""
+        if isinstance(failure, DeadlineExceededError):
+            if self.timeout_s is None:  # someone else has set the deadline
+                return None
+            problem = ConnectionProblem.SLOW if self.has_answered else ConnectionProblem.NO_ANSWER
+            problem, elapsed_s = problem if is_connected else ConnectionProblem.NOT_REACHABLE, self.timeout_s
+        else:
+            is_unknown_method = failure.code is grpc.StatusCode.UNIMPLEMENTED and not self.has_answered
+            if not (isinstance(failure, UnavailableError) or is_unknown_method):
+                return None
+            problem, cause = connection_problem(error, answered=is_unknown_method, uses_tls=self.uses_tls)
+            if problem is ConnectionProblem.NO_SERVER and self.has_answered and elapsed_s >= 1:
+                problem = ConnectionProblem.NOT_REACHABLE
+        if self.proxy and problem in _PROXIED:
+            problem = ConnectionProblem.PROXY
+        return ConnectionFailure(problem, cause, elapsed_s, self.proxy)
 
 
 class Attempts:
@@ -169,12 +197,20 @@ class Attempts:
         self._session = session
         self._left_to_connect = session.max_attempts - 1 if is_stream and session.may_restart else 0
         timeout_s = session.timeout_s
-        self._deadline = None if timeout_s is None else session.clock() + timeout_s
+        self._start = session.clock()
+        self._deadline = None if timeout_s is None else self._start + timeout_s
         self._delay_s = _FIRST_DELAY_S
 
     def timeout_s(self) -> float | None:
         """Return the remaining time in seconds, or None if there is no deadline."""
         return None if self._deadline is None else max(0.0, self._deadline - self._session.clock())
+
+    def failure(self, event: Failed, first_index: int) -> AttnlensError:
+        """Return the exception for a failed attempt."""
+        elapsed_s = self._session.clock() - self._start
+        return self._session.failure(
+            event.error, first_index, is_connected=event.is_connected, elapsed_s=elapsed_s
+        )
 
     def delay_s(self, error: AttnlensError) -> float:
         """Return the delay before the next attempt, in seconds.
@@ -182,7 +218,8 @@ class Attempts:
         Raises:
             AttnlensError: `error`, if it is not transient or the deadline leaves no time for another attempt.
         """
-        self._delay_s = min(2 * self._delay_s, _MAX_DELAY_S)
+        maximum_s = _MAX_AWAY_DELAY_S if isinstance(error, UnavailableError) else _MAX_DELAY_S
+        self._delay_s = min(2 * self._delay_s, maximum_s)
         delay_s = max(self._delay_s * self._session.jitter(), error.retry_delay_s or 0.0)
         left_s = self.timeout_s()
         is_last = self._session.max_attempts == 1 or (left_s is not None and left_s <= delay_s)
@@ -338,9 +375,8 @@ class _Calls:
                 del self._running[event.call_id]
                 return event.call_id, event.message
             if isinstance(event, Failed):
-                error = session.failure(event.error, event.call_id)
                 _, attempts = self._running[event.call_id]
-                delay_s = attempts.delay_s(error)
+                delay_s = attempts.delay_s(attempts.failure(event, event.call_id))
                 heapq.heappush(retries, (session.clock() + delay_s, event.call_id))
             elif retries:
                 yield self._start(heapq.heappop(retries)[1])
@@ -371,7 +407,7 @@ def _stream(
                 for item in complete(part):
                     yield Item(item)
             elif isinstance(event, Failed):
-                error = session.failure(event.error, reader.first)
+                error = attempts.failure(event, reader.first)
                 if reader.is_complete:
                     break
                 yield Wait(attempts.delay_s(error))

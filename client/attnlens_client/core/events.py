@@ -79,10 +79,17 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A call has failed. `error` has `code()`, `details()` and `trailing_metadata()` of grpc.Call."""
+    """A call has failed.
+
+    Attributes:
+        call_id: Identifier of the call.
+        error: Error with `code()`, `details()` and `trailing_metadata()` of grpc.Call.
+        is_connected: False if the deadline has passed without a connection to a server.
+    """
 
     call_id: int
     error: grpc.RpcError
+    is_connected: bool = True
 
 
 Event: TypeAlias = Reply | Ended | Failed

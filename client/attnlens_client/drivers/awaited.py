@@ -2,39 +2,70 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import grpc
 
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
-from attnlens_client.connection import Connection, grpc_options, trace_metadata
+from attnlens_client.connection import Connection, grpc_options, specified, trace_metadata
 from attnlens_client.core.events import Cancel, Ended, Event, Failed, Item, Reply, Start, Steps
-from attnlens_client.errors import AttnlensError, closed_error, undecodable_reply_error
+from attnlens_client.errors import (
+    AttnlensError,
+    closed_error,
+    other_loop_error,
+    undecodable_reply_error,
+)
 
 _T = TypeVar("_T")
 
 
 class AsyncDriver:
-    """Makes calls over a gRPC channel in one event loop."""
+    """Makes calls over a gRPC channel in one event loop, that of the first call."""
 
     def __init__(self, connection: Connection) -> None:
-        options, credentials = grpc_options(connection), connection.credentials
-        self.channel = (
-            grpc.aio.insecure_channel(connection.target, options)
-            if credentials is None
-            else grpc.aio.secure_channel(connection.target, credentials, options)
-        )
-        self.stub = EncoderServiceStub(self.channel)
+        self._connection = connection
+        self._channel: grpc.aio.Channel | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.metadata = connection.call_metadata
         self.calls: set[grpc.aio.Call] = set()  # running calls of all methods
         self.is_closed = False
+
+    @property
+    def stub(self) -> EncoderServiceStub:
+        """Methods of the server.
+
+        Raises:
+            AttnlensError: The client belongs to another event loop.
+        """
+        loop = asyncio.get_running_loop()
+        if self._channel is None:
+            options, credentials = grpc_options(self._connection), self._connection.credentials
+            self._loop, target = loop, self._connection.target
+            self._channel = (
+                grpc.aio.insecure_channel(target, options)
+                if credentials is None
+                else grpc.aio.secure_channel(target, credentials, options)
+            )
+            self._stub = EncoderServiceStub(self._channel)
+        if self._loop is not loop:
+            raise other_loop_error()
+        return self._stub
 
     async def close(self) -> None:
         """Cancel all running calls and close the channel."""
         self.is_closed = True
         for call in tuple(self.calls):
             call.cancel()
-        await self.channel.close()
+        if self._channel is not None:
+            await self._channel.close()
+
+    def is_connected(self) -> bool:
+        """Return whether there is a connection to a server."""
+        return self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY
+
+    async def specified(self, error: AttnlensError) -> AttnlensError:
+        """Return an error that ends a method with the most specific cause."""
+        return error if self.is_closed else await asyncio.to_thread(specified, self._connection, error)
 
     async def result(self, steps: Steps[_T]) -> _T:
         """Return the only item."""
@@ -51,6 +82,8 @@ class AsyncDriver:
                     command = steps.send(event)
                 except StopIteration:
                     return
+                except AttnlensError as error:
+                    raise await self.specified(error) from error.__cause__
                 event = None
                 if isinstance(command, Item):
                     yield command.value
@@ -123,7 +156,10 @@ class _Running:
         try:
             received = await message
         except grpc.RpcError as error:
-            return closed_error(error) if self._driver.is_closed else Failed(call_id, error)
+            if self._driver.is_closed:
+                return closed_error(error)
+            is_late = cast("grpc.Call", error).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            return Failed(call_id, error, is_connected=not is_late or self._driver.is_connected())
         except asyncio.CancelledError as error:  # `close` cancels calls; callers may cancel this task
             task = asyncio.current_task()
             if not self._driver.is_closed or (task is not None and task.cancelling()):

@@ -1,16 +1,24 @@
 """Drivers for blocking code. `Driver` makes the calls over gRPC."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
-from attnlens_client.connection import Connection, grpc_options, trace_metadata
+from attnlens_client.connection import (
+    Connection,
+    grpc_options,
+    is_connected,
+    open_channel,
+    specified,
+    trace_metadata,
+)
 from attnlens_client.core.events import Cancel, Ended, Event, Failed, Item, Reply, Start, Steps
-from attnlens_client.errors import closed_error
+from attnlens_client.errors import AttnlensError, closed_error, forked_error
 
 _T = TypeVar("_T")
 
@@ -39,6 +47,10 @@ class StepsDriver(ABC):
     def close(self) -> None:
         """Cancel all running calls and reject new ones."""
 
+    def specified(self, error: AttnlensError) -> AttnlensError:
+        """Return an error that ends a method with the most specific cause."""
+        return error
+
     def result(self, steps: Steps[_T]) -> _T:
         """Return the only item."""
         [result] = self.items(steps)
@@ -54,6 +66,8 @@ class StepsDriver(ABC):
                     command = steps.send(event)
                 except StopIteration:
                     return
+                except AttnlensError as error:
+                    raise self.specified(error) from error.__cause__
                 event = None
                 if isinstance(command, Item):
                     yield command.value
@@ -73,15 +87,31 @@ class Driver(StepsDriver):
     """Makes calls over a gRPC channel and blocks the calling thread. Thread-safe."""
 
     def __init__(self, connection: Connection) -> None:
-        options, credentials = grpc_options(connection), connection.credentials
-        self.channel = (
-            grpc.insecure_channel(connection.target, options)
-            if credentials is None
-            else grpc.secure_channel(connection.target, credentials, options)
-        )
-        self.stub = EncoderServiceStub(self.channel)
+        self._connection = connection
         self.metadata = connection.call_metadata
         self.is_closed = False
+        self._is_used = False
+        self._open()
+
+    def _open(self) -> None:
+        options, credentials = grpc_options(self._connection), self._connection.credentials
+        self.channel = open_channel(self._connection.target, credentials, options)
+        self._stub = EncoderServiceStub(self.channel)
+        self._process_id = os.getpid()
+
+    @property
+    def stub(self) -> EncoderServiceStub:
+        """Methods of the server.
+
+        Raises:
+            AttnlensError: The client was used before a fork. Its calls would hang, even after their deadline.
+        """
+        if self._process_id != os.getpid() and not self.is_closed:
+            if self._is_used:
+                raise forked_error()
+            self._open()
+        self._is_used = True
+        return self._stub
 
     def close(self) -> None:
         """Cancel all running calls and close the channel."""
@@ -90,6 +120,9 @@ class Driver(StepsDriver):
 
     def running(self) -> "_Running":  # noqa: D102 - inherited
         return _Running(self)
+
+    def specified(self, error: AttnlensError) -> AttnlensError:  # noqa: D102 - inherited
+        return error if self.is_closed else specified(self._connection, error)
 
 
 class _Running:
@@ -139,7 +172,8 @@ class _Running:
     def _failed(self, call_id: int, error: grpc.RpcError) -> Failed:
         if self._driver.is_closed:
             raise closed_error() from error
-        return Failed(call_id, error)
+        is_late = cast("grpc.Call", error).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        return Failed(call_id, error, is_connected=not is_late or is_connected(self._driver.channel))
 
     def cancel(self) -> None:
         for call in self._calls.values():

@@ -107,7 +107,7 @@ def test_unresponsive_server_is_reported_after_the_timeout(run_here: RunHere) ->
         silent.listen()
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         code, _, err = run_here("health", "--address", address, "--timeout-s", "0.2")
-    assert (code, f"no server answered at {address} within 0.2 s" in err) == (1, True)
+    assert (code, f"no server reachable at {address} for 0.2 s" in err) == (1, True)
 
 
 def test_grpc_server_without_health_is_another_program(run_here: RunHere, server: ScriptedServer) -> None:

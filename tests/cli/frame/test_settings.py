@@ -23,7 +23,7 @@ ASKING = {
 def test_one_variable_names_the_server_for_every_command(run_here: RunHere, args: tuple[str, ...]) -> None:
     code, out, err = run_here(*args, env=NOWHERE)
     assert (code, out) == (1, "")
-    assert err.startswith(f"attnlens {args[0]}: no server answered at 127.0.0.1:1 within 0.1 s: ")
+    assert err.startswith(f"attnlens {args[0]}: no server reachable at 127.0.0.1:1 for 0.1 s: ")
 
 
 def test_command_line_overrides_variable_overrides_shared_variable_overrides_file(
@@ -34,10 +34,10 @@ def test_command_line_overrides_variable_overrides_shared_variable_overrides_fil
     shared = {"ATTNLENS_ADDRESS": "127.0.0.1:3"}
     own = {"ATTNLENS_INFO_ADDRESS": "127.0.0.1:2"}
     args = ("--config-file", file, "info")
-    assert " at 127.0.0.1:4 within 0.1 s: " in run_here(*args)[2]
-    assert " at 127.0.0.1:3 within 0.1 s: " in run_here(*args, env=shared)[2]
-    assert " at 127.0.0.1:2 within 0.1 s: " in run_here(*args, env=shared | own)[2]
-    assert " at 127.0.0.1:4 within 0.1 s: " in run_here(*args, env={"ATTNLENS_ADDRESS": ""})[2]
+    assert " at 127.0.0.1:4 for 0.1 s: " in run_here(*args)[2]
+    assert " at 127.0.0.1:3 for 0.1 s: " in run_here(*args, env=shared)[2]
+    assert " at 127.0.0.1:2 for 0.1 s: " in run_here(*args, env=shared | own)[2]
+    assert " at 127.0.0.1:4 for 0.1 s: " in run_here(*args, env={"ATTNLENS_ADDRESS": ""})[2]
     assert run_here(*args, "--address", server.address, "--timeout-s", "60", env=shared | own)[0] == 0
 
 

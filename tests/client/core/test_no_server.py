@@ -34,7 +34,7 @@ class Failure(grpc.RpcError):
         ("x; last error: UNKNOWN: Connection refused", False, False, ConnectionProblem.NO_SERVER),
         ("x; last error: Connection refused", False, True, ConnectionProblem.NO_SERVER),
         ("Socket closed", False, False, ConnectionProblem.NO_SERVER_OR_TLS),
-        ("Socket closed", False, True, ConnectionProblem.NO_SERVER),
+        ("Socket closed", False, True, ConnectionProblem.NO_SERVER_OR_CERTIFICATE),
         ("Ssl handshake failed", False, True, ConnectionProblem.TLS_HANDSHAKE),
         ("Trying to connect an http1.x server", False, False, ConnectionProblem.OTHER_PROGRAM),
         ("Method not found!", True, False, ConnectionProblem.OTHER_PROGRAM),
@@ -89,8 +89,8 @@ def test_there_is_no_cause_without_a_grpc_error() -> None:
             "Method not found!",
             False,
             (
-                "the program at there:1 is not an attnlens server: use another address, or credentials "
-                "if the server uses TLS (Method not found!)"
+                "the program at there:1 is not an attnlens server: use another address, such as the gRPC "
+                "port instead of the HTTP port, or credentials for TLS (Method not found!)"
             ),
         ),
     ],
