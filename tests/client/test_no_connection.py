@@ -40,8 +40,10 @@ def tls_server(certificate: trustme.LeafCert, *, client_ca: bytes | None = None)
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_secure_port("127.0.0.1:0", credentials)
     server.start()
-    yield port
-    server.stop(None).wait()
+    try:
+        yield port
+    finally:
+        server.stop(None).wait()
 
 
 @contextmanager
@@ -55,9 +57,11 @@ def http_server() -> Iterator[int]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def failure(call: Call) -> AttnlensError:
