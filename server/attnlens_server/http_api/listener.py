@@ -1,16 +1,21 @@
 """Listens for HTTP connections on the event loop of the caller.
 
-uvicorn parses HTTP. This module adds a limit on connections, which clients share and which closes idle ones
-first; a time limit for the head of a request; a limit on small chunks; errors in JSON, which
-also reach clients that send a long body; and a way to abort a connection whose client does not read.
-`HttpApp` limits the size and the duration of bodies.
+uvicorn parses HTTP. This module adds a limit on connections, which clients share, which counts connections
+before their TLS handshake, and which closes idle ones first; a time limit for the head of a request; a limit
+on small chunks; errors in JSON, which also reach clients that send a long body; a way to abort a connection
+whose client does not read; request targets in absolute form; and responses to clients that close their side
+of the connection after the request. `HttpApp` limits the size and the duration of bodies.
 
 Everything runs on one event loop.
 """
 
 import asyncio
 import logging
+import re
+import socket
 import ssl
+from asyncio.sslproto import SSLProtocol
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -24,6 +29,7 @@ from attnlens_server.errors import StartupError
 from attnlens_server.http_api.exchange import JSON, NATIVE, HttpError, encode_json
 from attnlens_server.listening import TcpAddress
 from attnlens_server.listening.bind_problems import bind_problem
+from attnlens_server.listening.tcp import listen
 from attnlens_server.serving.admission import Pool
 
 MAX_HEAD_BYTES = 32 << 10
@@ -41,6 +47,11 @@ MAX_SMALL_CHUNKS = 1024
 _SMALL_CHUNK_BYTES = 256  # larger chunks are not limited
 _LINGER_S = 2.0  # time to read the rest of a rejected body, so that the client receives the response
 _POLL_S = 0.02
+_TLS_BUFFER_BYTES = 1 << 15  # instead of 256 KiB. A record of TLS has up to 16 KiB
+_ACCEPT_PAUSE_S = 0.5  # after an error, such as too many open files
+_STATUS_LINE = b"HTTP/1.1 "  # the same for all responses
+_CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
+_ABSOLUTE_FORM = re.compile(rb"https?://(?P<authority>[^/?#]*)(?P<path>[^#]*).*", re.IGNORECASE)
 
 # uvicorn logs a line for each malformed request, which clients could use to flood the log.
 _unlogged = logging.getLogger(f"{__name__}.uvicorn")
@@ -81,7 +92,7 @@ class HttpListener:
         )
         self._config.load()
         self._state = ServerState()
-        self._server: asyncio.Server | None = None
+        self._server: _Server | None = None
 
     async def start(self, address: TcpAddress, context: ssl.SSLContext | None, option: str) -> TcpAddress:
         """Listen and return the address with its port.
@@ -94,27 +105,32 @@ class HttpListener:
         Raises:
             StartupError: The address cannot be bound.
         """
-        loop = asyncio.get_running_loop()
-        timeout = self.request_timeout_s if context else None
         try:
-            self._server = await loop.create_server(
-                lambda: _Connection(self, self._config, self._state),
-                address.host,
-                address.port,
-                ssl=context,
-                ssl_handshake_timeout=timeout,
-                reuse_address=True,
-                backlog=1024,
-            )
+            sockets = await asyncio.get_running_loop().run_in_executor(None, listen, address)
         except OSError as error:
             reason = bind_problem(error, address, option)
             raise StartupError(f"cannot listen for HTTP on {address}: {reason}") from error
-        return TcpAddress(address.host, self._server.sockets[0].getsockname()[1])
+        if context is not None:
+            SSLProtocol.max_size = _TLS_BUFFER_BYTES  # allocated for each connection
+        self._server = _Server(sockets, lambda connection, sender: self._accept(connection, sender, context))
+        return TcpAddress(address.host, sockets[0].getsockname()[1])
+
+    def _accept(self, accepted: socket.socket, sender: Client, context: ssl.SSLContext | None) -> None:
+        """Open a connection, unless there are too many."""
+        if self.make_room(sender):
+            self.connections.take(sender, 1)
+            _Connection(self, self._config, self._state, sender).open(accepted, context)
+        else:
+            accepted.close()
 
     async def stop(self, timeout_s: float) -> None:
         """Reject new connections, let running requests end, and abort those that take longer."""
         if self._server is not None:
-            self._server.close()
+            await self._server.close()
+        opening = [task for connection in self.idle if (task := connection.opening)]
+        for task in opening:
+            task.cancel()
+        await asyncio.gather(*opening, return_exceptions=True)
         for connection in list(self._state.connections):
             with suppress(h11.LocalProtocolError):  # in the middle of a malformed request
                 connection.shutdown()
@@ -146,8 +162,46 @@ class HttpListener:
             self.num_rejected += 1
             return False
         del self.idle[connection]
-        connection.transport.abort()
+        connection.abort()
         return True
+
+
+class _Server:
+    """Accepts connections from sockets.
+
+    Args:
+        sockets: Listening sockets.
+        on_accept: Called with each connection and its sender.
+
+    Attributes:
+        sockets: See above.
+    """
+
+    def __init__(
+        self, sockets: list[socket.socket], on_accept: Callable[[socket.socket, Client], None]
+    ) -> None:
+        self.sockets = sockets
+        self._on_accept = on_accept
+        self._tasks = [asyncio.create_task(self._accept(listening)) for listening in sockets]
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listening)
+            except OSError:  # the client has left, or there are too many open files
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+                continue
+            self._on_accept(accepted, client_at_host(address[0]))
+            await asyncio.sleep(0)  # `sock_accept` does not wait if there are further connections
+
+    async def close(self) -> None:
+        """Stop listening."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for listening in self.sockets:
+            listening.close()
 
 
 class _Parser(h11.Connection):
@@ -155,16 +209,31 @@ class _Parser(h11.Connection):
 
     Attributes:
         has_small_chunks: Whether a body was rejected.
+        has_begun_response: Whether `_STATUS_LINE` was sent before the rest of a response.
+        sends_chunks: Whether the current response consists of chunks.
+        has_head_request: Whether the current request has the method HEAD.
     """
 
     has_small_chunks = False
+    has_begun_response = sends_chunks = has_head_request = False
     _num_chunks = _num_bytes = 0
+
+    def send(self, event: Any) -> bytes | None:  # type: ignore[override]  # noqa: ANN401
+        data: bytes | None = super().send(event)
+        if isinstance(event, h11.Response) and data is not None:
+            self.sends_chunks = _CHUNKED in data.lower()
+            if self.has_begun_response:
+                self.has_begun_response = False
+                return data.removeprefix(_STATUS_LINE)
+        return data
 
     def next_event(self) -> Any:  # noqa: ANN401 - types of h11
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._num_chunks = self._num_bytes = 0
-        elif isinstance(event, h11.Data):
+            self.has_head_request = event.method == b"HEAD"
+            return _in_origin_form(event)
+        if isinstance(event, h11.Data):
             self._num_chunks += event.chunk_start
             self._num_bytes += len(event.data)
             if self._num_chunks > MAX_SMALL_CHUNKS + self._num_bytes // _SMALL_CHUNK_BYTES:
@@ -173,17 +242,52 @@ class _Parser(h11.Connection):
         return event
 
 
+async def _until_readable(accepted: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(accepted, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(accepted)
+
+
+def _in_origin_form(request: h11.Request) -> h11.Request:
+    """Replace a target in absolute form, and the host by that of the target (RFC 9112, section 3.2.2).
+
+    Raises:
+        h11.RemoteProtocolError: The target has no host, or credentials.
+    """
+    parts = _ABSOLUTE_FORM.fullmatch(request.target)
+    if parts is None:
+        return request
+    authority, path = parts["authority"], parts["path"]
+    if not authority or b"@" in authority:
+        raise h11.RemoteProtocolError("the request target has no host, or credentials")
+    headers = [(name, value) for name, value in request.headers if name != b"host"]
+    return h11.Request(
+        method=request.method,
+        headers=[(b"host", authority), *headers],
+        target=path if path.startswith(b"/") else b"/" + path,
+        http_version=request.http_version,
+    )
+
+
 class _Connection(H11Protocol):
     """A connection. It is idle until a request has been received completely.
 
     Attributes:
         sender: Client at the address of the connection.
+        opening: Task that waits for the TLS handshake. None afterwards.
     """
 
     conn: _Parser
 
-    def __init__(self, listener: HttpListener, config: Config, state: ServerState) -> None:
+    def __init__(self, listener: HttpListener, config: Config, state: ServerState, sender: Client) -> None:
         super().__init__(config, state, {})
+        self.sender = sender
+        self.opening: asyncio.Task[None] | None = None
+        self._is_half_closed = False
         self.conn = _Parser(h11.SERVER, MAX_HEAD_BYTES)
         self.logger = _unlogged
         self.access_log = False
@@ -232,23 +336,50 @@ class _Connection(H11Protocol):
         except TimeoutError:
             self.transport.abort()
 
+    def open(self, accepted: socket.socket, context: ssl.SSLContext | None) -> None:
+        """Open an accepted connection, which is idle until the handshake has ended."""
+        self._listener.idle[self] = None
+        self.opening = self.loop.create_task(self._open(accepted, context))
+
+    async def _open(self, accepted: socket.socket, context: ssl.SSLContext | None) -> None:
+        timeout_s = self._listener.request_timeout_s
+        try:
+            if context is None:
+                await self.loop.connect_accepted_socket(lambda: self, accepted)
+                return
+            async with asyncio.timeout(timeout_s):  # TLS takes memory, so it begins with the first byte
+                await _until_readable(accepted)
+            await self.loop.connect_accepted_socket(
+                lambda: self, accepted, ssl=context, ssl_handshake_timeout=timeout_s
+            )
+        except OSError:  # the handshake has failed, or took too long
+            pass
+        finally:
+            self.opening = None
+            if self.transport is None:
+                accepted.close()
+                self._release()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        if self.transport is not None:
+            self.transport.abort()
+        elif self.opening is not None:
+            self.opening.cancel()
+
+    def _release(self) -> None:
+        self._listener.idle.pop(self, None)
+        self._listener.connections.put_back(self.sender, 1)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Reject the connection if there are too many, otherwise wait for a request."""
+        """Wait for a request."""
         super().connection_made(transport)
-        host, *_ = transport.get_extra_info("peername") or ("unix",)
-        self.sender = client_at_host(str(host))
-        has_room = self._listener.make_room(self.sender)
-        self._listener.connections.take(self.sender, 1)
-        if not has_room:
-            transport.abort()
-            return
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers and the running request."""
         self._set_timer(None)
-        self._listener.idle.pop(self, None)
-        self._listener.connections.put_back(self.sender, 1)
+        self._release()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
         if self._task is not None:
@@ -266,6 +397,34 @@ class _Connection(H11Protocol):
         elif self.conn.our_state is h11.IDLE and self._timer is None:
             self._wait()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection open if the client waits for a response. It sends nothing more.
+
+        A client that has left cannot be distinguished until something is sent to it. This sends a part of the
+        response that is always the same: the first part of the head, or a zero before the size of a chunk.
+        """
+        cycle = self.cycle
+        if self.scheme == "https" or cycle is None or cycle.response_complete or cycle.more_body:
+            return False
+        if not self._is_half_closed:
+            self._is_half_closed = True
+            if self.conn.our_state is h11.SEND_RESPONSE:
+                self.conn.has_begun_response = True
+                self.transport.write(_STATUS_LINE)
+            elif self.conn.sends_chunks:
+                self.transport.write(b"0")
+            self._check_client(_POLL_S)
+        return True
+
+    def _check_client(self, delay_s: float) -> None:
+        """Close the connection once the client has answered that nobody waits for the response."""
+        if self.transport.is_closing():
+            return
+        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+        else:
+            self._set_timer(self.loop.call_later(delay_s, self._check_client, min(2 * delay_s, 1.0)))
+
     def on_response_complete(self) -> None:
         """Wait for the next request. If the connection closes, wait for the client to read the response."""
         cycle = self.cycle
@@ -275,6 +434,8 @@ class _Connection(H11Protocol):
         self._listener.idle.pop(self, None)
         self._listener.idle[self] = None
         self._set_timer(None)
+        if self._is_half_closed:
+            self.transport.close()
         if self.transport.is_closing():
             self._set_timer(self.loop.call_later(self._listener.request_timeout_s, self.transport.abort))
 
@@ -312,7 +473,7 @@ class _Connection(H11Protocol):
         if self.cycle is not None:
             self.cycle.disconnected = True  # discards the application's response
             self.cycle.message_event.set()
-        is_head = self.conn.our_state is h11.SEND_RESPONSE and self.scope["method"] == "HEAD"
+        is_head = self.conn.our_state is h11.SEND_RESPONSE and self.conn.has_head_request
         body = encode_json(NATIVE.body(error))
         head = h11.Response(
             status_code=error.http_status,

@@ -618,3 +618,116 @@ async def test_log_contains_the_outcome_of_each_request(caplog: pytest.LogCaptur
         ("GET /wait", "CANCELLED"),
     ]
     assert listener._unlogged.disabled
+
+
+HALF_CLOSED = {
+    "a request": (EMPTY, b"HTTP/1.1 200 OK\r\n", b"\r\n\r\n0"),
+    "two requests": (EMPTY + HEAD + b"Content-Length: 1\r\n\r\na", b"HTTP/1.1 200 OK\r\n", b"\r\n\r\n1"),
+    "a slow request": (GET % b"wait", b"HTTP/1.1 200 OK\r\n", b"\r\n\r\n0"),
+    "HTTP/1.0": (b"GET /wait HTTP/1.0\r\n\r\n", b"HTTP/1.1 200 OK\r\n", b"\r\n\r\n0"),
+    "a stream": (GET % b"stream", b"HTTP/1.1 200 OK\r\n", b"0\r\n\r\n"),
+    "an invalid request": (GET % b"x", b"HTTP/1.1 404 Not Found\r\n", b"}"),
+}
+
+
+@pytest.mark.parametrize("case", HALF_CLOSED)
+async def test_client_that_closes_its_side_gets_its_response(small: Small, case: str) -> None:
+    request, first, last = HALF_CLOSED[case]
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    writer.write(request)
+    writer.write_eof()
+    if b"wait" in request or b"stream" in request:
+        await until(lambda: small.waiting)
+        connections: Any = small.listener._state.connections
+        await until(lambda: any(connection._is_half_closed for connection in connections))
+        small.go.set()
+    content = await received(reader)
+    assert content.startswith(first), content
+    assert content.endswith(last), content
+    assert content.count(b"HTTP/1.1 200 ") == (2 if case == "two requests" else case != "an invalid request")
+    if case == "a stream":
+        chunks = [int(size, 16) for size in re.findall(rb"\r\n([0-9a-f]+)\r\n", content)]
+        assert chunks[-1] == 0
+        assert b'"error":"over"' in content
+    writer.close()
+    await until(lambda: not small.listener.connections.used)
+
+
+async def test_client_that_closes_its_side_too_early_is_disconnected(small: Small) -> None:
+    for request in (b"", b"GET / HT", HEAD + b"Content-Length: 5\r\n\r\nab"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+        writer.write(request)
+        writer.write_eof()
+        assert await received(reader) == b""
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "target",
+    [b"http://localhost/wait", b"HTTP://localhost:8080/wait?a=b", b"https://[::1]/wait", b"/wait"],
+)
+async def test_target_in_absolute_form_is_that_of_its_path(small: Small, target: bytes) -> None:
+    small.go.set()
+    assert await small.ask(b"GET " + target + b" HTTP/1.1\r\nHost: other.example\r\n\r\n") == (200, "0")
+    assert await small.ask(b"GET " + target + b" HTTP/1.0\r\n\r\n") == (200, "0")
+
+
+async def test_target_without_a_path_is_the_root(small: Small) -> None:
+    for target in (b"http://localhost", b"http://localhost?a=b"):
+        assert await small.ask(b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\n\r\n") == (200, "0")
+
+
+async def test_host_of_a_target_in_absolute_form_replaces_the_header(small: Small) -> None:
+    origin = b"Origin: http://localhost\r\n"
+    request = b"POST http://%s/ HTTP/1.1\r\nHost: %s\r\n" + origin + b"Content-Length: 0\r\n\r\n"
+    assert await small.ask(request % (b"localhost", b"evil.example")) == (200, "0")
+    assert (await small.ask(request % (b"evil.example", b"localhost")))[0] == 421
+
+
+@pytest.mark.parametrize("target", [b"http:///wait", b"http://user:secret@localhost/wait"])
+async def test_target_without_a_host_or_with_credentials_is_rejected(
+    small: Small, target: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert (await small.ask(b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"))[0] == 400
+    assert "secret" not in caplog.text
+
+
+async def test_tls_connections_are_limited_before_their_handshake() -> None:
+    small = Small()
+    trusting = await start_with_tls(small)
+    silent = [socket.create_connection(("127.0.0.1", small.port)) for _ in range(5 * MAX_CONNECTIONS)]
+    for each in silent[::2]:
+        with suppress(OSError):  # closed
+            each.sendall(b"\x16\x03\x01")  # the first bytes of a handshake
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port, ssl=trusting)
+    assert small.listener.connections.used <= MAX_CONNECTIONS
+    writer.write(EMPTY)
+    assert await response_from(reader) == (200, "0")
+    writer.close()
+    for each in silent:
+        each.close()
+    await until(lambda: not small.listener.connections.used)
+    await small.stop()
+
+
+async def test_tls_handshake_times_out() -> None:
+    small = Small(request_timeout_s=0.2)
+    await start_with_tls(small)
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    await until(lambda: small.listener.connections.used)
+    async with asyncio.timeout(20):
+        assert await received(reader) == b""
+    await until(lambda: not small.listener.connections.used)
+    writer.close()
+    await small.stop()
+
+
+async def test_silent_tls_connections_do_not_delay_the_shutdown() -> None:
+    small = Small()
+    await start_with_tls(small)
+    _, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    await until(lambda: small.listener.connections.used)
+    async with asyncio.timeout(20):
+        await small.stop(60)
+    assert not small.listener.connections.used
+    writer.close()
