@@ -66,10 +66,16 @@ class Mounted:
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Response:
         """Send a request on the shared connection, with a valid key unless the headers replace it."""
-        sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": JSON, **headers}
-        self._connection.request(
-            method, PREFIX + path, sent, {name: value.encode() for name, value in headers.items()}
-        )
+        self.send(self._connection, method, path, body, **headers)
         reply = self._connection.getresponse()
         return Response(reply.status, dict(reply.headers.items()), reply.read())
+
+    @staticmethod
+    def send(
+        connection: http.client.HTTPConnection, method: str, path: str, body: Any = None, **headers: str
+    ) -> None:
+        """Send a request without waiting for the response."""
+        sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": JSON, **headers}
+        encoded = {name: value.encode() for name, value in headers.items()}
+        connection.request(method, PREFIX + path, sent, encoded)

@@ -78,7 +78,9 @@ class ModelApp:
         served.calls.identify = Gate(access).identify
         gate = HeaderGate(self._authenticate) if self._authenticate else AccessGate(access)
         host = HttpHost(service, served.methods, engine, served.bundle, self._config, served.observer, gate)
-        watching = asyncio.create_task(watch(access.files))
+        lag = served.supervisor.lag
+        host.metrics.add_lag(lag.BOUNDS_S, lag.counts, lambda: lag.sum_s)
+        tasks = [asyncio.create_task(task) for task in (watch(access.files), served.supervisor.run())]
         try:
             await loop.run_in_executor(None, served.start)
             fail = partial(setattr, service, "state", State.FAILED)
@@ -87,7 +89,8 @@ class ModelApp:
             logger.info("serving %s", served.model.name)
             yield self
         finally:
-            watching.cancel()
+            for task in tasks:
+                task.cancel()
             service.state, self._app, self.served = State.DRAINING, None, None
             await host.stop(0)
             await loop.run_in_executor(None, engine.close)

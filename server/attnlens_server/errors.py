@@ -18,6 +18,7 @@ RequestError
 |- ShuttingDownError       UNAVAILABLE          503  SHUTTING_DOWN
 |- DeadlineError           DEADLINE_EXCEEDED    504  DEADLINE_EXCEEDED
 |- SlowConsumerError       ABORTED              -    SLOW_CONSUMER
+|- InvalidResultError      INTERNAL             500  INTERNAL
 `- InternalError           INTERNAL             500  INTERNAL
 
 HTTP closes the connection of a slow consumer instead of sending a status.
@@ -26,6 +27,7 @@ StartupError               printed, exit code 1
 `- UnusableGraphError      a graph is permanently unusable
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -281,6 +283,23 @@ class SlowConsumerError(RequestError):
 
     status = "ABORTED"
     reason = "SLOW_CONSUMER"
+
+
+class InvalidResultError(RequestError):
+    """The model has returned NaN or infinity for a text. `field` is the path of the text, if it is known."""
+
+    status = "INTERNAL"
+    http_status = 500
+    reason = "INTERNAL"
+
+    def __init__(self, field: str = "") -> None:
+        description = (
+            "has NaN or infinity in its result: remove it, or serve the model with another --precision. If "
+            "all texts fail, export the bundle again"
+        )
+        match = re.fullmatch(r"inputs\[(\d+)\]", field)
+        violation = FieldViolation(field, description, int(match[1]) if match else None)
+        super().__init__(f"{field or 'a text'} {description}", violations=(violation,) if field else ())
 
 
 class InternalError(RequestError):

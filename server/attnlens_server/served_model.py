@@ -18,6 +18,7 @@ from attnlens_server.observing.observer import Observer
 from attnlens_server.opening import Opening, open_model
 from attnlens_server.serving.admission import RESERVED_SHARE
 from attnlens_server.serving.service import ModelService
+from attnlens_server.supervisor import Supervisor
 from attnlens_server.text import TextEncoder, UntokenizableError
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class ServedModel:
         observer: Notified of each request.
         calls: Runs gRPC calls.
         methods: gRPC methods.
+        supervisor: Supervisor of the model. The host runs it on its event loop.
     """
 
     def __init__(self, config: ServerConfig, opening: Opening | None = None) -> None:
@@ -93,6 +95,7 @@ class ServedModel:
             stall_timeout_s=config.stall_timeout_s,
             observer=self.observer,
         )
+        self.supervisor = Supervisor(self.service, self.engine, config.stuck_timeout_s)
         self._config = config
         self.methods = EncoderService(
             self.service,

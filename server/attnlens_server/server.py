@@ -33,7 +33,6 @@ from attnlens_server.oip.methods import add_service as add_inference_service
 from attnlens_server.opening import Opening
 from attnlens_server.served_model import ServedModel
 from attnlens_server.serving.service import State
-from attnlens_server.supervisor import LOCKOUT_S, Limits, Supervisor
 
 if TYPE_CHECKING:
     from attnlens_server.http_api.host import HttpHost
@@ -118,9 +117,8 @@ class Server:
         self._inference = InferenceService(served.bundle, served.service, config)
         self.observer = served.observer
         self.observer.tracer = open_tracer(_method_names())
-        limit_s = config.stuck_timeout_s
-        limits = Limits(batch_s=limit_s, lockout_s=min(limit_s, LOCKOUT_S))
-        self.supervisor = Supervisor(self._service, self._engine, limits, self._update_health)
+        self.supervisor = served.supervisor
+        self.supervisor.on_change = self._update_health
         self.has_hanging_lane = False
         self._supervising: asyncio.Task[None] | None = None
         self._access = open_access(

@@ -6,13 +6,15 @@
 import asyncio
 import logging
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from attnlens_server.engine import Engine
+from attnlens_server.errors import InvalidResultError
 from attnlens_server.serving.service import ModelService, State
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 logger = logging.getLogger(__name__)
 
@@ -130,27 +132,29 @@ class LoopLag:
             )
 
 
+async def _ignore_change() -> None:
+    """Do nothing. Default for `Supervisor.on_change`."""
+
+
 class Supervisor:
-    """Observes a server and reports changes of its health.
+    """Observes a model and reports changes of its health. Each host runs one.
 
     Args:
         service: Service of the model. `problem` is set here.
         engine: Engine of the model.
-        limits: Limits of a healthy server.
-        on_change: Called after `service.problem` has changed.
+        stuck_timeout_s: Maximum time of a batch.
 
     Attributes:
         lag: Lag of the event loop that runs `run`.
+        on_change: Called after `service.problem` has changed.
     """
 
-    def __init__(
-        self, service: ModelService, engine: Engine, limits: Limits, on_change: Callable[[], Awaitable[None]]
-    ) -> None:
+    def __init__(self, service: ModelService, engine: Engine, stuck_timeout_s: float) -> None:
         self.lag = LoopLag()
+        self.on_change: Callable[[], Awaitable[None]] = _ignore_change
         self._service = service
         self._engine = engine
-        self._limits = limits
-        self._on_change = on_change
+        self._limits = Limits(batch_s=stuck_timeout_s, lockout_s=min(stuck_timeout_s, LOCKOUT_S))
         self._verdict = Verdict()
         self._has_bad_results = False
         self._probing: asyncio.Task[None] | None = None
@@ -186,7 +190,7 @@ class Supervisor:
         else:
             logger.warning("healthy again, after: %s", previous)
         self._service.problem = problem
-        await self._on_change()
+        await self.on_change()
 
     def _check_results(self) -> None:
         """Run a known text after NaN or infinity for texts of clients, which may be unusual."""
@@ -199,10 +203,11 @@ class Supervisor:
         try:
             item = self._engine.probe()
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                result = await asyncio.wrap_future(item.future)
+                await asyncio.wrap_future(item.future)
+        except InvalidResultError:
+            self._has_bad_results = True
         except Exception as error:  # noqa: BLE001 - a probe that cannot run proves nothing
             logger.debug("the probe failed", extra={"error": str(error)})
-            return
-        self._has_bad_results = not all(np.isfinite(array).all() for array in result.arrays)
-        if not self._has_bad_results:
+        else:
+            self._has_bad_results = False
             self._engine.lanes[self._engine.main_kind].num_bad_batches = 0

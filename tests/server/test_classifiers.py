@@ -330,9 +330,7 @@ def test_logits_that_are_not_finite_are_rejected() -> None:
     request, plan = documents("a", "b"), LogitsPlan("", ScoreActivation.SIGMOID)
     for value in (np.nan, np.inf):
         logits = np.array([[1.0], [2.0], [value]], np.float32)
-        with pytest.raises(
-            errors.InvalidFieldsError, match=r"^documents\[1\] has a logit that is not finite"
-        ):
+        with pytest.raises(errors.InvalidResultError, match=r"^documents\[1\] has NaN or infinity"):
             scores(request, plan, [0, 1], [1, 2], logits)
 
 

@@ -19,9 +19,12 @@ from onnx import TensorProto, helper
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from attnlens_client import AttnlensError
+from attnlens_server import local
 from attnlens_server.engine.engine import PROBE_TOKENS
 from attnlens_server.supervisor import Limits, LoopLag, Observation, Verdict, judge
-from failures import read_failure
+from failures import Failure, read_failure
+from mounted import Mounted
 from served import ServerProcess
 from tampered import EMBEDDINGS, change_graph, constant, copy_of, endless_loop, through
 
@@ -176,6 +179,11 @@ class Client:
     def embed(self, request: pb.EmbedRequest = USUAL) -> pb.EmbedResponse:
         return self.stub.Embed(request, timeout=60)
 
+    def fail(self, request: pb.EmbedRequest) -> Failure:
+        with pytest.raises(grpc.RpcError) as caught:
+            self.embed(request)
+        return read_failure(caught.value)
+
     def wait_for(self, status: int) -> None:
         """Wait until the health services have this status, and check that /readyz agrees."""
         for service in ("", "attnlens.v1.EncoderService", "attnlens.v1.EncoderService.attentions"):
@@ -190,13 +198,18 @@ class Client:
             self.reason = error.read().decode()
 
 
+def change_main_graph(bundle: Path, change: Callable[[int], list[onnx.NodeProto]]) -> None:
+    """Add nodes at the end of the main graph that depend on the token "q"."""
+    vocabulary = [line.strip() for line in (bundle / "vocab.txt").read_text().splitlines()]
+    change_graph(bundle, EMBEDDINGS, through(HIDDEN, *change(vocabulary.index("q"))))
+
+
 @contextmanager
 def serving(
     bundle: Path, change: Callable[[int], list[onnx.NodeProto]], *options: str
 ) -> Iterator[tuple[Client, ServerProcess]]:
-    """Run a server with nodes at the end of its main graph that depend on the token "q"."""
-    vocabulary = [line.strip() for line in (bundle / "vocab.txt").read_text().splitlines()]
-    change_graph(bundle, EMBEDDINGS, through(HIDDEN, *change(vocabulary.index("q"))))
+    """Run a server with additional nodes, see `change_main_graph`."""
+    change_main_graph(bundle, change)
     options = ("--http-port", "0", "--threads", "1", "--lanes", "1", *options)
     with ServerProcess(bundle, *options) as server, grpc.insecure_channel(server.address) as channel:
         client = Client(channel, server)
@@ -246,7 +259,7 @@ def test_server_with_a_batch_that_cannot_be_stopped_ends_after_the_drain_timeout
 def test_invalid_results_for_the_probe_fail_health_checks(bundle: Path) -> None:
     with serving(bundle, fails_the_probe) as (client, _):
         for _ in range(3):
-            client.embed(TRIGGER)
+            assert client.fail(TRIGGER).reason == "INTERNAL"
         client.wait_for(NOT_SERVING)
         assert "NaN or infinity for a valid text" in client.reason
 
@@ -254,9 +267,57 @@ def test_invalid_results_for_the_probe_fail_health_checks(bundle: Path) -> None:
 def test_texts_with_invalid_results_do_not_fail_health_checks(bundle: Path) -> None:
     with serving(bundle, fails_texts) as (client, _):
         for _ in range(6):
-            client.embed(TRIGGER)
+            failure = client.fail(TRIGGER)
+            assert (failure.reason, failure.code) == ("INTERNAL", grpc.StatusCode.INTERNAL)
+            assert failure.message.startswith("inputs[0] has NaN or infinity in its result")
         time.sleep(1)  # the supervisor would have changed the health by now
         client.wait_for(SERVING)
+
+
+# --- other hosts ----------------------------------------------------------------------------------
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [(fails_the_probe, b"NaN or infinity for a valid text"), (hangs_in_many_nodes, b"more than 0.5 s")],
+)
+def test_application_is_not_ready_while_a_batch_hangs_or_results_are_invalid(
+    bundle: Path, change: Callable[[int], list[onnx.NodeProto]], problem: bytes
+) -> None:
+    change_main_graph(bundle, change)
+    with Mounted(bundle, stuck_timeout_s=0.5) as mounted:
+        assert mounted.ask("GET", "/readyz").status == 200
+        connections = [mounted.connect() for _ in range(3)]
+        for connection in connections:
+            mounted.send(connection, "POST", "/embed", {"inputs": "q q q q"})
+            if change is fails_the_probe:
+                assert connection.getresponse().status == 500
+        wait_until(lambda: mounted.ask("GET", "/readyz").status == 503)
+        assert problem in mounted.ask("GET", "/readyz").body
+        for path in ("/health", "/.well-known/ready"):
+            assert mounted.ask("GET", path).status == 503
+        for connection in connections:
+            connection.close()  # cancels its request
+        if change is hangs_in_many_nodes:
+            wait_until(lambda: mounted.ask("GET", "/readyz").status == 200)
+
+
+def test_model_in_the_own_process_logs_invalid_results(
+    bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    change_main_graph(bundle, fails_the_probe)
+    with local(bundle, threads=1) as model:
+        for _ in range(3):
+            with pytest.raises(AttnlensError, match="NaN or infinity"):
+                model.embed(["q q q q"])
+        wait_until(lambda: "not healthy: the graph of the main results returns NaN" in caplog.text)
 
 
 # --- memory ---------------------------------------------------------------------------------------

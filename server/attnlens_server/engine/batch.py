@@ -18,6 +18,7 @@ from attnlens.pooling import Pooling, pool
 from attnlens.reductions import AttentionReduction, Reduced, TextUnits, reduce
 from attnlens_server.bundle import Layout
 from attnlens_server.clients import ANONYMOUS, Client
+from attnlens_server.errors import InvalidResultError
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,13 @@ class ItemResult:
     reduced: tuple[Reduced, ...] = ()
 
 
+class Elapsed(NamedTuple):
+    """Times of an item, in seconds."""
+
+    queue_s: float
+    compute_s: float
+
+
 @dataclass(eq=False, slots=True)
 class Item:
     """One run of the model on one text.
@@ -150,6 +158,7 @@ class Item:
         is_light: Whether the express lane may run the item, because it belongs to a small call of an
             interactive client while other clients have calls.
         queued_at: `time.monotonic` time at which the item was queued.
+        started_at: `time.monotonic` time at which its batch started, or 0.
         client: Sender of the item.
         turn: Position in the queue, see `scheduler.Turns`.
         future: Resolves to an `ItemResult`. Canceling it drops the item unless it is already running.
@@ -166,6 +175,7 @@ class Item:
     is_background: bool = False
     is_light: bool = False
     queued_at: float = 0.0
+    started_at: float = 0.0
     client: Client = ANONYMOUS
     turn: float = 0.0
     future: "Future[ItemResult]" = field(default_factory=Future)
@@ -175,6 +185,15 @@ class Item:
         """Drop the item, or stop its batch if all other items of the batch are abandoned, too."""
         self.is_abandoned = True
         self.future.cancel()  # no effect on a running or finished item
+
+    def elapsed(self, now: float) -> Elapsed:
+        """Return the times of the item in the queue and in a batch until now, or until its result."""
+        if self.future.done() and not self.future.cancelled() and self.future.exception() is None:
+            result = self.future.result()
+            return Elapsed(result.queue_s, result.compute_s)
+        if not self.started_at:
+            return Elapsed(now - self.queued_at if self.queued_at else 0.0, 0.0)
+        return Elapsed(self.started_at - self.queued_at, now - self.started_at)
 
     @property
     def num_tokens(self) -> int:
@@ -329,6 +348,11 @@ class HostOutputs:
         return part.copy() if is_shared or part is batch else part
 
 
+def is_finite(array: npt.NDArray[np.float32]) -> bool:
+    """Return whether no value is NaN or infinite."""
+    return 0 not in np.isfinite(array).tobytes()  # `all` takes several times as long for an embedding
+
+
 def to_dense(
     weights: npt.NDArray[np.float32], pattern: Pattern, heads: tuple[int, ...] | None
 ) -> npt.NDArray[np.float32]:
@@ -355,7 +379,11 @@ def reductions(outputs: BatchOutputs, row: int, item: Item) -> tuple[Reduced, ..
 
 
 def reduced(outputs: BatchOutputs, row: int, num_tokens: int, requested: RequestedReduction) -> Reduced:
-    """Return one reduction of a text. Only one layer's weights are in memory at a time."""
+    """Return one reduction of a text. Only one layer's weights are in memory at a time.
+
+    Raises:
+        InvalidResultError: A weight is NaN or infinite.
+    """
     layers = _Layers(outputs, row, num_tokens, requested.layers)
     [result] = reduce(
         layers, requested.reduction, requested.units, is_mean_of_heads=requested.is_mean_of_heads
@@ -384,4 +412,7 @@ class _Layers(Sequence[npt.NDArray[np.float32]]):
     def __getitem__(self, index: int | slice) -> npt.NDArray[np.float32] | Sequence[npt.NDArray[np.float32]]:
         if isinstance(index, slice):
             return _Layers(self._outputs, self._row, self._num_tokens, self._requested[index])
-        return self._outputs.part(self._row, self._num_tokens, self._requested[index])
+        weights = self._outputs.part(self._row, self._num_tokens, self._requested[index])
+        if not is_finite(weights):
+            raise InvalidResultError
+        return weights

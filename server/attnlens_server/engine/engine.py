@@ -30,6 +30,7 @@ from attnlens_server.engine.batch import (
     Item,
     ItemResult,
     RequestedOutput,
+    is_finite,
     pad,
     reductions,
 )
@@ -37,7 +38,7 @@ from attnlens_server.engine.cpus import count_cpus
 from attnlens_server.engine.runtimes.runtime import Cancellation, Runtime, Session
 from attnlens_server.engine.scheduler import BatchLimits, ItemQueue, LengthBuckets, Scheduler, Slots
 from attnlens_server.engine.sessions import GraphOpener, Sessions, ThreadChoice
-from attnlens_server.errors import DeadlineError, InternalError, StartupError
+from attnlens_server.errors import DeadlineError, InternalError, InvalidResultError, StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -168,13 +169,18 @@ class Lanes:
             session = self.sessions.get(has_whole_machine=uses_all)
             results = self._compute(batch, length, session, uses_all_threads=uses_all)
             for item, result in zip(batch.items, results, strict=True):
-                item.future.set_result(result)
+                if result is None:
+                    item.future.set_exception(InvalidResultError())
+                else:
+                    item.future.set_result(result)
             del item, result, results
         except _StoppedError:
             stopped = DeadlineError("the call was cancelled, or its deadline passed, while its texts ran")
             fail_items(batch.items, stopped)
         except Exception as error:  # noqa: BLE001 - a failed batch must not end the lane
             can_isolate = session is not None and len(batch.items) > 1
+            if session is None:
+                self._queue.give_back(batch.items)
             if can_isolate:
                 logger.warning(
                     "a batch of %d texts failed, running them one by one: %s", len(batch.items), error
@@ -195,7 +201,8 @@ class Lanes:
 
     def _compute(
         self, batch: Batch, length: int, session: Session, *, uses_all_threads: bool
-    ) -> list[ItemResult]:
+    ) -> "list[ItemResult | None]":
+        """Run a batch. Return the result of each item, or None if it contains NaN or infinity."""
         items = batch.items
         inputs = pad(items, length, self._pad_token_id)
         names = tuple(dict.fromkeys(name for item in items for name in item.output_names))
@@ -203,6 +210,8 @@ class Lanes:
         # A batch is only stopped if it has taken longer than opening a session, where that is necessary.
         min_s = LONG_BATCH_S if session.survives_cancellation else self.sessions.opening_s + LONG_BATCH_S
         running = self._running[threading.get_ident()] = RunningBatch(items, started, min_s)
+        for item in items:
+            item.started_at = started
         try:
             outputs = session.run(inputs, names, running.cancellation)
             parts = [_parts(outputs, row, running) for row in range(len(items))]
@@ -216,18 +225,19 @@ class Lanes:
         finally:
             del self._running[threading.get_ident()]
         compute_s = time.monotonic() - started
-        if self._checks_results:
-            is_finite = all(np.isfinite(array).all() for array in parts[0][0])
-            self.num_bad_batches = 0 if is_finite else self.num_bad_batches + 1
         if batch.has_whole_machine:
             self._thread_choice.add(inputs.input_ids.size, compute_s, used_all=uses_all_threads)
         num_parallel = 1 if uses_all_threads else self._num_lanes
         self._count(items, inputs.input_ids.size, compute_s, num_parallel)
         if logger.isEnabledFor(logging.DEBUG):
             _log_batch(batch, inputs.input_ids.size, compute_s)
+        if self._checks_results:
+            self.num_bad_batches = 0 if parts[0] is not None else self.num_bad_batches + 1
         return [
-            ItemResult(arrays, queue_s=started - item.queued_at, compute_s=compute_s, reduced=reductions)
-            for item, (arrays, reductions) in zip(items, parts, strict=True)
+            None
+            if part is None
+            else ItemResult(part[0], queue_s=started - item.queued_at, compute_s=compute_s, reduced=part[1])
+            for item, part in zip(items, parts, strict=True)
         ]
 
     # --- other threads ----------------------------------------------------------------------------
@@ -314,8 +324,8 @@ class Lanes:
         )
 
 
-def _parts(outputs: BatchOutputs, row: int, running: RunningBatch) -> _Parts:
-    """Return the requested outputs and reductions of an item.
+def _parts(outputs: BatchOutputs, row: int, running: RunningBatch) -> _Parts | None:
+    """Return the requested outputs and reductions of an item, or None if a value is NaN or infinite.
 
     Raises:
         _StoppedError: The batch was stopped.
@@ -324,7 +334,12 @@ def _parts(outputs: BatchOutputs, row: int, running: RunningBatch) -> _Parts:
         raise _StoppedError
     item = running.items[row]
     arrays = tuple(outputs.part(row, item.num_tokens, requested) for requested in item.requested)
-    return arrays, reductions(outputs, row, item)
+    if not all(is_finite(array) for array in arrays):
+        return None
+    try:
+        return arrays, reductions(outputs, row, item)
+    except InvalidResultError:
+        return None
 
 
 def lower_priority() -> None:

@@ -29,7 +29,7 @@ from attnlens_server.http_api.json_bodies import (
 )
 from attnlens_server.http_api.prompts import PromptChoice
 from attnlens_server.serving.requests import EmbedRequest
-from attnlens_server.serving.results import EmbedResult, check_finite
+from attnlens_server.serving.results import EmbedResult
 from attnlens_server.serving.service import ModelService
 
 _SIDES = {"START": "left", "END": "right"}
@@ -142,7 +142,5 @@ class CohereRoutes:
 
     def _quantized(self, name: str, result: EmbedResult) -> npt.NDArray[Any]:
         kind = EmbeddingType[name.upper()]
-        if kind is not EmbeddingType.FLOAT:
-            check_finite(result.embeddings, kind)
         ranges = self.model.embedding_ranges if kind.needs_ranges else None
         return np.ascontiguousarray(quantize(result.embeddings, kind, ranges))

@@ -357,8 +357,8 @@ class TeiRoutes:
         )
 
     async def health(self, _: HttpRequest) -> HttpResponse:
-        """Return 200 while the server accepts requests."""
-        self.service.check_serving()
+        """Return 200 while the server accepts requests and is healthy."""
+        self.service.check_healthy()
         return HttpResponse(content_type="")
 
     def _embed_request(self, body: EmbedBody) -> EmbedRequest:

@@ -101,8 +101,8 @@ class WeaviateRoutes:
         return HttpResponse(status=204, content_type="")
 
     async def ready(self, request: HttpRequest) -> HttpResponse:
-        """Return 204 while the server accepts requests."""
-        self.service.check_serving()
+        """Return 204 while the server accepts requests and is healthy."""
+        self.service.check_healthy()
         return await self.live(request)
 
 

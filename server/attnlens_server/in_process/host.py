@@ -49,6 +49,7 @@ class Host:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="attnlens-local", daemon=True)
         self._thread.start()
+        self._supervising = asyncio.run_coroutine_threadsafe(served.supervisor.run(), self._loop)
 
     @property
     def is_closed(self) -> bool:
@@ -106,6 +107,7 @@ class Host:
     async def _end_calls(self) -> None:
         """Cancel all calls until they have ended, so that one lost cancellation does not block `close`."""
         self._service.state = State.DRAINING
+        self._supervising.cancel()
         remaining = set(self._tasks)
         for _ in range(_MAX_CANCELS):
             for task in remaining:

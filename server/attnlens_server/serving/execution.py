@@ -12,7 +12,9 @@ from typing import ParamSpec, TypeVar
 from attnlens_server.bundle import Kind
 from attnlens_server.clients import Client
 from attnlens_server.engine import Engine, Item, ItemResult, lower_priority
+from attnlens_server.errors import InvalidResultError
 from attnlens_server.serving.admission import Admission
+from attnlens_server.serving.results import Clock
 from attnlens_server.serving.stages import mark_run
 
 P = ParamSpec("P")
@@ -88,8 +90,26 @@ class ItemRunner:
         self._done: deque[tuple[_PendingCall, Future[ItemResult]]] = deque()
         self._is_wake_up_scheduled = False
 
-    async def run(self, items: Sequence[Item], kind: Kind, client: Client) -> list[ItemResult]:
-        """Run all items. If one fails or the call is cancelled, the others are abandoned."""
+    async def run(
+        self,
+        items: Sequence[Item],
+        kind: Kind,
+        client: Client,
+        clock: Clock,
+        name: Callable[[int], str] = lambda _: "",
+    ) -> list[ItemResult]:
+        """Run all items. If one fails or the call is cancelled, the others are abandoned.
+
+        Args:
+            items: Items of a request.
+            kind: Graph that runs them.
+            client: Sender of the request.
+            clock: Durations of the request.
+            name: Returns the path of an item's text, given the index of the item.
+
+        Raises:
+            InvalidResultError: The result of an item contains NaN or infinity.
+        """
         if self._admission.has_single_call_under_load(client):
             is_light = sum(item.num_tokens for item in items) <= LIGHT_TOKENS
             for item in items:
@@ -99,12 +119,18 @@ class ItemRunner:
         try:
             await self._all_done(futures)
             results = [future.result() for future in futures]
-        except BaseException:
+        except BaseException as error:
             for item in items:
                 item.abandon()
             del item
+            runs = [item.elapsed(time.monotonic()) for item in items]
+            clock.add(runs)
+            mark_run(runs, submitted)
+            if isinstance(error, InvalidResultError):
+                raise InvalidResultError(name(_index_of(error, futures))) from None
             raise
         else:
+            clock.add(results)
             mark_run(results, submitted)
             return results
         finally:
@@ -129,6 +155,14 @@ class ItemRunner:
         while self._done:
             call, future = self._done.popleft()
             call.add(future)
+
+
+def _index_of(error: BaseException, futures: "Sequence[Future[ItemResult]]") -> int:
+    return next(
+        index
+        for index, future in enumerate(futures)
+        if future.done() and not future.cancelled() and future.exception() is error
+    )
 
 
 class _PendingCall:

@@ -5,7 +5,7 @@ Shapes: T tokens, W words, D hidden size, E dimensions of an embedding, L layers
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -33,7 +33,6 @@ from attnlens_server.engine import (
     Engine,
     HeadSelection,
     Item,
-    ItemResult,
     RequestedOutput,
     Target,
     WeightedPooling,
@@ -43,11 +42,12 @@ from attnlens_server.serving.admission import Slots
 from attnlens_server.serving.execution import ItemRunner, Workers
 from attnlens_server.serving.requests import ExplanationPlan
 from attnlens_server.serving.results import (
+    Clock,
     Explanation,
     PairMatrixResult,
     SourceSums,
     TokenScores,
-    check_logits,
+    check_finite,
     usage,
 )
 from attnlens_server.text import EncodedInput, Tokens, TokenSource
@@ -110,19 +110,6 @@ class Contributions:
     heads: Float64Array | None
 
 
-@dataclass(slots=True)
-class Clock:
-    """Longest queue and compute times of a call's runs, in seconds."""
-
-    queue_s: float = 0.0
-    compute_s: float = 0.0
-
-    def add(self, results: Sequence[ItemResult]) -> None:
-        """Add the times of runs."""
-        self.queue_s = max([self.queue_s, *(result.queue_s for result in results)])
-        self.compute_s = max([self.compute_s, *(result.compute_s for result in results)])
-
-
 @dataclass(frozen=True, slots=True)
 class Call:
     """A running Explain or Compare call.
@@ -131,13 +118,13 @@ class Call:
         plan: Validated request.
         deadline: Deadline on the monotonic clock, or None.
         slots: Queue slots of the call.
-        clock: Times of its runs.
+        clock: Durations of the request.
     """
 
     plan: ExplanationPlan
     deadline: float | None
     slots: Slots
-    clock: Clock = field(default_factory=Clock)
+    clock: Clock
 
 
 class Runs:
@@ -200,8 +187,7 @@ class Runs:
             requested = [RequestedOutput(hidden.name, hidden.layout, pooling)]
             requested += [RequestedOutput(hidden.name, hidden.layout)] if with_tokens else []
             items.append(self._item(text, call, tuple(requested)))
-        results = await self._runner.run(items, self.vector_kind, call.slots.client)
-        call.clock.add(results)
+        results = await self._runner.run(items, self.vector_kind, call.slots.client, call.clock)
         embeddings = self._finish([result.arrays[0] for result in results], call.plan)
         return [
             Vectors(embedding, result.arrays[1] if with_tokens else None)
@@ -220,9 +206,8 @@ class Runs:
             item = self._item(text, call, requested)
             item.target = self._target(text, None if direction is None else direction / scale, plan)
             items.append(item)
-        results = await self._runner.run(items, "contributions", call.slots.client)
+        results = await self._runner.run(items, "contributions", call.slots.client, call.clock)
         self._release("contributions", call)
-        call.clock.add(results)
         found = []
         for result, direction_scale in zip(results, scales, strict=True):
             embedding = result.arrays[0][: plan.dimensions].astype(np.float64)
@@ -249,9 +234,8 @@ class Runs:
             for layer in layers
         )
         items = [self._item(text, call, requested) for text in texts]
-        results = await self._runner.run(items, "attention", call.slots.client)
+        results = await self._runner.run(items, "attention", call.slots.client, call.clock)
         self._release("attention", call)
-        call.clock.add(results)
         return [[array[0] for array in result.arrays] for result in results]
 
     # --- One run per direction --------------------------------------------------------------------
@@ -273,8 +257,7 @@ class Runs:
                     items.append(item)
                 if not items:
                     return
-                results = await self._runner.run(items, "contributions", call.slots.client)
-            call.clock.add(results)
+                results = await self._runner.run(items, "contributions", call.slots.client, call.clock)
             rows = [np.append(result.arrays[0], result.arrays[1]) for result in results]
             yield np.asarray(rows, dtype=np.float64)
 
@@ -327,8 +310,7 @@ class Runs:
                     item = self._item(texts[number], call, (requested,))
                     item.masked_token = token
                     items.append(item)
-                results = await self._runner.run(items, self.vector_kind, call.slots.client)
-            call.clock.add(results)
+                results = await self._runner.run(items, self.vector_kind, call.slots.client, call.clock)
             pooled = [result.arrays[0] for result in results]
             finished = await self._workers.run(self._finish, pooled, plan)
             rows = finished if plan.is_logit else to_unit_length(finished)
@@ -476,10 +458,11 @@ def explanation(results: GraphResults, field: str, plan: ExplanationPlan, model:
 
     Raises:
         InvalidFieldsError: The embedding has no direction, or scores overflow.
+        InvalidResultError: A logit is not finite.
     """
     if plan.is_logit:
         own = results.embedding
-        check_logits(own[None], [field])
+        check_finite(own[None], [field])
     else:
         own = direction_of(results.embedding, field)
     direction = own if results.direction is None else results.direction

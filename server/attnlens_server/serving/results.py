@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from attnlens.classifiers import ScoreActivation
-from attnlens.embedding_types import EmbeddingType
 from attnlens.explanations import ExplainMethod
 from attnlens.patterns import Band, Pattern
 from attnlens.reductions import Reduced
 from attnlens_server.bundle import Layout, Output
 from attnlens_server.engine import ItemResult
-from attnlens_server.errors import FieldViolation, InvalidFieldsError
+from attnlens_server.errors import FieldViolation, InvalidFieldsError, InvalidResultError
 from attnlens_server.serving.requests import FLOAT16, DataType, QueryPlan
+from attnlens_server.serving.stages import Ran
 from attnlens_server.text import EncodedInput, Tokens
 
 FloatArray = npt.NDArray[np.float32]
@@ -38,9 +38,9 @@ class CallMetrics:
     Attributes:
         num_inputs: Number of texts or pairs.
         num_tokens: Number of tokens, including those of prompts and targets.
-        tokenize_s: Tokenization time in seconds. This and the next two are 0 until the model has run.
-        queue_s: Longest wait for a batch in seconds.
-        compute_s: Longest batch in seconds.
+        tokenize_s: Tokenization time in seconds.
+        queue_s: Longest wait for a batch in seconds. If the call has failed, the wait until then.
+        compute_s: Longest batch in seconds. If the call has failed, its time until then.
         num_charged: Number of texts that were charged to the client.
     """
 
@@ -51,18 +51,32 @@ class CallMetrics:
     compute_s: float = 0.0
     num_charged: int = 0
 
-    def add(self, timings: Timings) -> Timings:
-        """Add the timings of a request and return them."""
-        self.tokenize_s += timings.tokenize_s
-        self.queue_s += timings.queue_s
-        self.compute_s += timings.compute_s
-        return timings
 
-    def at_least(self, timings: Timings) -> None:
-        """Raise each duration to at least that of a batch."""
-        self.tokenize_s = max(self.tokenize_s, timings.tokenize_s)
-        self.queue_s = max(self.queue_s, timings.queue_s)
-        self.compute_s = max(self.compute_s, timings.compute_s)
+class Clock:
+    """Durations of a request so far, which it adds to the metrics of its call.
+
+    Args:
+        metrics: Metrics of the call, which may have several requests.
+
+    Attributes:
+        timings: Tokenization time, and the longest queue and compute times of the runs.
+    """
+
+    def __init__(self, metrics: CallMetrics) -> None:
+        self.timings = Timings(0.0, 0.0, 0.0)
+        self._metrics = metrics
+
+    def add(self, runs: Sequence[Ran] = (), *, tokenize_s: float = 0.0) -> None:
+        """Add tokenization time, and runs that have ended or were abandoned."""
+        before, metrics = self.timings, self._metrics
+        after = self.timings = Timings(
+            before.tokenize_s + tokenize_s,
+            max([before.queue_s, *(run.queue_s for run in runs)]),
+            max([before.compute_s, *(run.compute_s for run in runs)]),
+        )
+        metrics.tokenize_s += tokenize_s
+        metrics.queue_s += after.queue_s - before.queue_s
+        metrics.compute_s += after.compute_s - before.compute_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,15 +253,6 @@ def usage(encoded: EncodedInput) -> Usage:
     return Usage(encoded.num_tokens, encoded.num_tokens_total)
 
 
-def timings(tokenize_s: float, results: Sequence[ItemResult]) -> Timings:
-    """Return the durations of a request."""
-    return Timings(
-        tokenize_s,
-        queue_s=max([result.queue_s for result in results]),
-        compute_s=max([result.compute_s for result in results]),
-    )
-
-
 class AttentionParts:
     """Iterator over the attention outputs of a text, in the order of the queries."""
 
@@ -295,32 +300,20 @@ def check_range(array: FloatArray, data_type: DataType) -> None:
             raise InvalidFieldsError([FieldViolation("data_type", problem)])
 
 
-def check_logits(logits: npt.NDArray[np.floating], fields: Sequence[str]) -> None:
-    """Check that all logits (N, C) are finite.
+def check_finite(vectors: npt.NDArray[np.floating], fields: Sequence[str] = ()) -> None:
+    """Check that all embeddings (N, E) or logits (N, C) are finite.
+
+    Args:
+        vectors: One row for each text.
+        fields: Paths of the texts. If empty, they are the inputs of the request.
 
     Raises:
-        InvalidFieldsError: A logit is NaN or infinite.
-    """
-    is_finite = np.isfinite(logits).all(axis=1)
-    if not is_finite.all():
-        row = int(is_finite.argmin())
-        problem = "has a logit that is not finite: remove it, or serve the model with --precision fp32"
-        raise InvalidFieldsError([FieldViolation(fields[row], problem)])
-
-
-def check_finite(vectors: FloatArray, embedding_type: EmbeddingType) -> None:
-    """Check that embeddings (N, E) can be quantized.
-
-    Raises:
-        InvalidFieldsError: A value is not finite.
+        InvalidResultError: A value is NaN or infinite.
     """
     is_finite = np.isfinite(vectors).all(axis=1)
     if not is_finite.all():
-        problem = (
-            f"is EMBEDDING_TYPE_{embedding_type.name}, but the embedding of inputs[{is_finite.argmin()}] has "
-            "a value that is not finite: use EMBEDDING_TYPE_FLOAT"
-        )
-        raise InvalidFieldsError([FieldViolation("embedding_type", problem)])
+        row = int(is_finite.argmin())
+        raise InvalidResultError(fields[row] if fields else f"inputs[{row}]")
 
 
 @dataclass(frozen=True, slots=True)

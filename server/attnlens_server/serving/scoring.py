@@ -26,7 +26,7 @@ from attnlens_server.serving.requests import (
     Request,
     ScoreRequest,
 )
-from attnlens_server.serving.results import FloatArray, Score, Usage, check_logits
+from attnlens_server.serving.results import FloatArray, Score, Usage, check_finite
 from attnlens_server.serving.validation import ExplanationValidator, InputValidator
 from attnlens_server.text import (
     EncodedInput,
@@ -341,7 +341,7 @@ def scores(
         logits: Logits of the parts of all distinct inputs, (P, 1).
 
     Raises:
-        InvalidFieldsError: A logit is not finite.
+        InvalidResultError: A logit is not finite.
     """
     starts = [0, *itertools.accumulate(num_parts[:-1])]
     best = list(_best_parts(logits[:, 0], starts, num_parts))
@@ -349,7 +349,7 @@ def scores(
     for index in reversed(range(len(rows))):
         fields[rows[index]] = document_field(request, index)
     chosen = logits[np.add(starts, best)]  # (N, 1)
-    check_logits(chosen, fields)
+    check_finite(chosen, fields)
     activated = scores_of(chosen, plan.activation)[:, 0].tolist()
     values = chosen[:, 0].tolist()
     found = [

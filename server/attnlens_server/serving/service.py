@@ -43,7 +43,6 @@ from attnlens_server.serving.costs import (
 from attnlens_server.serving.execution import ItemRunner, Workers
 from attnlens_server.serving.explanations import (
     Call,
-    Clock,
     GraphResults,
     Runs,
     Text,
@@ -74,6 +73,7 @@ from attnlens_server.serving.requests import (
 from attnlens_server.serving.results import (
     AttentionParts,
     ClassifyResult,
+    Clock,
     CompareResult,
     Comparison,
     EmbedResult,
@@ -87,9 +87,7 @@ from attnlens_server.serving.results import (
     Timings,
     TokenizedText,
     check_finite,
-    check_logits,
     check_range,
-    timings,
     usage,
 )
 from attnlens_server.serving.scoring import (
@@ -272,7 +270,7 @@ class ModelService:
             RequestError: See `attnlens_server.errors`.
         """
         plan = await self._validate(request, self._validator.embed)
-        num_texts = len(request.inputs)
+        num_texts, clock = len(request.inputs), Clock(budget.metrics)
         self.admission.acquire_slots("embeddings", num_texts, budget.client)
         try:
             budget.charge_texts(num_texts)
@@ -283,15 +281,14 @@ class ModelService:
                 + vector_bytes
                 + num_texts * TEXT_MEMORY_BYTES
             )
-            inputs, tokenize_s = await self._token_ids(request, plan.prompt, budget)
+            inputs = await self._token_ids(request, plan.prompt, budget, clock)
             items = self._embed_items(inputs, plan, budget)
-            results = await self._runner.run(items, "embeddings", budget.client)
+            results = await self._runner.run(items, "embeddings", budget.client, clock, _input_name)
             is_slow = bool(self._dense) or result_bytes + vector_bytes > MAX_INLINE_RESULT_BYTES
             embeddings = await self.workers.run_if(is_slow, self._embeddings, results, plan)
         finally:
             self.admission.release_slots("embeddings", num_texts, budget.client)
-        elapsed = budget.metrics.add(timings(tokenize_s, results))
-        return EmbedResult(embeddings, [usage(encoded) for encoded in inputs], elapsed, plan.ranges)
+        return EmbedResult(embeddings, [usage(encoded) for encoded in inputs], clock.timings, plan.ranges)
 
     async def score(self, request: ScoreRequest, budget: Budget) -> ScoreResult:
         """Return the relevance of documents to a query, or of the second to the first text of pairs.
@@ -302,7 +299,7 @@ class ModelService:
         plan = await self._validate(request, self._classifiers.score)
         firsts, rows = distinct(request.inputs)
         num_explained = min(request.top_n or len(firsts), len(firsts)) if plan.explanation else 0
-        slots, clock = Slots(self.admission, budget.client), Clock()
+        slots, clock = Slots(self.admission, budget.client), Clock(budget.metrics)
         try:
             slots.acquire({"logits": len(firsts), "contributions": num_explained})
             budget.charge_texts(len(request.inputs))
@@ -315,7 +312,7 @@ class ModelService:
             inputs = await self._scored_inputs(request, plan, firsts, budget)
             num_parts = [len(scored.ranges) for scored in inputs]
             slots.acquire({"logits": sum(num_parts) - len(firsts)})
-            tokenize_s = time.monotonic() - started
+            clock.add(tokenize_s=time.monotonic() - started)
             call = Call(plan.explanation, budget.deadline, slots, clock) if plan.explanation else None
             explained: dict[int, Explanation] = {}
             explain = partial(self._explained_parts, request, firsts, inputs, budget)
@@ -324,7 +321,7 @@ class ModelService:
                 explained = await explain(dict.fromkeys(range(len(inputs)), 0), call)
                 logits = np.array([[each.target_value] for each in explained.values()], np.float32)
             else:
-                logits = await self._part_logits(request, inputs, budget, clock)
+                logits = await self._part_logits(request, firsts, inputs, budget, clock)
             found = scores(request, plan, rows, num_parts, logits)
             if call and not explained:
                 chosen = {rows[each.index]: each.part for each in found}
@@ -336,7 +333,7 @@ class ModelService:
             [replace(each, explanation=explained.get(rows[each.index])) for each in found],
             plan.activation,
             [inputs[row].usage for row in rows],
-            budget.metrics.add(Timings(tokenize_s, clock.queue_s, clock.compute_s)),
+            clock.timings,
         )
 
     async def classify(self, request: ClassifyRequest, budget: Budget) -> ClassifyResult:
@@ -348,6 +345,7 @@ class ModelService:
         plan = await self._validate(request, self._classifiers.classify)
         assert self._model.classifier is not None  # noqa: S101 - ensured by the validation
         labels, num_texts = self._model.classifier.labels, len(request.inputs)
+        clock = Clock(budget.metrics)
         with self.admission.slots("logits", num_texts, budget.client):
             budget.charge_texts(num_texts)
             result_bytes = num_texts * (2 * FLOAT32.itemsize * len(labels) + self._sizes.costs.text_bytes)
@@ -356,22 +354,21 @@ class ModelService:
             budget.memory.grow(
                 (1 + self._sizes.costs.serialization_copies) * result_bytes + num_texts * TEXT_MEMORY_BYTES
             )
-            inputs, tokenize_s = await self._token_ids(request, plan.prompt, budget)
+            inputs = await self._token_ids(request, plan.prompt, budget, clock)
             outputs = (self._logits_output(),)
             items = [
                 Item(encoded.input_ids, outputs, encoded.token_type_ids, budget.deadline)
                 for encoded in inputs
             ]
-            results = await self._runner.run(items, "logits", budget.client)
+            results = await self._runner.run(items, "logits", budget.client, clock, _input_name)
         logits = logits_of(results)  # (N, C)
-        check_logits(logits, [f"inputs[{index}]" for index in range(num_texts)])
         return ClassifyResult(
             labels,
             logits,
             scores_of(logits, plan.activation).astype(np.float32),
             plan.activation,
             [usage(encoded) for encoded in inputs],
-            budget.metrics.add(timings(tokenize_s, results)),
+            clock.timings,
         )
 
     async def encode(self, request: EncodeRequest, budget: Budget) -> EncodeResult:
@@ -381,11 +378,12 @@ class ModelService:
             RequestError: See `attnlens_server.errors`.
         """
         plan = await self._validate(request, self._validator.encode)
+        clock = Clock(budget.metrics)
         with self.admission.slots(plan.kind, len(request.inputs), budget.client):
             budget.charge_texts(len(request.inputs))
             started = time.monotonic()
             inputs, tokens = await self._described_inputs(request, plan, budget)
-            tokenize_s = time.monotonic() - started
+            clock.add(tokenize_s=time.monotonic() - started)
             parts = plan.parts
             runs = ((parts, encoded.num_tokens) for encoded in inputs)
             budget.charge_tokens(self._reductions_cost(plan, runs))
@@ -401,9 +399,9 @@ class ModelService:
                 )
                 for encoded in inputs
             ]
-            results = await self._runner.run(items, plan.kind, budget.client)
+            results = await self._runner.run(items, plan.kind, budget.client, clock, _input_name)
         texts = [_encoded_text(*text, plan) for text in zip(inputs, tokens, results, strict=True)]
-        return EncodeResult(texts, budget.metrics.add(timings(tokenize_s, results)))
+        return EncodeResult(texts, clock.timings)
 
     async def encode_stream(
         self, request: EncodeRequest, budget: Budget
@@ -416,10 +414,11 @@ class ModelService:
             RequestError: See `attnlens_server.errors`.
         """
         plan = await self._validate(request, self._validator.encode)
+        clock = Clock(budget.metrics)
         with self.admission.slots(plan.kind, 1, budget.client):
             budget.charge_texts(len(request.inputs))
             budget.memory.grow(len(request.inputs) * TEXT_MEMORY_BYTES)
-            inputs, tokenize_s = await self._token_ids(request, plan.prompt, budget, plan)
+            inputs = await self._token_ids(request, plan.prompt, budget, clock, plan)
             piece_bytes = budget.memory.available_bytes // 2
             pieces = deque(
                 cut_into_pieces(inputs, plan, self._sizes, max_bytes=piece_bytes, deadline=budget.deadline)
@@ -432,12 +431,12 @@ class ModelService:
                 self.admission,
                 budget.memory,
                 self._window_bytes,
+                clock,
             )
             async with aclosing(run_pieces(window, pieces)) as results:
                 async for piece, result in results:
                     mark_run([result], piece.item.queued_at)
-                    elapsed = timings(tokenize_s, [result])
-                    budget.metrics.at_least(elapsed)
+                    elapsed = Timings(clock.timings.tokenize_s, result.queue_s, result.compute_s)
                     if piece.has_text:
                         tokens = await self.workers.run(self._stream_tokens, request, plan, piece.index)
                         text = _without_attention(inputs[piece.index], tokens, result, plan)
@@ -498,14 +497,14 @@ class ModelService:
             texts = await self._described_texts(request.inputs, plan, budget)
             budget.charge_tokens(self._further_runs_cost([text for text, _ in texts], plan))
             target_texts = await self._target_texts(targets, plan, budget)
-            tokenize_s = time.monotonic() - started
-            call = Call(plan, budget.deadline, slots)
+            clock = Clock(budget.metrics)
+            clock.add(tokenize_s=time.monotonic() - started)
+            call = Call(plan, budget.deadline, slots, clock)
             direction = await self._direction(target_texts, tuple(targets), call)
             found = await self._run_graphs(texts, [direction] * len(texts), call)
             fields = [f"inputs[{index}]" for index in range(len(found))]
             explained = await self.workers.run(_explained, found, fields, plan, self._model)
-        elapsed = Timings(tokenize_s, call.clock.queue_s, call.clock.compute_s)
-        return ExplainResult(explained, budget.metrics.add(elapsed))
+        return ExplainResult(explained, clock.timings)
 
     async def compare(self, request: CompareRequest, budget: Budget) -> CompareResult:
         """Return the contribution of each token of two texts to their similarity, for each pair of texts.
@@ -527,8 +526,9 @@ class ModelService:
             pairs = list(zip(texts[:count], texts[count:], strict=True))
             self._reserve_matrices(pairs, plan, budget)
             budget.charge_tokens(self._further_runs_cost(texts, plan, pairs))
-            tokenize_s = time.monotonic() - started
-            call = Call(plan, budget.deadline, slots)
+            clock = Clock(budget.metrics)
+            clock.add(tokenize_s=time.monotonic() - started)
+            call = Call(plan, budget.deadline, slots, clock)
             vectors = await self._runs.vectors(texts, call, with_tokens=plan.needs_token_vectors)
             own = [direction_of(each.embedding, field) for each, field in zip(vectors, fields, strict=True)]
             found = await self._run_graphs(described, own[count:] + own[:count], call, vectors)
@@ -537,8 +537,7 @@ class ModelService:
                 for first, second in pairs
             ]
             compared = await self.workers.run(_compared, found, fields, plan, self._model, input_matrices)
-        elapsed = Timings(tokenize_s, call.clock.queue_s, call.clock.compute_s)
-        return CompareResult(compared, budget.metrics.add(elapsed))
+        return CompareResult(compared, clock.timings)
 
     # --- Validation and tokenization --------------------------------------------------------------
 
@@ -574,9 +573,10 @@ class ModelService:
         request: EmbedRequest | EncodeRequest | ClassifyRequest,
         prompt: str,
         budget: Budget,
+        clock: Clock,
         plan: EncodePlan | None = None,
-    ) -> tuple[list[EncodedInput], float]:
-        """Return the token ids of all texts, and the elapsed seconds."""
+    ) -> list[EncodedInput]:
+        """Return the token ids of all texts."""
         token_bytes = TOKEN_ID_BYTES + (UNIT_BYTES if plan and plan.needs_units else 0)
 
         def reserve(texts: list[EncodedInput]) -> None:
@@ -591,7 +591,8 @@ class ModelService:
             reserve,
             is_slow=request.size + len(request.inputs) * len(prompt) > MAX_INLINE_TOKENIZATION,
         )
-        return inputs, time.monotonic() - started
+        clock.add(tokenize_s=time.monotonic() - started)
+        return inputs
 
     async def _scored_inputs(
         self, request: ScoreRequest, plan: LogitsPlan, firsts: Sequence[int], budget: Budget
@@ -807,14 +808,23 @@ class ModelService:
         ]
 
     async def _part_logits(
-        self, request: ScoreRequest, inputs: Sequence[ScoredInput], budget: Budget, clock: Clock
+        self,
+        request: ScoreRequest,
+        indices: Sequence[int],
+        inputs: Sequence[ScoredInput],
+        budget: Budget,
+        clock: Clock,
     ) -> FloatArray:
         """Return the logits (P, 1) of all parts of all documents."""
         items = await self.workers.run_if(
             request.size > MAX_INLINE_TOKENIZATION, self._score_items, inputs, budget
         )
-        results = await self._runner.run(items, "logits", budget.client)
-        clock.add(results)
+
+        def name(part: int) -> str:
+            of_parts = [index for index, each in zip(indices, inputs, strict=True) for _ in each.ranges]
+            return document_field(request, of_parts[part])
+
+        results = await self._runner.run(items, "logits", budget.client, clock, name)
         return logits_of(results)
 
     async def _explained_parts(
@@ -995,7 +1005,8 @@ class ModelService:
         """Return the embeddings (N, E) of pooled vectors.
 
         Raises:
-            InvalidFieldsError: A value is beyond the range of the data type, or cannot be quantized.
+            InvalidFieldsError: A value is beyond the range of the data type.
+        InvalidResultError: A value is NaN or infinite.
         """
         vectors = finish(
             np.array([result.arrays[0] for result in results]),  # (N, D)
@@ -1004,11 +1015,16 @@ class ModelService:
             normalize_first=plan.normalize_first,
             normalize_last=plan.normalize,
         )
+        if self._dense:  # the engine has checked the pooled vectors
+            check_finite(vectors)
         if plan.is_quantized:
-            check_finite(vectors, plan.embedding_type)
             return quantize(vectors, plan.embedding_type, plan.ranges)
         check_range(vectors, plan.data_type)
         return vectors.astype(plan.data_type, copy=False)
+
+
+def _input_name(index: int) -> str:
+    return f"inputs[{index}]"
 
 
 def _without_attention(

@@ -1,6 +1,7 @@
 """Streams of results: texts in order, with a limited number and size of pieces in flight."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from attnlens_server.bundle import Kind
 from attnlens_server.engine import Item, ItemResult
+from attnlens_server.errors import InvalidResultError
 from attnlens_server.serving.admission import Admission, Reservation
 from attnlens_server.serving.costs import ReplySizes, part_bytes, working_bytes
 from attnlens_server.serving.requests import EncodePlan, Part
+from attnlens_server.serving.results import Clock
 from attnlens_server.text import EncodedInput
 
 if TYPE_CHECKING:
@@ -98,6 +101,7 @@ class Window:
         admission: Source of extra slots.
         memory: The call's reservation.
         max_bytes: Maximum memory of the pieces in flight, except for the first one.
+        clock: Durations of the call.
     """
 
     submit: Callable[[Sequence[Item], Kind], object]
@@ -105,6 +109,7 @@ class Window:
     admission: Admission
     memory: Reservation
     max_bytes: int
+    clock: Clock
 
 
 async def run_pieces(window: Window, pieces: deque[Piece]) -> AsyncGenerator[tuple[Piece, ItemResult]]:
@@ -127,11 +132,18 @@ async def run_pieces(window: Window, pieces: deque[Piece]) -> AsyncGenerator[tup
             while pieces and flight.try_start(pieces[0]):
                 pieces.popleft()
             started = flight.pieces[0]
-            yield started.piece, await started.result
+            try:
+                result = await started.result
+            except InvalidResultError:
+                raise InvalidResultError(f"inputs[{started.piece.index}]") from None
+            window.clock.add([result])
+            yield started.piece, result
+            del result
             flight.finish_first()
     finally:
         for started in flight.pieces:
             started.piece.item.abandon()
+        window.clock.add([started.piece.item.elapsed(time.monotonic()) for started in flight.pieces])
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,12 +30,13 @@ from attnlens_server.engine.engine import logger as lanes_logger
 from attnlens_server.engine.runtimes.runtime import Cancellation, Division
 from attnlens_server.engine.scheduler import BatchLimits, Scheduler
 from attnlens_server.engine.sessions import SAMPLES, Sessions
-from attnlens_server.errors import InternalError
+from attnlens_server.errors import InternalError, InvalidResultError
 
 if TYPE_CHECKING:
     from attnlens_server.engine.runtimes.runtime import Session
 
 HIDDEN = RequestedOutput("last_hidden_state")
+BAD = 99  # token id
 Run = Callable[[npt.NDArray[np.int64]], HostOutputs]
 
 
@@ -101,6 +102,32 @@ def test_lone_text_uses_the_threads_of_one_lane_if_that_is_faster(
     lanes.close()
     # No session is opened for this, which would take longer than the text.
     assert threads == ([2] * SAMPLES + [1] * (SAMPLES + 5) if is_open else [2] * (2 * SAMPLES + 5))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("num_tokens", [1, 4096])
+def test_text_whose_result_is_not_finite_fails_alone(value: float, num_tokens: int) -> None:
+    def run(input_ids: npt.NDArray[np.int64]) -> HostOutputs:
+        outputs = hidden(input_ids)
+        outputs.arrays["last_hidden_state"][input_ids == BAD] = value
+        return outputs
+
+    lanes = make_lanes(run)
+    items = [make_item(1), make_item(*[2] * (num_tokens - 1), BAD), make_item(3)]
+    lanes.submit(items)
+    lanes.start()
+    with pytest.raises(InvalidResultError):
+        items[1].future.result(timeout=30)
+    assert [items[index].future.result(timeout=30).arrays[0][0, 0] for index in (0, 2)] == [1, 3]
+    lanes.close()
+
+
+def test_large_finite_results_are_no_error() -> None:
+    lanes = make_lanes(lambda ids: HostOutputs({"last_hidden_state": np.full((*ids.shape, 2), 3e38, "f4")}))
+    lanes.submit([item := make_item(1)])
+    lanes.start()
+    assert item.future.result(timeout=30).arrays[0].max() == np.float32(3e38)
+    lanes.close()
 
 
 def test_dying_lane_fails_queued_items_and_logs_it() -> None:

@@ -9,7 +9,7 @@ import pytest
 from attnlens.embedding_types import EmbeddingType
 from attnlens.pooling import Pooling
 from attnlens_server.config import ServerConfig
-from attnlens_server.errors import InvalidFieldsError
+from attnlens_server.errors import InvalidFieldsError, InvalidResultError
 from attnlens_server.serving.requests import EmbedRequest
 from attnlens_server.serving.results import check_finite
 from attnlens_server.serving.validation import RequestValidator
@@ -102,10 +102,7 @@ def test_row_size_is_that_of_the_type(embedding_type: int, size: int) -> None:
     assert validator.embed(request(embedding_type=EmbeddingType(embedding_type))).row_bytes == size
 
 
-def test_embedding_that_is_not_finite_is_not_quantized() -> None:
-    check_finite(np.ones((2, 3), np.float32), INT8)
-    message = (
-        r"embedding_type is EMBEDDING_TYPE_INT8, but the embedding of inputs\[1\] has a value that is not"
-    )
-    with pytest.raises(InvalidFieldsError, match=message):
-        check_finite(np.array([[1, 2], [np.inf, 0]], np.float32), INT8)
+def test_embedding_that_is_not_finite_is_an_error() -> None:
+    check_finite(np.ones((2, 3), np.float32))
+    with pytest.raises(InvalidResultError, match=r"inputs\[1\] has NaN or infinity in its result"):
+        check_finite(np.array([[1, 2], [np.inf, 0]], np.float32))

@@ -525,7 +525,7 @@ def held_batches(lane: Lanes, monkeypatch: pytest.MonkeyPatch, *, min_tokens: in
     """
     permits, compute, submit = threading.Semaphore(0), lane._compute, lane.submit
 
-    def compute_with_permit(batch: Batch, *args: Any, **kwargs: Any) -> list[ItemResult]:
+    def compute_with_permit(batch: Batch, *args: Any, **kwargs: Any) -> list[ItemResult | None]:
         if batch.items[0].num_tokens >= min_tokens:
             permits.acquire()
         return compute(batch, *args, **kwargs)

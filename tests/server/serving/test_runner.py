@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, cast
 
@@ -11,8 +12,11 @@ import pytest
 
 from attnlens_server.clients import ANONYMOUS, Client
 from attnlens_server.engine import Item, ItemResult
+from attnlens_server.engine.batch import Elapsed
+from attnlens_server.errors import DeadlineError, InvalidResultError
 from attnlens_server.serving.admission import Admission
 from attnlens_server.serving.execution import ItemRunner
+from attnlens_server.serving.results import CallMetrics, Clock, Timings
 
 TIMEOUT_S = 60.0
 
@@ -41,6 +45,10 @@ def a_result(number: int) -> ItemResult:
     return ItemResult((), queue_s=number, compute_s=0.0)
 
 
+def run(running: ItemRunner, items: Sequence[Item]) -> Coroutine[Any, Any, list[ItemResult]]:
+    return running.run(items, "embeddings", ANONYMOUS, Clock(CallMetrics()), "texts[{}]".format)
+
+
 async def started(*calls: Any) -> list["asyncio.Task[Any]"]:
     """Start the calls, and let each submit its items."""
     tasks = [asyncio.ensure_future(call) for call in calls]
@@ -50,7 +58,7 @@ async def started(*calls: Any) -> list["asyncio.Task[Any]"]:
 
 async def test_results_keep_the_order_of_submission() -> None:
     lane = Lane()
-    [call] = await started(runner(lane).run([an_item(), an_item()], "embeddings", ANONYMOUS))
+    [call] = await started(run(runner(lane), [an_item(), an_item()]))
     lane.items[1].future.set_result(a_result(1))
     lane.items[0].future.set_result(a_result(0))
     assert [result.queue_s for result in await call] == [0, 1]
@@ -59,7 +67,7 @@ async def test_results_keep_the_order_of_submission() -> None:
 async def test_items_completed_together_wake_the_event_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lane, loop = Lane(), asyncio.get_running_loop()
     running = runner(lane)
-    calls = await started(*(running.run([an_item()], "embeddings", ANONYMOUS) for _ in range(8)))
+    calls = await started(*(run(running, [an_item()]) for _ in range(8)))
     wake, num_wakes = loop.call_soon_threadsafe, 0
 
     def count(*args: Any) -> Any:
@@ -77,17 +85,55 @@ async def test_items_completed_together_wake_the_event_loop_once(monkeypatch: py
 
 async def test_failing_item_fails_its_call_and_drops_the_other_items() -> None:
     lane = Lane()
-    [call] = await started(runner(lane).run([an_item(), an_item()], "embeddings", ANONYMOUS))
+    [call] = await started(run(runner(lane), [an_item(), an_item()]))
     lane.items[0].future.set_exception(ValueError("no"))
     with pytest.raises(ValueError, match="no"):
         await call
     assert lane.items[1].future.cancelled()
 
 
+async def test_invalid_result_names_its_text() -> None:
+    lane = Lane()
+    [call] = await started(run(runner(lane), [an_item(), an_item(), an_item()]))
+    lane.items[1].future.set_exception(InvalidResultError())
+    with pytest.raises(InvalidResultError, match=r"^texts\[1\] has NaN or infinity in its result"):
+        await call
+
+
+@pytest.mark.parametrize("is_expired", [False, True])
+async def test_times_of_a_call_that_fails_are_those_until_then(*, is_expired: bool) -> None:
+    lane, metrics, now = Lane(), CallMetrics(), time.monotonic()
+    items = [an_item() for _ in range(3)]
+    items[0].queued_at = items[1].queued_at = now - 30
+    items[1].started_at = now - 20  # still running
+    items[2].queued_at = now - 5
+    clock = Clock(metrics)
+    call = asyncio.ensure_future(runner(lane).run(items, "embeddings", ANONYMOUS, clock))
+    await asyncio.sleep(0)
+    if is_expired:
+        items[0].future.set_exception(DeadlineError(""))
+    else:
+        call.cancel()
+    await asyncio.wait([call])
+    assert 30 <= metrics.queue_s < 40
+    assert 20 <= metrics.compute_s < 30
+
+
+def test_times_of_requests_of_one_call_are_added_and_those_of_its_runs_are_not() -> None:
+    metrics = CallMetrics()
+    for _ in range(2):
+        clock = Clock(metrics)
+        clock.add(tokenize_s=1)
+        for seconds in (2, 5, 3):
+            clock.add([Elapsed(seconds, seconds + 1)])
+        assert clock.timings == Timings(1, 5, 6)
+    assert (metrics.tokenize_s, metrics.queue_s, metrics.compute_s) == (2, 10, 12)
+
+
 async def test_cancelled_call_drops_only_its_own_queued_items() -> None:
     lane = Lane()
     running = runner(lane)
-    left, other = await started(*(running.run([an_item()], "embeddings", ANONYMOUS) for _ in range(2)))
+    left, other = await started(*(run(running, [an_item()]) for _ in range(2)))
     left.cancel()
     await asyncio.wait([left])
     assert lane.items[0].future.cancelled()
@@ -99,9 +145,7 @@ async def test_cancelled_call_drops_only_its_own_queued_items() -> None:
 async def test_no_result_is_lost_when_lanes_and_the_event_loop_race() -> None:
     lane = Lane()
     running = runner(lane)
-    calls = await started(
-        *(running.run([an_item(), an_item()], "embeddings", ANONYMOUS) for _ in range(2000))
-    )
+    calls = await started(*(run(running, [an_item(), an_item()]) for _ in range(2000)))
     halves = [lane.items[0::2], lane.items[1::2]]
     threads = [threading.Thread(target=_end, args=(half,)) for half in halves]
     for thread in threads:

@@ -23,6 +23,7 @@ from attnlens_server.errors import OverloadedError, RequestTooLargeError
 from attnlens_server.serving.admission import Admission, Reservation
 from attnlens_server.serving.costs import ReplyCosts, ReplySizes
 from attnlens_server.serving.requests import FLOAT32, AttentionView, EncodePlan, QueryPlan
+from attnlens_server.serving.results import CallMetrics, Clock
 from attnlens_server.serving.streams import Piece, Window, cut_into_pieces, run_pieces
 from attnlens_server.text import EncodedInput
 from served import ServerProcess
@@ -114,7 +115,9 @@ Results = AsyncGenerator[tuple[Piece, ItemResult]]
 def run(
     engine: InstantEngine, pieces: list[Piece], admission: Admission, window_bytes: int = 1000
 ) -> Results:
-    window = Window(engine.submit, "attention", admission, Reservation(admission), window_bytes)
+    window = Window(
+        engine.submit, "attention", admission, Reservation(admission), window_bytes, Clock(CallMetrics())
+    )
     return run_pieces(window, deque(pieces))
 
 
