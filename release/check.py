@@ -1,6 +1,6 @@
 """Release check: `make release-check`.
 
-Builds wheel and sdist from the committed files, installs them in new environments of Python 3.11 to 3.13 with
+Builds wheel and sdist from the committed files, installs them in new environments of Python 3.11 to 3.14 with
 the oldest and the newest dependencies, and runs them. Writes to dist/: the wheel, the sdist, the licenses of
 installed packages, and an SBOM (CycloneDX).
 
@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 TOOLS = Path(sys.executable).parent
-PYTHONS = ("3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 # None of them requires users to publish their own code. The Mozilla license requires it for changes to the
 # package.
 LICENCES = {

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Run the tests that need no PyTorch on Python 3.12 and 3.13, where they are installed: other_python.sh install|test.
+# Run the tests that need no PyTorch on Python 3.12 to 3.14, where they are installed: other_python.sh install|test.
 # The tests serve the bundle that MINILM_BUNDLE names.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# For 3.12, it is enough that packages install, all modules load, and a client talks to a server. 3.13 also runs what
-# depends on asyncio, threads, sockets, TLS, processes and signals: the client, the protocols, the life of a server.
+# For the versions between the oldest and the newest, it is enough that packages install, all modules load, and a client
+# talks to a server. The newest one also runs what depends on asyncio, threads, sockets, TLS, processes and signals: the
+# client, the protocols, the life of a server.
 tests_of() {
     echo tests/test_modules.py tests/protos/test_tensors.py tests/client/test_client.py
-    if [ "$1" = 3.13 ]; then
+    if [ "$1" = "$newest" ]; then
         echo tests/client tests/hostile tests/cli/test_main.py tests/cli/test_json_output.py tests/server/grpc_api \
             tests/server/in_process tests/server/listening tests/server/http_api tests/server/engine/test_engine.py \
             tests/server/engine/test_lanes.py tests/server/test_in_process.py tests/server/test_lifecycle.py \
@@ -16,12 +17,14 @@ tests_of() {
     fi
 }
 
-for version in 3.13 3.12; do
+newest=
+for version in 3.14 3.13 3.12; do
     environment=.pythons/$version
     python=
     for candidate in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python; do
         if "$candidate" -c '' 2>/dev/null; then
             python=$candidate
+            newest=${newest:-$version}
             break
         fi
     done

@@ -94,3 +94,13 @@ CASES: dict[str, tuple[str, Message]] = {
     ),
     "nothing to encode": ("Encode", pb.EncodeRequest()),
 }
+
+# The same for a reranker.
+RERANKER_CASES: dict[str, tuple[str, Message]] = {
+    "score": ("Score", pb.ScoreRequest(query=FIRST, documents=[SECOND, "rain", ""], top_n=2)),
+    "score pairs": ("Score", pb.ScoreRequest(pairs=[pb.TextPair(first=FIRST, second=SECOND)])),
+    "classify": ("Classify", pb.ClassifyRequest(inputs=[pair(FIRST, SECOND), pair("rain", FIRST)])),
+    "get model": ("GetModel", pb.GetModelRequest()),
+    "nothing to score": ("Score", pb.ScoreRequest(query=FIRST)),
+}
+MODELS = {"embedder": CASES, "reranker": RERANKER_CASES}

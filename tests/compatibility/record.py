@@ -1,10 +1,11 @@
 """Record a release: `python tests/compatibility/record.py 0.1`.
 
-Exports a bundle, sends the requests to a server, and writes both to `tests/compatibility/v0.1/`,
+Exports two bundles, sends the requests to their servers, and writes all of it to `tests/compatibility/v0.1/`,
 which is never changed afterwards.
 """
 
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -15,12 +16,11 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent)]
 
 from compatibility import recording  # noqa: E402 - sys.path must be set first
-from compatibility.cases import CASES  # noqa: E402
+from compatibility.cases import MODELS  # noqa: E402
 from odd_models import OddModel  # noqa: E402
 from served import ServerProcess  # noqa: E402
-from small_bundles import TOKENIZERS  # noqa: E402
+from small_bundles import TOKENIZERS, export_classifier  # noqa: E402
 
-MODELS = "sentence_transformers.models"
 SIZES = {
     "hidden_size": 24,
     "num_hidden_layers": 2,
@@ -84,17 +84,22 @@ def make_bundle(directory: Path) -> None:
         export_bundle(source, directory, options)
 
 
-def main(version: str) -> None:
-    directory = HERE / f"v{version}"
-    directory.mkdir()
-    make_bundle(directory / "bundle")
-    with ServerProcess(directory / "bundle") as server, grpc.insecure_channel(server.address) as channel:
-        calls = [
-            recording.call(channel, name, method, request.SerializeToString())
-            for name, (method, request) in CASES.items()
-        ]
-    recording.write(directory / "calls.json", calls)
+def record_release(directory: Path) -> None:
+    """Write bundles of this version and their recorded calls to the new directory `directory`."""
+    make_bundle(directory / "embedder" / "bundle")
+    export_classifier("reranker", directory / "reranker")
+    shutil.rmtree(directory / "reranker" / "source")
+    for model, cases in MODELS.items():
+        with (
+            ServerProcess(directory / model / "bundle") as server,
+            grpc.insecure_channel(server.address) as channel,
+        ):
+            calls = [
+                recording.call(channel, name, method, request.SerializeToString())
+                for name, (method, request) in cases.items()
+            ]
+        recording.write(directory / model / "calls.json", calls)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    record_release(HERE / f"v{sys.argv[1]}")

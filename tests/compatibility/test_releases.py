@@ -1,4 +1,4 @@
-"""Bundles, requests and responses of earlier releases work with the current code."""
+"""Bundles, requests and responses of each release, and of the current version, work with the current code."""
 
 import hashlib
 import json
@@ -20,7 +20,8 @@ from google.protobuf.message_factory import GetMessageClass
 from attnlens.bundle import read_manifest, verify_files
 from attnlens_client import AttentionQuery, Client, InputTooLongError
 from compatibility import recording
-from compatibility.cases import FIRST, SECOND
+from compatibility.cases import FIRST, MODELS, SECOND
+from compatibility.record import record_release
 from compatibility.recording import SERVICE, Recorded
 from served import ServerProcess
 
@@ -36,15 +37,27 @@ SINCE: dict[str, set[str]] = {}
 TOLERANCE_FP16 = 2e-3
 
 
-@pytest.fixture(scope="module", params=RELEASES, ids=lambda path: path.name)
-def release(request: pytest.FixtureRequest) -> Path:
+@pytest.fixture(scope="module", params=[*RELEASES, Path("current")], ids=lambda path: path.name)
+def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a recorded release, or the current version, recorded now as a release would be."""
     path: Path = request.param
+    if path in RELEASES:
+        return path
+    current = tmp_path_factory.mktemp("releases") / path
+    record_release(current)
+    return current
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def recorded_model(release: Path, request: pytest.FixtureRequest) -> Path:
+    """Return the directory of a recorded model: its bundle and calls."""
+    path: Path = release / request.param
     return path
 
 
 @pytest.fixture(scope="module")
-def server(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    bundle = shutil.copytree(release / "bundle", tmp_path_factory.mktemp("bundle") / "bundle")
+def server(recorded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    bundle = shutil.copytree(recorded_model / "bundle", tmp_path_factory.mktemp("bundle") / "bundle")
     with ServerProcess(bundle) as process:
         yield process
 
@@ -78,9 +91,9 @@ def _other_numbers(recorded: dict[str, Any], found: dict[str, Any], path: str) -
         yield f"{path}: numbers differ by {worst}"
 
 
-def test_server_reproduces_recorded_responses(release: Path, server: ServerProcess) -> None:
+def test_server_reproduces_recorded_responses(recorded_model: Path, server: ServerProcess) -> None:
     with grpc.insecure_channel(server.address) as channel:
-        for recorded in recording.read(release / "calls.json"):
+        for recorded in recording.read(recorded_model / "calls.json"):
             found = recording.call(channel, recorded.name, recorded.method, recorded.request)
             assert found.code == recorded.code, recorded.name
             if recorded.code == "OK":
@@ -90,7 +103,7 @@ def test_server_reproduces_recorded_responses(release: Path, server: ServerProce
 
 
 def test_differences_are_detected(release: Path) -> None:
-    calls = {recorded.name: recorded for recorded in recording.read(release / "calls.json")}
+    calls = {recorded.name: recorded for recorded in recording.read(release / "embedder" / "calls.json")}
     replies, other = (calls["embed"].replies() for _ in range(2))
     other[0]["embeddings"]["data"][3] += 1e-3
     assert list(missing(replies, other))
@@ -99,19 +112,20 @@ def test_differences_are_detected(release: Path) -> None:
 
 
 def test_recording_covers_every_method_and_failure(release: Path) -> None:
-    calls = recording.read(release / "calls.json")
+    calls = [call for model in MODELS for call in recording.read(release / model / "calls.json")]
     since = SINCE.get(release.name, set())
     assert {recorded.method for recorded in calls} == set(SERVICE.methods_by_name) - since
     assert {recorded.code for recorded in calls} == {"OK", "INVALID_ARGUMENT", "NOT_FOUND"}
 
 
-def test_recorded_bundle_is_unchanged(release: Path) -> None:
-    manifest = read_manifest(release / "bundle")
-    assert len(verify_files(release / "bundle", manifest)) > 8
+def test_recorded_bundle_is_unchanged(recorded_model: Path) -> None:
+    manifest = read_manifest(recorded_model / "bundle")
+    assert len(verify_files(recorded_model / "bundle", manifest)) > 8
 
 
 def test_recorded_bundle_passes_the_current_check(release: Path) -> None:
-    command = [sys.executable, "-m", "attnlens_cli.main", "check", str(release / "bundle"), "--json"]
+    bundle = release / "embedder" / "bundle"
+    command = [sys.executable, "-m", "attnlens_cli.main", "check", str(bundle), "--json"]
     result = subprocess.run(command, capture_output=True, check=False, text=True)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["passed"]
@@ -199,7 +213,7 @@ READ: dict[str, Callable[[Client], list[Any]]] = {
 
 @pytest.mark.parametrize("name", READ)
 def test_client_reads_recorded_responses(release: Path, name: str) -> None:
-    calls = {recorded.name: recorded for recorded in recording.read(release / "calls.json")}
+    calls = {recorded.name: recorded for recorded in recording.read(release / "embedder" / "calls.json")}
     with replayed([calls["get model"], calls[name]]) as address, Client(address) as client:
         found = READ[name](client)
     expected = arrays(calls[name])
@@ -209,7 +223,7 @@ def test_client_reads_recorded_responses(release: Path, name: str) -> None:
 
 
 def test_client_reads_a_recorded_stream(release: Path) -> None:
-    calls = {recorded.name: recorded for recorded in recording.read(release / "calls.json")}
+    calls = {recorded.name: recorded for recorded in recording.read(release / "embedder" / "calls.json")}
     with replayed([calls["get model"], calls["stream"]]) as address, Client(address) as client:
         texts = list(client.encode_stream([FIRST, (FIRST, "rain")], attention=[LAST_TWO, MEAN]))
     parts = [array for text in texts for found in text.attention for array in found.weights]
@@ -221,14 +235,14 @@ def test_client_reads_a_recorded_stream(release: Path) -> None:
 
 
 def test_client_reads_recorded_tokens_models_and_failures(release: Path) -> None:
-    calls = {recorded.name: recorded for recorded in recording.read(release / "calls.json")}
+    calls = {recorded.name: recorded for recorded in recording.read(release / "embedder" / "calls.json")}
     chosen = [calls[name] for name in ("get model", "tokenize", "too long")]
     with replayed(chosen) as address, Client(address) as client:
         model = client.get_model()
         long, pair = client.tokenize([SECOND * 4, ("rain", FIRST)], prompt_name="query")
         with pytest.raises(InputTooLongError) as caught:
             client.embed([FIRST, SECOND * 4])
-    manifest = release / "bundle" / "manifest.json"
+    manifest = release / "embedder" / "bundle" / "manifest.json"
     assert model.version == hashlib.sha256(manifest.read_bytes()).hexdigest()
     assert (model.name, model.supports_text_pairs, model.prompts) == (
         "small",

@@ -4,7 +4,6 @@ import json
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -43,8 +42,12 @@ class Logged:
         The line is written after the response, so a skipped line would be taken for the next one.
         """
         before = len(self.lines("request"))
-        with suppress(grpc.RpcError, HTTPError):
+        try:
             ask()
+        except HTTPError as error:
+            error.close()
+        except grpc.RpcError:
+            pass
         until = time.monotonic() + 30
         while len(lines := self.lines("request")) <= before:
             assert time.monotonic() < until, "no line was written"

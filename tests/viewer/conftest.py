@@ -1,5 +1,6 @@
-"""Browser fixtures for the viewer tests."""
+"""Browser and Node.js fixtures for the viewer tests."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ from opened_page import Open, OpenedPage, launched_browser
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+VIEWER = Path(__file__).parents[2] / "viewer"
+
 
 @pytest.fixture(scope="package")
 def browser() -> "Iterator[Browser]":
@@ -21,6 +24,16 @@ def browser() -> "Iterator[Browser]":
     """
     with launched_browser() as browser:
         yield browser
+
+
+@pytest.fixture(scope="module")
+def node_modules() -> Path:
+    if shutil.which("node") is None:
+        pytest.fail("Node.js is not installed: run viewer/install_for_tests.sh node")
+    modules = VIEWER / "node_modules"
+    if not modules.exists():
+        pytest.fail("esbuild and TypeScript are not installed: run npm ci in viewer/, or make test-all")
+    return modules
 
 
 @pytest.fixture

@@ -1,24 +1,11 @@
 """The committed assets match their TypeScript and CSS sources."""
 
-import shutil
 import subprocess
 from pathlib import Path
-
-import pytest
 
 VIEWER = Path(__file__).parents[2] / "viewer"
 ASSETS = VIEWER / "attnlens_viewer" / "assets"
 MAX_LINES = 400
-
-
-@pytest.fixture(scope="module")
-def node_modules() -> Path:
-    if shutil.which("node") is None:
-        pytest.fail("Node.js is not installed: run viewer/install_for_tests.sh node")
-    modules = VIEWER / "node_modules"
-    if not modules.exists():
-        pytest.fail("esbuild and TypeScript are not installed: run npm ci in viewer/, or make test")
-    return modules
 
 
 def test_assets_are_up_to_date(node_modules: Path, tmp_path: Path) -> None:

@@ -41,11 +41,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def module(node_modules: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the bundled module."""
     path = tmp_path_factory.mktemp("walkthrough") / "attention.mjs"
     source = VIEWER / "src" / "walkthrough" / "attention.ts"
-    esbuild = str(VIEWER / "node_modules" / ".bin" / "esbuild")
+    esbuild = str(node_modules / ".bin" / "esbuild")
     options = ["--bundle", "--format=esm", "--log-level=warning", f"--outfile={path}"]
     subprocess.run([esbuild, str(source), *options], check=True)
     return path
