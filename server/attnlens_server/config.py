@@ -154,6 +154,8 @@ class ServerConfig:
             memory before their size is checked.
         max_tokens: Number of tokens per text, at most the number of position embeddings. None uses the
             bundle's limit.
+        auto_truncate: Whether all APIs truncate long texts if a request does not specify it. Otherwise,
+            OpenAI's API, gRPC and the routes of attnlens reject them.
         worker_threads: Number of threads for tokenization and responses.
         stall_timeout_s: Time in seconds that a client may take to read a message before its call is ended.
         start_timeout_s: Maximum time in seconds to load and test one graph.
@@ -209,7 +211,7 @@ class ServerConfig:
     explain: bool = True
     max_computed_tokens: int = 1 << 18
     max_concurrent_inputs: int = 4096
-    max_inputs_per_request: int = 1024
+    max_inputs_per_request: int = 2048
     max_text_bytes: int = MIB // 8
     max_request_text_bytes: int = 4 * MIB
     max_response_bytes: int = 32 * MIB
@@ -218,6 +220,7 @@ class ServerConfig:
     max_calls: int = 4096
     accept_compression: bool = False
     max_tokens: int | None = None
+    auto_truncate: bool = False
     worker_threads: int = 2
     stall_timeout_s: float = 30.0
     start_timeout_s: float = 600.0

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 # Limited by the size of gRPC trailers.
 MAX_VIOLATIONS = 20
 MAX_MESSAGE_BYTES = 768
+MAX_FIELD_BYTES = 200
 
 
 class StartupError(Exception):
@@ -57,6 +58,11 @@ class FieldViolation:
     field: str
     description: str
     input_index: int | None = None
+
+    def __post_init__(self) -> None:
+        """Shorten both texts, which may contain values of the request."""
+        object.__setattr__(self, "field", shortened(self.field, MAX_FIELD_BYTES))
+        object.__setattr__(self, "description", shortened(self.description, MAX_MESSAGE_BYTES))
 
 
 class RequestError(Exception):
@@ -99,7 +105,12 @@ class InvalidFieldsError(RequestError):
 
 
 class InputTooLongError(RequestError):
-    """A text has too many tokens for the model, and the request does not allow truncation."""
+    """A text has too many tokens for the model, and the request does not allow truncation.
+
+    Attributes:
+        remedy: How to fix it.
+        can_truncate: Whether an option of the request would truncate the text.
+    """
 
     status = "INVALID_ARGUMENT"
     reason = "INPUT_TOO_LONG"
@@ -113,7 +124,10 @@ class InputTooLongError(RequestError):
         has_prompt: bool = False,
         input_index: int | None = None,
         remedy: str = "shorten it, or set truncate",
+        can_truncate: bool = True,
     ) -> None:
+        self.remedy = remedy
+        self.can_truncate = can_truncate
         tokens = f"{num_tokens} tokens with the prompt" if has_prompt else f"{num_tokens} tokens"
         description = f"has {tokens}, but the limit is {max_tokens}: {remedy}"
         super().__init__(

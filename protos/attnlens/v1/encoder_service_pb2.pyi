@@ -514,7 +514,7 @@ class EmbedRequest(_message.Message):
     """Model name. If empty, the server's default model (`Model.is_default`)."""
     truncate: _builtins.bool
     """Whether to truncate inputs of more than `Model.max_tokens` tokens. If false, they are rejected with
-    INPUT_TOO_LONG.
+    INPUT_TOO_LONG. If not set, they are rejected unless the server was started with --auto-truncate.
     """
     pooling: _manifest_pb2.Pooling.ValueType
     """Pooling to use instead of the model's own (`Model.pooling`). The model's dense layers still apply."""
@@ -553,7 +553,7 @@ class EmbedRequest(_message.Message):
         *,
         model: _builtins.str = ...,
         inputs: _abc.Iterable[Global___Input] | None = ...,
-        truncate: _builtins.bool = ...,
+        truncate: _builtins.bool | None = ...,
         prompt: Global___Prompt | None = ...,
         pooling: _manifest_pb2.Pooling.ValueType = ...,
         normalize: _builtins.bool | None = ...,
@@ -563,13 +563,18 @@ class EmbedRequest(_message.Message):
         embedding_type: Global___EmbeddingType.ValueType = ...,
         ranges: _tensor_pb2.Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize", "prompt", b"prompt", "ranges", b"ranges"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "_truncate", b"_truncate", "normalize", b"normalize", "prompt", b"prompt", "ranges", b"ranges", "truncate", b"truncate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "data_type", b"data_type", "dimensions", b"dimensions", "embedding_type", b"embedding_type", "inputs", b"inputs", "model", b"model", "model_version", b"model_version", "normalize", b"normalize", "pooling", b"pooling", "prompt", b"prompt", "ranges", b"ranges", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "_truncate", b"_truncate", "data_type", b"data_type", "dimensions", b"dimensions", "embedding_type", b"embedding_type", "inputs", b"inputs", "model", b"model", "model_version", b"model_version", "normalize", b"normalize", "pooling", b"pooling", "prompt", b"prompt", "ranges", b"ranges", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
     _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
+    _WhichOneofReturnType__truncate: _TypeAlias = _typing.Literal["truncate"]  # noqa: Y015
+    _WhichOneofArgType__truncate: _TypeAlias = _typing.Literal["_truncate", b"_truncate"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__normalize) -> _WhichOneofReturnType__normalize | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate) -> _WhichOneofReturnType__truncate | None: ...
 
 Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
 
@@ -882,7 +887,7 @@ class EncodeRequest(_message.Message):
     """Model name. If empty, the server's default model (`Model.is_default`)."""
     truncate: _builtins.bool
     """Whether to truncate inputs of more than `Model.max_tokens` tokens. If false, they are rejected with
-    INPUT_TOO_LONG.
+    INPUT_TOO_LONG. If not set, they are rejected unless the server was started with --auto-truncate.
     """
     last_hidden_state: _builtins.bool
     """Whether to return the token vectors of the last layer. They are also returned if `attention` is empty."""
@@ -909,18 +914,20 @@ class EncodeRequest(_message.Message):
         *,
         model: _builtins.str = ...,
         inputs: _abc.Iterable[Global___Input] | None = ...,
-        truncate: _builtins.bool = ...,
+        truncate: _builtins.bool | None = ...,
         prompt: Global___Prompt | None = ...,
         last_hidden_state: _builtins.bool = ...,
         attention: _abc.Iterable[Global___AttentionQuery] | None = ...,
         data_type: _tensor_pb2.DataType.ValueType = ...,
         model_version: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_truncate", b"_truncate", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "data_type", b"data_type", "inputs", b"inputs", "last_hidden_state", b"last_hidden_state", "model", b"model", "model_version", b"model_version", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_truncate", b"_truncate", "attention", b"attention", "data_type", b"data_type", "inputs", b"inputs", "last_hidden_state", b"last_hidden_state", "model", b"model", "model_version", b"model_version", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__truncate: _TypeAlias = _typing.Literal["truncate"]  # noqa: Y015
+    _WhichOneofArgType__truncate: _TypeAlias = _typing.Literal["_truncate", b"_truncate"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate) -> _WhichOneofReturnType__truncate | None: ...
 
 Global___EncodeRequest: _TypeAlias = EncodeRequest  # noqa: Y015
 
@@ -1360,7 +1367,7 @@ class EncodeStreamRequest(_message.Message):
     """Model name. If empty, the server's default model (`Model.is_default`)."""
     truncate: _builtins.bool
     """Whether to truncate inputs of more than `Model.max_tokens` tokens. If false, they are rejected with
-    INPUT_TOO_LONG.
+    INPUT_TOO_LONG. If not set, they are rejected unless the server was started with --auto-truncate.
     """
     last_hidden_state: _builtins.bool
     """Whether to return the token vectors of the last layer. They are also returned if `attention` is empty."""
@@ -1385,18 +1392,20 @@ class EncodeStreamRequest(_message.Message):
         *,
         model: _builtins.str = ...,
         inputs: _abc.Iterable[Global___Input] | None = ...,
-        truncate: _builtins.bool = ...,
+        truncate: _builtins.bool | None = ...,
         prompt: Global___Prompt | None = ...,
         last_hidden_state: _builtins.bool = ...,
         attention: _abc.Iterable[Global___AttentionQuery] | None = ...,
         data_type: _tensor_pb2.DataType.ValueType = ...,
         model_version: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_truncate", b"_truncate", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "data_type", b"data_type", "inputs", b"inputs", "last_hidden_state", b"last_hidden_state", "model", b"model", "model_version", b"model_version", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_truncate", b"_truncate", "attention", b"attention", "data_type", b"data_type", "inputs", b"inputs", "last_hidden_state", b"last_hidden_state", "model", b"model", "model_version", b"model_version", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__truncate: _TypeAlias = _typing.Literal["truncate"]  # noqa: Y015
+    _WhichOneofArgType__truncate: _TypeAlias = _typing.Literal["_truncate", b"_truncate"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate) -> _WhichOneofReturnType__truncate | None: ...
 
 Global___EncodeStreamRequest: _TypeAlias = EncodeStreamRequest  # noqa: Y015
 
@@ -1681,7 +1690,8 @@ class ExplainRequest(_message.Message):
     """Model name. If empty, the server's default model (`Model.is_default`)."""
     truncate: _builtins.bool
     """Whether to truncate inputs of more than `Model.max_tokens` tokens, including those of `to` and `contrast`. If
-    false, they are rejected with INPUT_TOO_LONG.
+    false, they are rejected with INPUT_TOO_LONG. If not set, they are rejected unless the server was started with
+    --auto-truncate.
     """
     pooling: _manifest_pb2.Pooling.ValueType
     """Pooling, see `EmbedRequest.pooling`."""
@@ -1736,7 +1746,7 @@ class ExplainRequest(_message.Message):
         *,
         model: _builtins.str = ...,
         inputs: _abc.Iterable[Global___Input] | None = ...,
-        truncate: _builtins.bool = ...,
+        truncate: _builtins.bool | None = ...,
         prompt: Global___Prompt | None = ...,
         pooling: _manifest_pb2.Pooling.ValueType = ...,
         dimensions: _builtins.int = ...,
@@ -1751,12 +1761,17 @@ class ExplainRequest(_message.Message):
         head_contributions: _builtins.bool = ...,
         model_version: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["contrast", b"contrast", "direction", b"direction", "label", b"label", "own_embedding", b"own_embedding", "prompt", b"prompt", "target", b"target", "target_prompt", b"target_prompt", "to", b"to"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_truncate", b"_truncate", "contrast", b"contrast", "direction", b"direction", "label", b"label", "own_embedding", b"own_embedding", "prompt", b"prompt", "target", b"target", "target_prompt", b"target_prompt", "to", b"to", "truncate", b"truncate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contrast", b"contrast", "dimensions", b"dimensions", "direction", b"direction", "head_contributions", b"head_contributions", "inputs", b"inputs", "label", b"label", "level", b"level", "methods", b"methods", "model", b"model", "model_version", b"model_version", "own_embedding", b"own_embedding", "pooling", b"pooling", "prompt", b"prompt", "target", b"target", "target_prompt", b"target_prompt", "to", b"to", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_truncate", b"_truncate", "contrast", b"contrast", "dimensions", b"dimensions", "direction", b"direction", "head_contributions", b"head_contributions", "inputs", b"inputs", "label", b"label", "level", b"level", "methods", b"methods", "model", b"model", "model_version", b"model_version", "own_embedding", b"own_embedding", "pooling", b"pooling", "prompt", b"prompt", "target", b"target", "target_prompt", b"target_prompt", "to", b"to", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__truncate: _TypeAlias = _typing.Literal["truncate"]  # noqa: Y015
+    _WhichOneofArgType__truncate: _TypeAlias = _typing.Literal["_truncate", b"_truncate"]  # noqa: Y015
     _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["own_embedding", "direction", "to", "contrast", "label"]  # noqa: Y015
     _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate) -> _WhichOneofReturnType__truncate | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_target) -> _WhichOneofReturnType_target | None: ...
 
 Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
@@ -2093,7 +2108,7 @@ class CompareRequest(_message.Message):
     """Model name. If empty, the server's default model (`Model.is_default`)."""
     truncate: _builtins.bool
     """Whether to truncate inputs of more than `Model.max_tokens` tokens. If false, they are rejected with
-    INPUT_TOO_LONG.
+    INPUT_TOO_LONG. If not set, they are rejected unless the server was started with --auto-truncate.
     """
     pooling: _manifest_pb2.Pooling.ValueType
     """Pooling, see `EmbedRequest.pooling`."""
@@ -2130,7 +2145,7 @@ class CompareRequest(_message.Message):
         *,
         model: _builtins.str = ...,
         pairs: _abc.Iterable[Global___ComparedPair] | None = ...,
-        truncate: _builtins.bool = ...,
+        truncate: _builtins.bool | None = ...,
         prompt_a: Global___Prompt | None = ...,
         prompt_b: Global___Prompt | None = ...,
         pooling: _manifest_pb2.Pooling.ValueType = ...,
@@ -2141,11 +2156,13 @@ class CompareRequest(_message.Message):
         matrix: _explanation_pb2.PairMatrix.ValueType = ...,
         model_version: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_a", b"prompt_a", "prompt_b", b"prompt_b"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_truncate", b"_truncate", "prompt_a", b"prompt_a", "prompt_b", b"prompt_b", "truncate", b"truncate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "head_contributions", b"head_contributions", "level", b"level", "matrix", b"matrix", "methods", b"methods", "model", b"model", "model_version", b"model_version", "pairs", b"pairs", "pooling", b"pooling", "prompt_a", b"prompt_a", "prompt_b", b"prompt_b", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_truncate", b"_truncate", "dimensions", b"dimensions", "head_contributions", b"head_contributions", "level", b"level", "matrix", b"matrix", "methods", b"methods", "model", b"model", "model_version", b"model_version", "pairs", b"pairs", "pooling", b"pooling", "prompt_a", b"prompt_a", "prompt_b", b"prompt_b", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__truncate: _TypeAlias = _typing.Literal["truncate"]  # noqa: Y015
+    _WhichOneofArgType__truncate: _TypeAlias = _typing.Literal["_truncate", b"_truncate"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate) -> _WhichOneofReturnType__truncate | None: ...
 
 Global___CompareRequest: _TypeAlias = CompareRequest  # noqa: Y015
 
@@ -2499,7 +2516,7 @@ class ClassifyRequest(_message.Message):
     """Model name. If empty, the server's default model."""
     truncate: _builtins.bool
     """Whether to truncate inputs of more than `Model.max_tokens` tokens. If false, they are rejected with
-    INPUT_TOO_LONG.
+    INPUT_TOO_LONG. If not set, they are rejected unless the server was started with --auto-truncate.
     """
     activation: _manifest_pb2.Activation.ValueType
     """Function from logits to scores: ACTIVATION_IDENTITY, ACTIVATION_SIGMOID or ACTIVATION_SOFTMAX. Defaults to
@@ -2520,16 +2537,18 @@ class ClassifyRequest(_message.Message):
         *,
         model: _builtins.str = ...,
         inputs: _abc.Iterable[Global___Input] | None = ...,
-        truncate: _builtins.bool = ...,
+        truncate: _builtins.bool | None = ...,
         prompt: Global___Prompt | None = ...,
         activation: _manifest_pb2.Activation.ValueType = ...,
         model_version: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_truncate", b"_truncate", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "inputs", b"inputs", "model", b"model", "model_version", b"model_version", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_truncate", b"_truncate", "activation", b"activation", "inputs", b"inputs", "model", b"model", "model_version", b"model_version", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__truncate: _TypeAlias = _typing.Literal["truncate"]  # noqa: Y015
+    _WhichOneofArgType__truncate: _TypeAlias = _typing.Literal["_truncate", b"_truncate"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate) -> _WhichOneofReturnType__truncate | None: ...
 
 Global___ClassifyRequest: _TypeAlias = ClassifyRequest  # noqa: Y015
 

@@ -5,6 +5,7 @@ the body, calls `ModelService` and serializes the result.
 """
 
 import asyncio
+import difflib
 import logging
 import math
 import secrets
@@ -28,7 +29,6 @@ from attnlens_server.http_api.exchange import (
     HttpResponse,
     Route,
     encode_json,
-    rename_fields,
 )
 from attnlens_server.http_api.identity import Gate
 from attnlens_server.http_api.listener import ABORT, MAX_HEAD_BYTES
@@ -178,12 +178,25 @@ class HttpApp:
                     methods, rest = candidates, path.removeprefix(prefix)
                     break
             else:
-                raise HttpError(404, "NO_SUCH_PATH", "unknown path: /docs lists all paths")
+                raise HttpError(404, "NO_SUCH_PATH", self._unknown_path(method, path))
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
             allowed = ", ".join(sorted(methods))
-            raise HttpError(405, "METHOD_NOT_ALLOWED", f"use {allowed}", {"Allow": allowed})
+            message = f"{method[:_MAX_METHOD]} {path[:_MAX_PATH]} is not a route: use {allowed}"
+            raise HttpError(405, "METHOD_NOT_ALLOWED", message, {"Allow": allowed})
         return route, rest
+
+    def _unknown_path(self, method: str, path: str) -> str:
+        """Return the message for an unknown path, with the nearest route."""
+        shown = f"{method[:_MAX_METHOD]} {path[:_MAX_PATH]}".encode("utf-8", "replace").decode()
+        names = {
+            f"{route.method} {route.path}"
+            for methods in (*self._paths.values(), *self._prefixes.values())
+            for route in methods.values()
+        }
+        nearest = difflib.get_close_matches(shown, names, n=1)
+        hint = f"the nearest route is {nearest[0]}, and " if nearest else ""
+        return f"{shown} is not a route: {hint}/docs lists all routes"
 
     def _check(self, route: Route, exchange: "_Exchange") -> None:
         raw, headers = exchange.scope["headers"], exchange.headers
@@ -335,13 +348,12 @@ class _Exchange:
             headers.append((name.lower().encode(), value.encode("latin-1", "replace")))
         if isinstance(body, bytes) and response.status != 204:  # noqa: PLR2004 - no content
             headers.append((b"content-length", str(len(body)).encode()))
-        # This waits for the client to read the previous response of a connection, if requests are pipelined.
-        await self._send_in_time(
-            {"type": "http.response.start", "status": response.status, "headers": headers}
-        )
+        start = {"type": "http.response.start", "status": response.status, "headers": headers}
         if not isinstance(body, bytes):
-            await self._send_stream(body, dialect)
+            await self._send_stream(start, body, dialect)
             return
+        # This waits for the client to read the previous response of a connection, if requests are pipelined.
+        await self._send_in_time(start)
         self.record.reply_bytes = len(body)
         if len(body) > _SMALL_BYTES:
             for start in range(0, len(body), _CHUNK_BYTES):
@@ -350,9 +362,10 @@ class _Exchange:
         # uvicorn waits before it sends, until the client has read most of what was sent before.
         await self._send_part(body, is_last=True)
 
-    async def _send_stream(self, parts: AsyncGenerator[bytes], dialect: Dialect) -> None:
+    async def _send_stream(self, start: Message, parts: AsyncGenerator[bytes], dialect: Dialect) -> None:
         """Send the parts of a body. An error is the last part."""
         async with aclosing(parts):
+            await self._send_in_time(start)
             while True:
                 try:
                     part = await self.unless_disconnected(anext(parts))
@@ -435,7 +448,7 @@ def request_error(error: BaseException, method: str) -> errors.RequestError:
 
 
 def _error_response(error: errors.RequestError, dialect: Dialect) -> HttpResponse:
-    rename_fields(error, dialect.fields)
+    dialect.translate(error)
     headers = dict(getattr(error, "headers", {}))
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after_s))

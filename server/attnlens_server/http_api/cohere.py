@@ -20,6 +20,7 @@ from attnlens_server.http_api.exchange import (
 )
 from attnlens_server.http_api.json_bodies import (
     Dimensions,
+    check_max_tokens,
     invalid,
     json_response,
     num_tokens,
@@ -27,6 +28,7 @@ from attnlens_server.http_api.json_bodies import (
     text_inputs,
     truncation,
 )
+from attnlens_server.http_api.known_options import COHERE_EMBED
 from attnlens_server.http_api.prompts import PromptChoice
 from attnlens_server.serving.requests import EmbedRequest
 from attnlens_server.serving.results import EmbedResult
@@ -46,20 +48,16 @@ class CohereBody(msgspec.Struct, kw_only=True):
         output_dimension: Number of leading components to keep.
         truncate: Side of long texts to remove, or `NONE` to reject them. If None, the side that the model's
             tokenizer uses.
-        images: Not supported.
-        inputs: Not supported.
-        max_tokens: Not supported.
+        max_tokens: Number of tokens to truncate to, at least the limit of the model.
     """
 
     texts: list[str] | None = None
-    model: str = ""
+    model: str | None = None
     input_type: Literal["search_document", "search_query", "classification", "clustering"] | None = None
     embedding_types: list[Literal["float", "int8", "uint8", "binary", "ubinary"]] | None = None
     output_dimension: Dimensions | None = None
     truncate: Literal["NONE", "START", "END"] | None = None
-    images: Any = None
-    inputs: Any = None
-    max_tokens: Any = None
+    max_tokens: int | None = None
 
     @property
     def types(self) -> list[str]:
@@ -71,10 +69,11 @@ DIALECT = Dialect(
     lambda error: {"message": error.message},
     fields={"inputs": "texts", "prompt.name": "input_type", "dimensions": "output_dimension"},
     schema=dict[str, str],
+    truncation="omit truncate",
 )
 
 
-_PARSER = BodyParser(CohereBody)
+_PARSER = BodyParser(CohereBody, COHERE_EMBED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,15 @@ class CohereRoutes:
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
-            Route("POST", "/v2/embed", self.embed, DIALECT, EMBED, body=CohereBody, response=dict[str, Any])
+            Route(
+                "POST",
+                "/v2/embed",
+                self.embed,
+                DIALECT,
+                EMBED,
+                body=_PARSER.body_type,
+                response=dict[str, Any],
+            )
         ]
 
     async def embed(self, request: HttpRequest) -> HttpResponse:
@@ -98,21 +105,19 @@ class CohereRoutes:
         with truncation(service, "truncate", _SIDES.get(body.truncate or "")):
             result = await service.embed(converted, request.budget)
         size = len(body.types) * result.embeddings.nbytes
-        return await json_response(service, request, size, lambda: self._reply(body, result))
+        return await json_response(service, request, size, lambda: self._reply(body, result), result.usages)
 
     def _embed_request(self, body: CohereBody) -> EmbedRequest:
-        for name in ("images", "inputs", "max_tokens"):
-            if getattr(body, name) is not None:
-                raise invalid(name, "is not supported: omit it, and send texts")
+        check_max_tokens("max_tokens", body.max_tokens, self.service)
         if body.texts is None:
-            raise invalid("inputs", "is missing: set it")
+            raise invalid("texts", "is missing: set it")
         for name in body.types:
             if EmbeddingType[name.upper()].needs_ranges:
                 self._check_ranges(body, name)
         return EmbedRequest(
-            model=body.model,
-            inputs=text_inputs(body.texts, self.service.max_inputs),
-            prompt=self.prompts.for_purpose(body.input_type) if body.input_type else None,
+            model=body.model or "",
+            inputs=text_inputs(body.texts, self.service.max_inputs, "texts"),
+            prompt=self.prompts.for_purpose(body.input_type, "input_type"),
             truncate=body.truncate != "NONE"
             and _SIDES.get(body.truncate or "") in (None, self.service.truncation_side),
             dimensions=body.output_dimension or 0,

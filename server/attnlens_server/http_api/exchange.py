@@ -1,16 +1,26 @@
 """Requests, responses and errors of the HTTP routes."""
 
+import json
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import orjson
+from msgspec import inspect
 
-from attnlens_server.errors import FieldViolation, InvalidFieldsError, RequestError
+from attnlens_server.errors import (
+    MAX_MESSAGE_BYTES,
+    FieldViolation,
+    InputTooLongError,
+    InvalidFieldsError,
+    RequestError,
+    shortened,
+)
+from attnlens_server.http_api.known_options import Options
 from attnlens_server.serving.admission import Budget
 
 Body = TypeVar("Body")
@@ -20,11 +30,13 @@ NDJSON = "application/x-ndjson"
 _VALUE_BYTES = 64  # memory of a list, dictionary or number
 _PIECE_VALUES = 1 << 15  # serialized in about 1 ms
 _PLACEHOLDER = b"\0"  # not a byte of JSON
+_MAX_SHOWN = 40  # characters of a value in a message
 # Such as: Expected `str`, got `int` - at `$.input[0]`
 _PROBLEM_AT = re.compile(r"(?P<problem>.*) - at `(key in )?\$\.?(?P<path>.*)`", re.DOTALL)
 # Other APIs have texts and ids in one list.
 _OWN_LEVELS = re.compile(r"^(inputs\[\d+\])(\.text$|\.token_ids\.input_ids\b)")
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
+_NOT_LITERAL = re.compile(r"Invalid enum value (?P<value>.*)", re.DOTALL)
 
 
 class HttpError(RequestError):
@@ -52,6 +64,10 @@ class HttpError(RequestError):
         self.reason = reason
         self.headers = headers or {}
         self.field = field
+
+
+class BodyError(InvalidFieldsError):
+    """One or more fields of a JSON body are invalid. They have the names of the body, not of `serving`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +121,7 @@ class Dialect:
         fields: Names of this API for a field path or its first part, such as `input` for `inputs`.
         headers: Headers of all responses.
         schema: Type of the body, for the OpenAPI document: see `Route.body`.
+        truncation: How a client of this API has long texts truncated.
     """
 
     body: Callable[[RequestError], Any]
@@ -112,10 +129,26 @@ class Dialect:
     fields: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     schema: Any = None
+    truncation: str = "set truncate"
 
     def status(self, error: RequestError) -> int:
         """Return the HTTP status for an error."""
         return self.statuses.get(error.reason, error.http_status)
+
+    def translate(self, error: RequestError) -> None:
+        """Replace the names of fields and the remedy for long texts by those of this API."""
+        if isinstance(error, InputTooLongError) and error.can_truncate:
+            error.violations = tuple(
+                replace(each, description=f"{each.description.removesuffix(error.remedy)}{self.remedy}")
+                for each in error.violations
+            )
+            error.message = _message(error.violations)
+        rename_fields(error, self.fields)
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a text that is too long."""
+        return f"shorten it, or {self.truncation}"
 
 
 PUBLIC: tuple[str, ...] = ()
@@ -239,45 +272,112 @@ class BodyParser:
 
     Args:
         body_type: A msgspec type.
+        options: Options that the API has and the type lacks.
+
+    Attributes:
+        body_type: The type with these options.
     """
 
-    def __init__(self, body_type: type[Body]) -> None:
-        self._decoder = msgspec.json.Decoder(body_type)
+    def __init__(self, body_type: type[Body], options: Options | None = None) -> None:
+        self._options = {name: values for name, values in (options or {}).items() if values is not None}
+        self.body_type: type[Any] = body_type
+        if self._options:
+            fields = [(name, _option_type(values), None) for name, values in self._options.items()]
+            self.body_type = msgspec.defstruct(
+                body_type.__name__,
+                fields,
+                bases=(body_type,),
+                namespace={"__doc__": body_type.__doc__},
+                kw_only=True,
+            )
+        self._decoder = msgspec.json.Decoder(self.body_type)
+        self._schema = inspect.type_info(body_type)
 
     def parse(self, body: bytes) -> Any:  # noqa: ANN401 - an instance of the type
         """Parse a body.
 
         Raises:
-            InvalidFieldsError: A field is missing or has an invalid value.
+            BodyError: A field is missing, has an invalid value, or is an option with an unsupported value.
             HttpError: The body is not JSON.
         """
         try:
-            return self._decoder.decode(body)
+            parsed = self._decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise _invalid_field(str(error)) from None
+            raise self._invalid_field(str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             message = f"the body is not valid JSON: {error}. Send a JSON object"
             raise HttpError(400, "MALFORMED_REQUEST", message) from None
+        for name, values in self._options.items():
+            value = getattr(parsed, name)
+            # Not `in`, since True equals 1.
+            if value is not None and not any(type(value) is type(same) and value == same for same in values):
+                remedy = f"use {' or '.join(map(_json, values))}, or omit it" if values else "omit it"
+                problem = f"is {shown(value)}, which is not supported: {remedy}"
+                raise BodyError([FieldViolation(name, problem)])
+        return parsed
+
+    def _invalid_field(self, message: str) -> BodyError:
+        match = _PROBLEM_AT.fullmatch(message)
+        path, problem = (match["path"], match["problem"]) if match else ("", message)
+        if missing := _MISSING.fullmatch(problem):
+            path, problem = f"{path}.{missing['name']}".removeprefix("."), "is missing: set it"
+        elif names := _literals(self._schema, re.findall(r"[^.\[]+|\[", path)):
+            wrong = _NOT_LITERAL.fullmatch(problem)
+            found = shown(wrong["value"].strip("'")) if wrong else f"invalid ({problem.lower()})"
+            problem = f"is {found}: use one of {', '.join(map(str, names))}"
+        else:
+            problem = f"is invalid: {problem[:1].lower()}{problem[1:]}"
+        return BodyError([FieldViolation(path or "the body", problem)])
 
 
-def _invalid_field(message: str) -> InvalidFieldsError:
-    match = _PROBLEM_AT.fullmatch(message)
-    path, problem = (match["path"], match["problem"]) if match else ("", message)
-    if missing := _MISSING.fullmatch(problem):
-        path, problem = f"{path}.{missing['name']}".removeprefix("."), "is missing: set it"
-    else:
-        problem = f"is invalid: {problem[:1].lower()}{problem[1:]}"
-    return InvalidFieldsError([FieldViolation(path or "the body", problem)])
+def _option_type(values: tuple[Any, ...]) -> Any:  # noqa: ANN401 - a type
+    """Return the type of an option that has to have one of some values."""
+    schema = {"enum": [*values, None], "description": "Options of other servers. Other values are rejected."}
+    return Annotated[Any, msgspec.Meta(extra_json_schema=schema)]
+
+
+def _literals(kind: inspect.Type, path: Sequence[str]) -> list[str | int]:
+    """Return the values of the literal type at a path of field names, and `[` for an element of a list."""
+    match kind:
+        case inspect.Metadata():
+            return _literals(kind.type, path)
+        case inspect.UnionType():
+            return [value for option in kind.types for value in _literals(option, path)]
+        case inspect.LiteralType() if not path:
+            return list(kind.values)
+        case inspect.ListType() if path and path[0] == "[":
+            return _literals(kind.item_type, path[2:])  # after `[`, the index
+        case inspect.StructType() if path:
+            found = [field.type for field in kind.fields if field.encode_name == path[0]]
+            return _literals(found[0], path[1:]) if found else []
+    return []
+
+
+def shown(value: Any) -> str:  # noqa: ANN401 - any JSON value
+    """Return a value for a message, shortened. Lists and objects may be too deep to be serialized."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    text = value if isinstance(value, str) else _json(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def _json(value: Any) -> str:  # noqa: ANN401 - any JSON value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def rename_fields(error: RequestError, names: Mapping[str, str]) -> None:
     """Replace field names in the violations and the message of an error with the names of an API."""
-    if error.violations and names:
+    if error.violations and names and not isinstance(error, BodyError):
         error.violations = tuple(
             FieldViolation(_rename(violation.field, names), violation.description)
             for violation in error.violations
         )
-        error.message = "; ".join(f"{each.field} {each.description}" for each in error.violations[:3])
+        error.message = _message(error.violations)
+
+
+def _message(violations: Sequence[FieldViolation]) -> str:
+    text = "; ".join(f"{each.field} {each.description}" for each in violations[:3])
+    return shortened(text, MAX_MESSAGE_BYTES)
 
 
 def _rename(path: str, names: Mapping[str, str]) -> str:

@@ -15,6 +15,7 @@ from attnlens_server.grpc_api.methods import EncoderService
 from attnlens_server.http_api.app import HttpApp
 from attnlens_server.http_api.cohere import CohereRoutes
 from attnlens_server.http_api.identity import Gate
+from attnlens_server.http_api.json_bodies import TRUNCATED
 from attnlens_server.http_api.listener import HttpListener
 from attnlens_server.http_api.metrics import ServerMetrics, gauge, limited
 from attnlens_server.http_api.native import NativeRoutes
@@ -34,7 +35,7 @@ from attnlens_server.listening import TcpAddress
 from attnlens_server.observing.observer import Observer
 from attnlens_server.serving.service import ModelService
 
-_EXPOSED_HEADERS = ("X-Request-Id", "Retry-After", "Retry-After-Ms", "X-Should-Retry")
+_EXPOSED_HEADERS = ("X-Request-Id", "Retry-After", "Retry-After-Ms", "X-Should-Retry", TRUNCATED)
 
 
 class HttpHost:
@@ -81,7 +82,6 @@ class HttpHost:
             service, model.name, int(time.time()), prompts, accepts_token_ids=config.http_token_ids
         )
         routes = [
-            *self._operations.routes(),
             *openai.routes(),
             *NativeRoutes(service, methods, config.max_inputs_per_request).routes(),
             *TeiRoutes(service, model, config, engine).routes(),
@@ -90,6 +90,7 @@ class HttpHost:
             *CohereRoutes(service, model, prompts).routes(),
             *WeaviateRoutes(service, model, prompts).routes(),
             *OllamaRoutes(service).routes(),
+            *self._operations.routes(),
             *self._viewer.routes(),
         ]
         routes += OpenApiRoutes(routes, needs_key=gate.needs_key).routes()

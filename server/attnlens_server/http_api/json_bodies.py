@@ -1,16 +1,24 @@
 """Steps that routes with JSON bodies share. Large bodies are parsed and serialized in worker threads."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from attnlens_server.errors import FieldViolation, InputTooLongError, InvalidFieldsError
-from attnlens_server.http_api.exchange import BodyParser, HttpRequest, HttpResponse, encode_json, parsed_bytes
+from attnlens_server.errors import FieldViolation, InputTooLongError
+from attnlens_server.http_api.exchange import (
+    BodyError,
+    BodyParser,
+    HttpRequest,
+    HttpResponse,
+    encode_json,
+    parsed_bytes,
+    shown,
+)
 from attnlens_server.serving.requests import EmbedRequest, Request
-from attnlens_server.serving.results import ClassifyResult, EmbedResult, ScoreResult
+from attnlens_server.serving.results import ClassifyResult, EmbedResult, ScoreResult, Usage
 from attnlens_server.serving.service import ModelService
 from attnlens_server.serving.validation import too_many_inputs
 from attnlens_server.text import Input, TokenIds
@@ -18,6 +26,32 @@ from attnlens_server.text import Input, TokenIds
 ServiceRequest = TypeVar("ServiceRequest", bound=Request)
 
 MAX_INLINE_BYTES = 1 << 16
+TRUNCATED = "X-Truncated-Inputs"
+"""Header with the number of truncated texts, if there are any: other APIs have no field for it."""
+
+
+class TokenLimit(msgspec.Struct, kw_only=True):
+    """vLLM's options for long texts.
+
+    Attributes:
+        truncate_prompt_tokens: Number of tokens to truncate to, at least the limit of the model. -1 for that
+            limit.
+        truncation_side: Side of a long text to remove. If None, the side that the model's tokenizer uses.
+    """
+
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+
+    def check_limit(self, service: ModelService) -> None:
+        """Reject a limit that is lower than the limit of the model.
+
+        Raises:
+            BodyError: It is.
+        """
+        if self.truncate_prompt_tokens != -1:
+            check_max_tokens("truncate_prompt_tokens", self.truncate_prompt_tokens, service)
+
+
 Dimensions = Annotated[int, msgspec.Meta(ge=1)]
 """Number of components of an embedding."""
 Texts = str | list[str]
@@ -71,10 +105,24 @@ async def serialize(
 
 
 async def json_response(
-    service: ModelService, request: HttpRequest, size_bytes: int, build: Callable[[], Any]
+    service: ModelService,
+    request: HttpRequest,
+    size_bytes: int,
+    build: Callable[[], Any],
+    usages: Iterable[Usage],
 ) -> HttpResponse:
-    """Return a response with the value that `serialize` returns."""
-    return HttpResponse(await serialize(service, request, size_bytes, build))
+    """Return a response with the value that `serialize` returns, and with the header `TRUNCATED`.
+
+    Args:
+        service: Service of the model.
+        request: Request to answer.
+        size_bytes: Approximate size of the value.
+        build: Returns the value.
+        usages: Numbers of tokens of the texts.
+    """
+    content = await serialize(service, request, size_bytes, build)
+    num_truncated = sum(usage.truncated for usage in usages)
+    return HttpResponse(content, headers={TRUNCATED: str(num_truncated)} if num_truncated else {})
 
 
 async def embed(
@@ -98,7 +146,8 @@ async def embed(
     """
     body, embed_request = await read_body(service, request, parser, convert)
     result = await service.embed(embed_request, request.budget)
-    return await json_response(service, request, result.embeddings.nbytes, lambda: build(body, result))
+    size = result.embeddings.nbytes
+    return await json_response(service, request, size, lambda: build(body, result), result.usages)
 
 
 def num_tokens(result: EmbedResult | ScoreResult | ClassifyResult) -> int:
@@ -106,11 +155,11 @@ def num_tokens(result: EmbedResult | ScoreResult | ClassifyResult) -> int:
     return sum(usage.num_tokens for usage in result.usages)
 
 
-def text_inputs(values: Texts, max_inputs: int, field: str = "inputs") -> list[Input]:
+def text_inputs(values: Texts, max_inputs: int, field: str) -> list[Input]:
     """Return one input for each text.
 
     Raises:
-        InvalidFieldsError: There are more than `max_inputs` texts, the values of `field`.
+        BodyError: There are more than `max_inputs` texts, the values of `field`.
     """
     if isinstance(values, str):
         return [Input(text=values)]
@@ -118,20 +167,20 @@ def text_inputs(values: Texts, max_inputs: int, field: str = "inputs") -> list[I
     return [Input(text=value) for value in values]
 
 
-def inputs_of(values: Inputs | Sequence[int | list[int]], max_inputs: int) -> list[Input]:
+def inputs_of(values: Inputs | Sequence[int | list[int]], max_inputs: int, field: str) -> list[Input]:
     """Return one input for each text or list of token ids. A list of numbers is one input.
 
     Raises:
-        InvalidFieldsError: A list contains numbers and other values, or more than `max_inputs` inputs.
+        BodyError: The list `field` contains numbers and other values, or more than `max_inputs` inputs.
     """
     if isinstance(values, str):
         return [Input(text=values)]
     numbers = [value for value in values if isinstance(value, int)]
     if 0 < len(numbers) < len(values):
-        raise invalid("inputs", "mixes token ids with other values: send texts, or lists of token ids")
+        raise invalid(field, "mixes token ids with other values: send texts, or lists of token ids")
     if numbers:
         return [Input(token_ids=TokenIds(numbers))]
-    check_count(values, max_inputs)
+    check_count(values, max_inputs, field)
     return [
         Input(text=value) if isinstance(value, str) else Input(token_ids=TokenIds(value))
         for value in values
@@ -139,14 +188,39 @@ def inputs_of(values: Inputs | Sequence[int | list[int]], max_inputs: int) -> li
     ]
 
 
-def check_count(values: Sequence[object], max_inputs: int, field: str = "inputs") -> None:
+def check_count(values: Sequence[object], max_inputs: int, field: str) -> None:
     """Reject too many values before an `Input` is built for each, which takes a second per million.
 
     Raises:
-        InvalidFieldsError: There are more than `max_inputs` values in `field`.
+        BodyError: There are more than `max_inputs` values in `field`.
     """
     if len(values) > max_inputs:
-        raise InvalidFieldsError([replace(too_many_inputs(len(values), max_inputs), field=field)])
+        raise BodyError([replace(too_many_inputs(len(values), max_inputs), field=field)])
+
+
+def choose(body: object, *names: str) -> Any:  # noqa: ANN401 - the value of a field
+    """Return the value of an option that has several names, or None if none of them is set.
+
+    Raises:
+        BodyError: The fields have different values.
+    """
+    values = {name: value for name in names if (value := getattr(body, name)) is not None}
+    (name, first), *others = values.items() or [("", None)]
+    for other, value in others:
+        if value != first:
+            raise invalid(other, f"is {shown(value)}, but {name} is {shown(first)}: send one of them")
+    return first
+
+
+def check_max_tokens(field: str, value: int | None, service: ModelService) -> None:
+    """Reject a limit on the tokens of a text that is lower than the limit of the model.
+
+    Raises:
+        BodyError: It is.
+    """
+    if value is not None and value < service.max_tokens:
+        problem = "and only the limit of the model is supported"
+        raise invalid(field, f"is {value}, {problem}: use {service.max_tokens} or more, or omit it")
 
 
 @contextmanager
@@ -160,7 +234,7 @@ def truncation(service: ModelService, field: str, side: str | None, own: str | N
         own: Side of the model. Defaults to that of its tokenizer.
 
     Raises:
-        InvalidFieldsError: A text is too long.
+        BodyError: A text is too long.
     """
     try:
         yield
@@ -174,6 +248,6 @@ def truncation(service: ModelService, field: str, side: str | None, own: str | N
         raise invalid(field, f"{problem} {tokens}: shorten it, or omit {field}") from None
 
 
-def invalid(field: str, description: str) -> InvalidFieldsError:
-    """Return the error for one invalid field."""
-    return InvalidFieldsError([FieldViolation(field, description)])
+def invalid(field: str, description: str) -> BodyError:
+    """Return the error for one invalid field of a body."""
+    return BodyError([FieldViolation(field, description)])

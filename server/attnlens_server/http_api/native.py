@@ -21,6 +21,7 @@ from attnlens_server.http_api.exchange import (
     Route,
     encode_json,
     parsed_bytes,
+    shown,
 )
 from attnlens_server.http_api.transcoding import fill_message, message_value, parse_json
 from attnlens_server.serving.admission import Budget
@@ -126,15 +127,8 @@ class NativeRoutes:
         """Wait for the first part, so that an invalid request gets the status of its error."""
         typed, as_base64 = await self._parse(name, method, request)
         lines = self._lines(method, typed, as_base64, request.budget)
-        first = await anext(lines)
-
-        async def all_lines() -> AsyncGenerator[bytes]:
-            async with aclosing(lines):
-                yield first
-                async for line in lines:
-                    yield line
-
-        return HttpResponse(all_lines(), content_type=NDJSON)
+        await anext(lines)
+        return HttpResponse(lines, content_type=NDJSON)
 
     async def _lines(
         self,
@@ -143,9 +137,14 @@ class NativeRoutes:
         as_base64: bool,
         budget: Budget,
     ) -> AsyncGenerator[bytes]:
+        """Yield nothing as soon as the first line is known, then the lines."""
+        is_first = True
         async with aclosing(self._methods.encode_parts(typed, _Call(budget))) as parts:
             async for part in parts:
                 line = await self._json(method, part, as_base64, budget)
+                if is_first:
+                    yield b""
+                    is_first = False
                 yield line + b"\n"
                 budget.memory.shrink(len(line))
 
@@ -175,7 +174,7 @@ class NativeRoutes:
         content = parse_json(body)
         arrays = content.pop("arrays", None)
         if arrays is not None and arrays not in ARRAYS:
-            problem = f"is invalid: use one of {', '.join(ARRAYS)}"
+            problem = f"is {shown(arrays)}: use one of {', '.join(ARRAYS)}"
             raise InvalidFieldsError([FieldViolation("arrays", problem)])
         message: Any = GetMessageClass(method.input_type)()
         fill_message(message, content, self._max_texts)

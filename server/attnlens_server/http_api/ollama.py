@@ -15,32 +15,52 @@ from attnlens_server.http_api.exchange import (
     HttpResponse,
     Route,
 )
-from attnlens_server.http_api.json_bodies import Dimensions, Texts, embed, num_tokens, text_inputs
+from attnlens_server.http_api.json_bodies import (
+    Dimensions,
+    Texts,
+    check_max_tokens,
+    embed,
+    num_tokens,
+    text_inputs,
+)
+from attnlens_server.http_api.known_options import OLLAMA_EMBED
 from attnlens_server.serving.requests import EmbedRequest
 from attnlens_server.serving.results import EmbedResult
 from attnlens_server.serving.service import ModelService
 
 
+class OllamaOptions(msgspec.Struct, kw_only=True):
+    """Options of a model. Those of the generation of texts are ignored.
+
+    Attributes:
+        num_ctx: Number of tokens to truncate to, at least the limit of the model.
+    """
+
+    num_ctx: int | None = None
+
+
 class OllamaBody(msgspec.Struct, kw_only=True):
-    """Body of `/api/embed`. Other keys, such as `options` and `keep_alive`, are ignored.
+    """Body of `/api/embed`. Other keys, such as `keep_alive`, are ignored.
 
     Attributes:
         input: One text or several.
         model: Name of the served model, which may end in `:latest`.
         truncate: Whether to truncate long texts.
         dimensions: Number of leading components to keep.
+        options: Options of the model.
     """
 
     input: Texts
-    model: str = ""
+    model: str | None = None
     truncate: bool | None = None
     dimensions: Dimensions | None = None
+    options: OllamaOptions | None = None
 
 
 DIALECT = Dialect(lambda error: {"error": error.message}, fields={"inputs": "input"}, schema=dict[str, str])
 
 
-_PARSER = BodyParser(OllamaBody)
+_PARSER = BodyParser(OllamaBody, OLLAMA_EMBED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +81,7 @@ class OllamaRoutes:
 
         def reply(body: OllamaBody, result: EmbedResult) -> dict[str, Any]:
             return {
-                "model": body.model,
+                "model": body.model or "",
                 "embeddings": np.ascontiguousarray(result.embeddings),
                 "total_duration": round(1e9 * (time.monotonic() - started)),
                 "load_duration": 0,
@@ -71,9 +91,11 @@ class OllamaRoutes:
         return await embed(self.service, request, _PARSER, self._embed_request, reply)
 
     def _embed_request(self, body: OllamaBody) -> EmbedRequest:
+        options = body.options or OllamaOptions()
+        check_max_tokens("options.num_ctx", options.num_ctx, self.service)
         return EmbedRequest(
-            model=body.model.removesuffix(":latest"),
-            inputs=text_inputs(body.input, self.service.max_inputs),
+            model=(body.model or "").removesuffix(":latest"),
+            inputs=text_inputs(body.input, self.service.max_inputs, "input"),
             truncate=body.truncate is not False,
             normalize=True,
             dimensions=body.dimensions or 0,

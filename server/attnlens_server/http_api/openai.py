@@ -17,7 +17,19 @@ from attnlens_server.http_api.exchange import (
     Route,
     encode_json,
 )
-from attnlens_server.http_api.json_bodies import Dimensions, Inputs, embed, inputs_of, invalid, num_tokens
+from attnlens_server.http_api.json_bodies import (
+    Dimensions,
+    Inputs,
+    TokenLimit,
+    choose,
+    inputs_of,
+    invalid,
+    json_response,
+    num_tokens,
+    read_body,
+    truncation,
+)
+from attnlens_server.http_api.known_options import OPENAI_EMBEDDINGS
 from attnlens_server.http_api.prompts import PromptChoice
 from attnlens_server.serving.requests import EmbedRequest, Prompt
 from attnlens_server.serving.results import EmbedResult
@@ -38,27 +50,51 @@ _IDS_REJECTED = (
 )
 
 
-class EmbeddingsBody(msgspec.Struct, kw_only=True):
-    """Body of `/v1/embeddings`. Unknown keys are ignored, because clients of other servers add their own.
+Format = Literal["float", "base64"]
+
+
+class EmbeddingsBody(TokenLimit, kw_only=True):
+    """Body of `/v1/embeddings`, also for clients of vLLM, Voyage and Jina. Unknown keys are ignored.
 
     Attributes:
         input: One text, several texts, the token ids of one text, or those of several texts.
         model: Name of the served model.
-        encoding_format: `float` for lists, `base64` for little-endian float32.
+        encoding_format: `float` for lists (default), `base64` for little-endian float32.
+        embedding_type: Jina's name for `encoding_format`.
         dimensions: Number of leading components to keep.
+        output_dimension: Voyage's name for `dimensions`.
         truncate: Whether to truncate long texts instead of rejecting them. Not part of OpenAI's API.
+        truncation: Voyage's name for `truncate`.
+        normalize: Whether to scale embeddings to length 1. Defaults to that of the model. Not part of
+            OpenAI's API.
+        normalized: Jina's name for `normalize`.
+        use_activation: vLLM's name for `normalize`.
         prompt_name: Name of one of the model's prompts. Not part of OpenAI's API.
         input_type: Purpose of the texts, such as `query` or `document`, which selects the prompt. Not part of
             OpenAI's API.
+        task: Jina's name for `input_type`.
     """
 
     input: Inputs
-    model: str = ""
-    encoding_format: Literal["float", "base64"] = "float"
+    model: str | None = None
+    encoding_format: Format | None = None
+    embedding_type: Format | None = None
     dimensions: Dimensions | None = None
-    truncate: bool = False
+    output_dimension: Dimensions | None = None
+    truncate: bool | None = None
+    truncation: bool | None = None
+    normalize: bool | None = None
+    normalized: bool | None = None
+    use_activation: bool | None = None
     prompt_name: str | None = None
     input_type: str | None = None
+    task: str | None = None
+
+    @property
+    def truncates(self) -> bool | None:
+        """Whether to truncate long texts. None for the default of the server."""
+        truncates: bool | None = choose(self, "truncate", "truncation")
+        return True if truncates is None and self.truncate_prompt_tokens is not None else truncates
 
 
 class Embedding(msgspec.Struct):
@@ -133,7 +169,15 @@ def error_body(error: RequestError) -> dict[str, Any]:
     }
 
 
-DIALECT = Dialect(error_body, fields={"inputs": "input", "prompt.name": "prompt_name"}, schema=ErrorResponse)
+DIALECT = Dialect(
+    error_body,
+    fields={"inputs": "input", "prompt.name": "prompt_name"},
+    schema=ErrorResponse,
+    truncation=(
+        'set truncate to true (in the openai package: extra_body={"truncate": True}), or start the server '
+        "with --auto-truncate"
+    ),
+)
 
 
 class OpenAIRoutes:
@@ -161,11 +205,11 @@ class OpenAIRoutes:
         self._created = created
         self._prompts = prompts
         self._accepts_token_ids = accepts_token_ids
-        self._parser = BodyParser(EmbeddingsBody)
+        self._parser = BodyParser(EmbeddingsBody, OPENAI_EMBEDDINGS)
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        embeddings: dict[str, Any] = {"body": EmbeddingsBody, "response": EmbeddingsResponse}
+        embeddings: dict[str, Any] = {"body": self._parser.body_type, "response": EmbeddingsResponse}
         return [
             Route("POST", "/v1/embeddings", self.embeddings, DIALECT, EMBED, **embeddings),
             Route("POST", "/embeddings", self.embeddings, DIALECT, EMBED, **embeddings),
@@ -175,19 +219,34 @@ class OpenAIRoutes:
 
     async def embeddings(self, request: HttpRequest) -> HttpResponse:
         """Return one embedding for each text."""
-        return await embed(self._service, request, self._parser, self._embed_request, self._reply)
+        service = self._service
+        body, converted = await read_body(service, request, self._parser, self._embed_request)
+        with truncation(service, "truncation_side", body.truncation_side if body.truncates else None):
+            result = await service.embed(converted, request.budget)
+        size = result.embeddings.nbytes
+        return await json_response(service, request, size, lambda: self._reply(body, result), result.usages)
 
     def _embed_request(self, body: EmbeddingsBody) -> EmbedRequest:
-        prompt = Prompt(name=body.prompt_name) if body.prompt_name is not None else None
-        if prompt is None and body.input_type is not None:
-            prompt = self._prompts.for_purpose(body.input_type)
+        body.check_limit(self._service)
+        choose(body, "encoding_format", "embedding_type")
+        is_supported = body.truncation_side in (None, self._service.truncation_side)
         return EmbedRequest(
-            model=body.model,
+            model=body.model or "",
             inputs=self._inputs(body.input),
-            prompt=prompt,
-            truncate=body.truncate,
-            dimensions=body.dimensions or 0,
+            prompt=self._prompt(body),
+            truncate=body.truncates if is_supported else False,
+            normalize=choose(body, "normalize", "normalized", "use_activation"),
+            dimensions=choose(body, "dimensions", "output_dimension") or 0,
         )
+
+    def _prompt(self, body: EmbeddingsBody) -> Prompt | None:
+        field = "task" if body.input_type is None else "input_type"
+        purpose = choose(body, "input_type", "task")
+        if body.prompt_name is None:
+            return self._prompts.for_purpose(purpose, field)
+        if purpose is not None:
+            raise invalid("prompt_name", f"is set in addition to {field}: send one of them")
+        return Prompt(name=body.prompt_name)
 
     def _inputs(self, values: Inputs) -> list[Input]:
         """Convert the input.
@@ -195,14 +254,14 @@ class OpenAIRoutes:
         Raises:
             InvalidFieldsError: It contains token ids although they are not accepted.
         """
-        inputs = inputs_of(values, self._service.max_inputs)
+        inputs = inputs_of(values, self._service.max_inputs, "input")
         if not self._accepts_token_ids and any(each.token_ids is not None for each in inputs):
-            raise invalid("inputs", _IDS_REJECTED)
+            raise invalid("input", _IDS_REJECTED)
         return inputs
 
     def _reply(self, body: EmbeddingsBody, result: EmbedResult) -> dict[str, Any]:
         rows, total = np.ascontiguousarray(result.embeddings), num_tokens(result)
-        is_float = body.encoding_format == "float"
+        is_float = choose(body, "encoding_format", "embedding_type") != "base64"
         return {
             "object": "list",
             "data": [

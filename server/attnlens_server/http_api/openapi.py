@@ -185,7 +185,7 @@ class _Schemas:
         schema["required"] = [field.name for field in descriptor.fields if _is_required(field)]
         if body.has_arrays and descriptor is body.message:
             properties["arrays"] = {
-                "enum": list(ARRAYS),
+                "enum": [*ARRAYS, None],
                 "default": ARRAYS[0],
                 "description": "Format of tensors in the response.",
             }
@@ -203,6 +203,12 @@ class _Schemas:
         }
 
     def _field(self, field: FieldDescriptor, body: TranscodedBody | None) -> Schema:
+        schema = self._value(field, body)
+        if body is None or _is_required(field):
+            return schema
+        return {"anyOf": [schema, {"type": "null"}]}  # null is the same as no value
+
+    def _value(self, field: FieldDescriptor, body: TranscodedBody | None) -> Schema:
         if is_map(field):
             return {"type": "object", "additionalProperties": {"type": "string"}}
         if field.message_type is not None:

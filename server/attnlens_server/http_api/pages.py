@@ -109,13 +109,14 @@ class Pages:
         service = self._service
         texts = [text for text in (form.text, form.other) if text is not None]
         inputs = [Input(text=text) for text in texts]
-        encoded = (await service.encode(EncodeRequest(inputs=inputs, attention=_ATTENTION), budget)).texts
+        request = EncodeRequest(inputs=inputs, attention=_ATTENTION, truncate=False)
+        encoded = (await service.encode(request, budget)).texts
         explained: Sequence[Explanation] = ()
         compared: Comparison | None = None
         contrast: ContrastResult | None = None
         if self._can_explain and form.other is None:
-            request = ExplainRequest(inputs=inputs, head_contributions=True)
-            explained = (await service.explain(request, budget)).texts
+            explain = ExplainRequest(inputs=inputs, head_contributions=True, truncate=False)
+            explained = (await service.explain(explain, budget)).texts
         elif self._can_explain:
             compared = await self._compare(inputs, budget)
             explained = (compared.a, compared.b)
@@ -126,6 +127,7 @@ class Pages:
         request = CompareRequest(
             inputs=inputs[:1],
             second_inputs=inputs[1:],
+            truncate=False,
             matrix=PairMatrix.OUTPUT if self._has_matrix else None,
             head_contributions=True,
         )
@@ -136,7 +138,7 @@ class Pages:
         if form.other is None or form.rather_than is None:
             return None
         target = ExplanationTarget(contrast=(inputs[1], Input(text=form.rather_than)))
-        request = ExplainRequest(inputs=inputs[:1], target=target)
+        request = ExplainRequest(inputs=inputs[:1], target=target, truncate=False)
         [text] = (await self._service.explain(request, budget)).texts
         return ContrastResult(form.other, form.rather_than, _scores(text.scores[0]))
 

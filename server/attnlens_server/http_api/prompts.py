@@ -1,8 +1,12 @@
 """Selects one of a model's prompts by the purpose that other APIs call `input_type` or `task_type`."""
 
 from collections.abc import Mapping
+from itertools import chain
 
+from attnlens_server.http_api.exchange import shown
+from attnlens_server.http_api.json_bodies import invalid
 from attnlens_server.serving.requests import Prompt
+from attnlens_server.serving.validation import MAX_NAME_CHARS, MAX_NAMES
 
 _NAMES = {
     "query": ("query", "search_query", "retrieval_query", "retrieval.query"),
@@ -23,15 +27,24 @@ class PromptChoice:
     def __init__(self, prompts: Mapping[str, str]) -> None:
         self._prompts = prompts
 
-    def for_purpose(self, purpose: str) -> Prompt | None:
-        """Return the prompt for a purpose, or None if the model has no prompts, or none for a known purpose.
+    def for_purpose(self, purpose: str | None, field: str) -> Prompt | None:
+        """Return the prompt for a purpose, or None if the model has none for it.
 
-        An unknown purpose is returned as a name, so that the validation rejects it.
+        Args:
+            purpose: Purpose, or the name of one of the model's prompts. If None, no prompt is selected.
+            field: Field of the body with the purpose.
+
+        Raises:
+            BodyError: The purpose is unknown.
         """
-        if not self._prompts:
+        if purpose is None:
             return None
-        names = next((names for names in _NAMES.values() if purpose in names), (purpose,))
+        names = next((names for names in _NAMES.values() if purpose in names), ())
         name = next((name for name in (purpose, *names) if name in self._prompts), None)
         if name is not None:
             return Prompt(name=name)
-        return None if len(names) > 1 else Prompt(name=purpose)
+        if not names:
+            known = list(dict.fromkeys((*chain.from_iterable(_NAMES.values()), *self._prompts)))
+            listed = ", ".join(name[:MAX_NAME_CHARS] for name in known[: 2 * MAX_NAMES])
+            raise invalid(field, f"is {shown(purpose)}: use one of {listed}")
+        return None

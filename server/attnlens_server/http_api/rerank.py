@@ -30,6 +30,7 @@ from attnlens_server.http_api.exchange import (
     rename_fields,
 )
 from attnlens_server.http_api.json_bodies import (
+    choose,
     invalid,
     json_response,
     num_tokens,
@@ -37,6 +38,8 @@ from attnlens_server.http_api.json_bodies import (
     text_inputs,
     truncation,
 )
+from attnlens_server.http_api.known_options import RERANK
+from attnlens_server.http_api.vllm import HeadOptions
 from attnlens_server.serving.explanations import words_of_document
 from attnlens_server.serving.requests import LongDocuments, ScoreRequest
 from attnlens_server.serving.results import Explanation, ScoreResult
@@ -57,12 +60,12 @@ class Document(msgspec.Struct):
 class RelevantSpans(msgspec.Struct):
     """Request for the relevant parts of each document."""
 
-    mode: Literal["enabled", "disabled"] = "enabled"
+    mode: Literal["enabled", "disabled"] | None = None
     threshold: float | None = None
     max_spans: Count | None = None
 
 
-class RerankOptions(msgspec.Struct, kw_only=True):
+class RerankOptions(HeadOptions, kw_only=True):
     """Fields of all APIs but TEI's and Weaviate's. Unknown keys are ignored.
 
     Attributes:
@@ -74,48 +77,48 @@ class RerankOptions(msgspec.Struct, kw_only=True):
         max_tokens_per_doc: Maximum number of tokens of a document. 0 for the limit of the model.
         truncate: Whether to truncate long documents instead of rejecting them.
         truncation: Voyage's name for `truncate`.
-        raw_scores: Whether to return logits instead of scores from 0 to 1.
-        use_activation: vLLM's opposite of `raw_scores`.
         relevant_spans: Whether and how to return the relevant parts of each document.
     """
 
     query: str | Document
-    model: str = ""
+    model: str | None = None
     top_n: Count | None = None
     top_k: Count | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: Count | None = None
     truncate: bool | None = None
     truncation: bool | None = None
-    raw_scores: bool | None = None
-    use_activation: bool | None = None
     relevant_spans: RelevantSpans | None = None
 
     @property
     def truncates(self) -> bool:
         """Whether to truncate long documents."""
-        return self.truncate is not False and self.truncation is not False
+        return choose(self, "truncate", "truncation") is not False
+
+    @property
+    def side(self) -> tuple[str, str | None]:
+        """Field with the side of long texts to truncate, and the side. None if any."""
+        return "truncation_side", self.truncation_side if self.truncates else None
+
+    @property
+    def returns_documents(self) -> bool:
+        """Whether to return the text of each document."""
+        return bool(self.return_documents)
 
     @property
     def has_spans(self) -> bool:
         """Whether to return the relevant parts of each document."""
-        return self.relevant_spans is not None and self.relevant_spans.mode == "enabled"
+        return self.relevant_spans is not None and self.relevant_spans.mode != "disabled"
 
     @property
     def is_voyage(self) -> bool:
-        """Whether the client is one of Voyage, which reads `data` instead of `results`."""
+        """Whether the client must be one of Voyage."""
         return self.truncation is not None or self.top_k is not None
 
     @property
     def is_infinity(self) -> bool:
         """Whether the client may be one of Infinity, which reads documents as strings."""
         return self.raw_scores is not None
-
-    @property
-    def activation(self) -> ScoreActivation:
-        """Function from logits to scores."""
-        is_raw = self.raw_scores or self.use_activation is False
-        return ScoreActivation.IDENTITY if is_raw else ScoreActivation.SIGMOID
 
 
 class DocumentsBody(RerankOptions, kw_only=True):
@@ -137,15 +140,21 @@ class RerankBody(RerankOptions, kw_only=True):
 
     documents: list[str | Document] | None = None
     texts: list[str] | None = None
-    return_text: bool = False
+    return_text: bool | None = None
     truncation_direction: tei.Direction | None = None
     weaviate_property: str | None = msgspec.field(name="property", default=None)
 
     @property
-    def side(self) -> str | None:
-        """Side of long texts to truncate. None if any."""
-        direction = self.truncation_direction
-        return None if direction is None or not self.truncates else direction.lower()
+    def side(self) -> tuple[str, str | None]:
+        """Field with the side of long texts to truncate, and the side. None if any."""
+        if self.truncation_direction is None:
+            return super().side
+        return "truncation_direction", self.truncation_direction.lower() if self.truncates else None
+
+    @property
+    def returns_documents(self) -> bool:
+        """Whether to return the text of each document."""
+        return bool(choose(self, "return_documents", "return_text"))
 
 
 _FIELDS = {"inputs": "documents", "max_tokens_per_document": "max_tokens_per_doc"}
@@ -153,14 +162,16 @@ DIALECT = Dialect(
     lambda error: {"message": error.message, "detail": error.message},  # of Cohere, and of Jina and Voyage
     fields=_FIELDS,
     schema=dict[str, str],
+    truncation="omit truncate and truncation",
 )
 SHARED_DIALECT = replace(
     tei.DIALECT,
     body=lambda error: {**tei.error_body(error), "message": error.message, "detail": error.message},
     fields=_FIELDS,
+    truncation="omit truncate and truncation",
 )
 """Errors of TEI with further keys, which clients of the other APIs read."""
-_DOCUMENTS, _ANY = BodyParser(DocumentsBody), BodyParser(RerankBody)
+_DOCUMENTS, _ANY = BodyParser(DocumentsBody, RERANK), BodyParser(RerankBody, RERANK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +192,7 @@ class RerankRoutes:
                 self.rerank,
                 SHARED_DIALECT,
                 SCORE,
-                body=RerankBody,
+                body=_ANY.body_type,
                 response=ranked | list[dict[str, Any]],
             ),
             Route(
@@ -190,16 +201,16 @@ class RerankRoutes:
                 self.rerank_documents,
                 DIALECT,
                 SCORE,
-                body=DocumentsBody,
+                body=_DOCUMENTS.body_type,
                 response=ranked,
             ),
             Route(
                 "POST",
                 "/v2/rerank",
-                self.rerank_documents,
+                self.rerank_documents_v2,
                 DIALECT,
                 SCORE,
-                body=DocumentsBody,
+                body=_DOCUMENTS.body_type,
                 response=ranked,
             ),
         ]
@@ -213,7 +224,7 @@ class RerankRoutes:
         started = time.monotonic()
         body, converted = await read_body(self.service, request, _ANY, self._any_request)
         try:
-            with truncation(self.service, "truncation_direction", body.side, _TRUNCATED_SIDE):
+            with truncation(self.service, *body.side, _TRUNCATED_SIDE):
                 result = await self.service.score(converted, request.budget)
         except RequestError as error:
             if body.texts is not None:
@@ -224,13 +235,21 @@ class RerankRoutes:
             return tei.with_costs(response, request, converted, started, self.engine)
         if body.weaviate_property is not None:
             return await self._respond(request, result, partial(_weaviate_reply, body, result))
-        return await self._respond(request, result, partial(self._reply, body, result))
+        return await self._respond(request, result, partial(self._reply, body, result, has_data=True))
 
     async def rerank_documents(self, request: HttpRequest) -> HttpResponse:
         """Return the relevance of each document to a query, for clients of Cohere, Jina, Voyage and vLLM."""
+        return await self._rerank_documents(request, has_data=True)
+
+    async def rerank_documents_v2(self, request: HttpRequest) -> HttpResponse:
+        """Return the relevance of each document to a query, for clients of Cohere."""
+        return await self._rerank_documents(request, has_data=False)
+
+    async def _rerank_documents(self, request: HttpRequest, *, has_data: bool) -> HttpResponse:
         body, converted = await read_body(self.service, request, _DOCUMENTS, self._documents_request)
-        result = await self.service.score(converted, request.budget)
-        return await self._respond(request, result, partial(self._reply, body, result))
+        with truncation(self.service, *body.side, _TRUNCATED_SIDE):
+            result = await self.service.score(converted, request.budget)
+        return await self._respond(request, result, partial(self._reply, body, result, has_data=has_data))
 
     def _any_request(self, body: RerankBody) -> ScoreRequest:
         if (body.texts is None) == (body.documents is None):
@@ -238,36 +257,48 @@ class RerankRoutes:
         if body.texts == []:
             raise HttpError(400, "EMPTY", "texts is empty: send at least one")
         request = self._request(body, "documents" if body.texts is None else "texts")
-        if body.weaviate_property is not None:
+        if body.has_spans and (body.texts is not None or body.weaviate_property is not None):
+            raise invalid("relevant_spans", "is not part of the APIs of TEI and Weaviate: omit it")
+        if body.weaviate_property is not None and request.activation is ScoreActivation.SIGMOID:
             return replace(request, activation=None)  # as the containers of Weaviate
-        if body.side not in (None, _TRUNCATED_SIDE):
-            return replace(request, long_documents=LongDocuments.REJECT)
         return request
 
     def _documents_request(self, body: DocumentsBody) -> ScoreRequest:
         return self._request(body, "documents")
 
     def _request(self, body: RerankOptions, field: str) -> ScoreRequest:
+        body.check_limit(self.service)
+        _, side = body.side
+        truncates = body.truncates and side in (None, _TRUNCATED_SIDE)
         return ScoreRequest(
-            model=body.model,
+            model=body.model or "",
             query=_text(body.query),
             inputs=text_inputs(
                 [_text(each) for each in getattr(body, field)], self.service.max_inputs, field
             ),
-            top_n=body.top_n or body.top_k or 0,
-            long_documents=LongDocuments.TRUNCATE if body.truncates else LongDocuments.REJECT,
+            top_n=choose(body, "top_n", "top_k") or 0,
+            long_documents=LongDocuments.TRUNCATE if truncates else LongDocuments.REJECT,
             max_tokens_per_document=body.max_tokens_per_doc or 0,
-            activation=body.activation,
+            activation=body.function(ScoreActivation.SIGMOID),
             explanation_level=ExplainLevel.WORDS if body.has_spans else None,
         )
 
     async def _respond(
         self, request: HttpRequest, result: ScoreResult, build: Callable[[], Any]
     ) -> HttpResponse:
-        return await json_response(self.service, request, len(result.scores) * _RESULT_BYTES, build)
+        size = len(result.scores) * _RESULT_BYTES
+        return await json_response(self.service, request, size, build, result.usages)
 
-    def _reply(self, body: DocumentsBody | RerankBody, result: ScoreResult) -> dict[str, Any]:
-        """Return a reply with the keys of all APIs, since their clients ignore keys of other APIs."""
+    def _reply(
+        self, body: DocumentsBody | RerankBody, result: ScoreResult, *, has_data: bool
+    ) -> dict[str, Any]:
+        """Return a reply with the keys of all APIs, since their clients ignore keys of other APIs.
+
+        Args:
+            body: Body of the request.
+            result: Its result.
+            has_data: Whether to add the results as `data` with documents as strings, as Voyage does.
+        """
         total, documents = num_tokens(result), body.documents or ()
         results: list[dict[str, Any]] = [
             {"index": score.index, "relevance_score": score.score} for score in result.scores
@@ -276,9 +307,10 @@ class RerankRoutes:
             for ranked, score in zip(results, result.scores, strict=True):
                 if score.explanation is not None:
                     ranked["relevant_spans"] = _spans(body.relevant_spans, score.explanation)
-        if body.return_documents:
-            for ranked in results:
-                text = _text(documents[ranked["index"]])
+        data = [ranked.copy() for ranked in results]
+        if body.returns_documents:
+            for ranked, voyages in zip(results, data, strict=True):
+                text = voyages["document"] = _text(documents[ranked["index"]])
                 ranked["document"] = text if body.is_infinity else {"text": text}
         reply = {
             "id": secrets.token_hex(16),
@@ -288,8 +320,8 @@ class RerankRoutes:
             "usage": {"prompt_tokens": total, "total_tokens": total},
             "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": total}},
         }
-        if body.is_voyage:
-            reply["data"] = results
+        if has_data or body.is_voyage:
+            reply["data"] = data
         return reply
 
 
@@ -302,7 +334,7 @@ def _tei_reply(body: RerankBody, result: ScoreResult) -> list[dict[str, Any]]:
     return [
         {
             "index": score.index,
-            **({"text": texts[score.index]} if body.return_text else {}),
+            **({"text": texts[score.index]} if body.returns_documents else {}),
             "score": score.score,
         }
         for score in result.scores

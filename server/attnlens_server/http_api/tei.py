@@ -48,6 +48,7 @@ from attnlens_server.http_api.json_bodies import (
     text_inputs,
     truncation,
 )
+from attnlens_server.http_api.known_options import TEI_EMBED, TEI_EMBED_ALL
 from attnlens_server.serving.requests import (
     ClassifyRequest,
     EmbedRequest,
@@ -111,10 +112,15 @@ class EmbedOptions(TruncationOptions, kw_only=True):
     prompt_name: str | None = None
 
 
-class EmbedBody(EmbedOptions, kw_only=True):
-    """Body of `/embed` and of `/embed_all`, which ignores the last two fields."""
+class EmbedAllBody(EmbedOptions, kw_only=True):
+    """Body of `/embed_all`."""
 
     inputs: Inputs
+
+
+class EmbedBody(EmbedAllBody, kw_only=True):
+    """Body of `/embed`."""
+
     normalize: bool | None = None
     dimensions: Dimensions | None = None
 
@@ -142,7 +148,7 @@ class PredictBody(TruncationOptions, kw_only=True):
     """
 
     inputs: str | list[str | list[str]]
-    raw_scores: bool = False
+    raw_scores: bool | None = None
     parameters: PredictParameters | None = None
 
     @property
@@ -177,7 +183,7 @@ class TokenizeBody(msgspec.Struct):
     """Body of `/tokenize`."""
 
     inputs: Texts
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
     prompt_name: str | None = None
 
 
@@ -185,10 +191,11 @@ class DecodeBody(msgspec.Struct):
     """Body of `/decode`: the token ids of one text, or of several."""
 
     ids: list[TokenId | list[TokenId]]
-    skip_special_tokens: bool = True
+    skip_special_tokens: bool | None = None
 
 
-_EMBED, _SIMILARITY = BodyParser(EmbedBody), BodyParser(SimilarityBody)
+_EMBED, _SIMILARITY = BodyParser(EmbedBody, TEI_EMBED), BodyParser(SimilarityBody)
+_EMBED_ALL = BodyParser(EmbedAllBody, TEI_EMBED_ALL)
 _PREDICT = BodyParser(PredictBody)
 _TOKENIZE, _DECODE = BodyParser(TokenizeBody), BodyParser(DecodeBody)
 
@@ -223,7 +230,7 @@ class TeiRoutes:
         predict = Route(
             "POST", "/predict", self.predict, DIALECT, CLASSIFY, body=PredictBody, response=predictions
         )
-        embed = Route("POST", "/embed", self.embed, DIALECT, EMBED, body=EmbedBody, response=_VECTORS)
+        embed = Route("POST", "/embed", self.embed, DIALECT, EMBED, body=_EMBED.body_type, response=_VECTORS)
         classifier = self.model.classifier
         default = [(embed if classifier is None else predict)._replace(path="/")]
         if classifier is not None and classifier.is_reranker:
@@ -238,7 +245,7 @@ class TeiRoutes:
                 self.embed_all,
                 DIALECT,
                 ENCODE,
-                body=EmbedBody,
+                body=_EMBED_ALL.body_type,
                 response=list[list[list[float]]],
             ),
             Route(
@@ -280,18 +287,19 @@ class TeiRoutes:
         with self._truncation(body):
             result = await self.service.embed(converted, request.budget)
         rows = np.ascontiguousarray(result.embeddings)
-        response = await json_response(self.service, request, rows.nbytes, lambda: build(rows))
+        response = await json_response(self.service, request, rows.nbytes, lambda: build(rows), result.usages)
         return with_costs(response, request, converted, started, self.engine)
 
     async def embed_all(self, request: HttpRequest) -> HttpResponse:
         """Return the vectors of all tokens of each text."""
         started = time.monotonic()
-        body, converted = await read_body(self.service, request, _EMBED, self._encode_request)
+        body, converted = await read_body(self.service, request, _EMBED_ALL, self._encode_request)
         with self._truncation(body):
             result = await self.service.encode(converted, request.budget)
         vectors = [text.last_hidden_state for text in result.texts]
         size = sum(array.nbytes for array in vectors if array is not None)
-        response = await json_response(self.service, request, size, lambda: vectors)
+        usages = [text.usage for text in result.texts]
+        response = await json_response(self.service, request, size, lambda: vectors, usages)
         return with_costs(response, request, converted, started, self.engine)
 
     async def predict(self, request: HttpRequest) -> HttpResponse:
@@ -303,7 +311,7 @@ class TeiRoutes:
         size = _PREDICTION_BYTES * result.scores.size
         request.budget.memory.grow(size)
         build = partial(_predictions, result, body)
-        response = await json_response(self.service, request, size, build)
+        response = await json_response(self.service, request, size, build, result.usages)
         return with_costs(response, request, converted, started, self.engine)
 
     async def embed_sparse(self, _: HttpRequest) -> HttpResponse:
@@ -319,7 +327,8 @@ class TeiRoutes:
             async for portion in portions:  # not all at once, since dictionaries are far larger than tokens
                 size = _TOKEN_BYTES * sum(len(text.tokens.ids) for text in portion)
                 sources = [prompt + (text.text or "") for text in islice(texts, len(portion))]
-                build = partial(_token_lists, portion, sources, len(prompt), body.add_special_tokens)
+                has_special = body.add_special_tokens is not False
+                build = partial(_token_lists, portion, sources, len(prompt), has_special)
                 request.budget.memory.grow(size)
                 lists.append((await serialize(self.service, request, size, build))[1:-1])
                 request.budget.memory.shrink(size)
@@ -330,9 +339,9 @@ class TeiRoutes:
         """Return the text of token ids."""
         body, converted = await read_body(self.service, request, _DECODE, self._decode_request)
         texts = await self.service.decode(
-            converted, request.budget, skip_special_tokens=body.skip_special_tokens
+            converted, request.budget, skip_special_tokens=body.skip_special_tokens is not False
         )
-        return await json_response(self.service, request, sum(map(len, texts)), lambda: texts)
+        return await json_response(self.service, request, sum(map(len, texts)), lambda: texts, ())
 
     async def info(self, _: HttpRequest) -> HttpResponse:
         """Return the model and the limits of the server."""
@@ -363,16 +372,16 @@ class TeiRoutes:
 
     def _embed_request(self, body: EmbedBody) -> EmbedRequest:
         return EmbedRequest(
-            inputs=_not_empty(inputs_of(body.inputs, self.service.max_inputs)),
+            inputs=_not_empty(inputs_of(body.inputs, self.service.max_inputs, "inputs")),
             prompt=_prompt(body.prompt_name),
             truncate=self._truncates(body),
             normalize=body.normalize is not False,
             dimensions=body.dimensions or 0,
         )
 
-    def _encode_request(self, body: EmbedBody) -> EncodeRequest:
+    def _encode_request(self, body: EmbedAllBody) -> EncodeRequest:
         return EncodeRequest(
-            inputs=_not_empty(inputs_of(body.inputs, self.service.max_inputs)),
+            inputs=_not_empty(inputs_of(body.inputs, self.service.max_inputs, "inputs")),
             prompt=_prompt(body.prompt_name),
             truncate=self._truncates(body),
             last_hidden_state=True,
@@ -380,7 +389,8 @@ class TeiRoutes:
 
     def _similarity_request(self, body: SimilarityBody) -> EmbedRequest:
         options = body.parameters or EmbedOptions()
-        sentences = _not_empty(text_inputs(body.inputs.sentences, self.service.max_inputs))
+        given, limit = body.inputs.sentences, self.service.max_inputs
+        sentences = _not_empty(text_inputs(given, limit, "inputs.sentences"))
         return EmbedRequest(
             inputs=[Input(text=body.inputs.source_sentence), *sentences],
             prompt=_prompt(options.prompt_name),
@@ -403,12 +413,12 @@ class TeiRoutes:
 
     def _tokenize_request(self, body: TokenizeBody) -> TokenizeRequest:
         return TokenizeRequest(
-            inputs=_not_empty(text_inputs(body.inputs, self.service.max_inputs)),
+            inputs=_not_empty(text_inputs(body.inputs, self.service.max_inputs, "inputs")),
             prompt=_prompt(body.prompt_name),
         )
 
     def _decode_request(self, body: DecodeBody) -> TokenizeRequest:
-        return TokenizeRequest(inputs=_not_empty(inputs_of(body.ids, self.service.max_inputs)))
+        return TokenizeRequest(inputs=_not_empty(inputs_of(body.ids, self.service.max_inputs, "ids")))
 
     def _truncates(self, options: TruncationOptions) -> bool:
         return options.truncate is not False and options.side in (None, self.service.truncation_side)
@@ -436,7 +446,7 @@ def with_costs(
         "X-Queue-Time": f"{1000 * metrics.queue_s:.0f}",
         "X-Inference-Time": f"{1000 * metrics.compute_s:.0f}",
     }
-    return replace(response, headers=headers)
+    return replace(response, headers={**response.headers, **headers})
 
 
 def _model_type(model: Model) -> dict[str, Any]:
@@ -470,7 +480,7 @@ def _predict_inputs(values: str | list[str | list[str]], max_inputs: int) -> lis
         if len(texts) < len(values):
             raise invalid("inputs", "mixes texts with lists: send a text, a pair, or a list of lists")
         return [_text_or_pair("inputs", texts)]
-    check_count(values, max_inputs)
+    check_count(values, max_inputs, "inputs")
     return [_text_or_pair(f"inputs[{index}]", list(value)) for index, value in enumerate(values)]
 
 

@@ -26,11 +26,10 @@ from attnlens.v1.tensor_pb2 import DataType
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.grpc_api.calls import MAX_OTHER_FIELDS
 from attnlens_server.grpc_api.methods import INPUT_FIELDS
-from attnlens_server.http_api.exchange import HttpError
+from attnlens_server.http_api.exchange import HttpError, shown
 
 INPUT, TENSOR, TOKEN = "attnlens.v1.Input", "attnlens.v1.Tensor", "attnlens.v1.Token"
 DURATION = "google.protobuf.Duration"
-_MAX_SHOWN = 40  # characters of a value in a message
 
 Convert = Callable[[Any, bool], Any]
 _INTEGERS = {
@@ -76,7 +75,7 @@ def fill_message(message: Message, content: Mapping[str, Any], max_texts: int, p
         field = fields.get(name)
         if field is None:
             known = ", ".join(field.name for field in message.DESCRIPTOR.fields)
-            _reject(_shown(field_path), f"is unknown: use {known or 'no fields'}")
+            _reject(shown(field_path), f"is unknown: use {known or 'no fields'}")
         if value is None:
             continue
         group = field.containing_oneof.name if field.containing_oneof else field.name
@@ -127,7 +126,7 @@ def _fill_child(message: Message, value: Any, max_texts: int, path: str) -> None
         fill_message(message, value, max_texts, path)
     else:
         expected = {INPUT: "a string or an object", TENSOR: "a list or an object"}.get(kind, "an object")
-        _reject(path, f"is {_shown(value)}: send {expected}")
+        _reject(path, f"is {shown(value)}: send {expected}")
 
 
 def _fill_tensor(message: Any, values: list[Any], path: str) -> None:  # noqa: ANN401 - a Tensor
@@ -148,17 +147,17 @@ def _scalar(field: FieldDescriptor, value: Any, path: str) -> Any:  # noqa: ANN4
     if field.enum_type is not None:
         return _enum_number(field.enum_type, value, path)
     if kind == FieldDescriptor.CPPTYPE_BOOL:
-        return value if isinstance(value, bool) else _reject(path, f"is {_shown(value)}: use true or false")
+        return value if isinstance(value, bool) else _reject(path, f"is {shown(value)}: use true or false")
     if kind == FieldDescriptor.CPPTYPE_STRING:
         if not isinstance(value, str):
-            _reject(path, f"is {_shown(value)}: send a string")
+            _reject(path, f"is {shown(value)}: send a string")
         return _decoded(value, path) if field.type == FieldDescriptor.TYPE_BYTES else value
     if kind in _INTEGERS and isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value):
         return int(value)  # protobuf's libraries write int64 as strings
     if isinstance(value, bool) or not isinstance(value, int | float):
-        _reject(path, f"is {_shown(value)}: send a number")
+        _reject(path, f"is {shown(value)}: send a number")
     if kind in _INTEGERS and not float(value).is_integer():
-        _reject(path, f"is {_shown(value)}: send an integer")
+        _reject(path, f"is {shown(value)}: send an integer")
     return value if kind in _REALS else int(value)
 
 
@@ -171,7 +170,7 @@ def _enum_number(enum: EnumDescriptor, value: Any, path: str) -> int:  # noqa: A
         for number, name in names.items():
             if name == short:
                 return number
-    return _reject(path, f"is {_shown(value)}: use one of {', '.join(names.values())}")
+    return _reject(path, f"is {shown(value)}: use one of {', '.join(names.values())}")
 
 
 def _decoded(value: str, path: str) -> bytes:
@@ -190,13 +189,6 @@ def _checked(assign: Callable[[Any], object], value: Any, path: str) -> None:  #
 
 def _reject(path: str, description: str) -> NoReturn:
     raise InvalidFieldsError([FieldViolation(path, description)])
-
-
-def _shown(value: Any) -> str:  # noqa: ANN401 - any JSON value
-    if isinstance(value, list | dict):  # possibly nested too deeply to be serialized
-        return "a list" if isinstance(value, list) else "an object"
-    text = value if isinstance(value, str) else orjson.dumps(value).decode()
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 @functools.cache

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from attnlens.classifiers import ScoreActivation
@@ -25,14 +24,18 @@ from attnlens_server.http_api.exchange import (
 )
 from attnlens_server.http_api.json_bodies import (
     Texts,
+    TokenLimit,
     check_count,
+    choose,
     invalid,
     json_response,
     num_tokens,
     read_body,
     text_inputs,
+    truncation,
 )
-from attnlens_server.serving.requests import ClassifyRequest, ScoreRequest
+from attnlens_server.http_api.known_options import VLLM_CLASSIFY, VLLM_SCORE
+from attnlens_server.serving.requests import ClassifyRequest, LongDocuments, ScoreRequest
 from attnlens_server.serving.results import ClassifyResult, ScoreResult
 from attnlens_server.serving.service import ModelService
 from attnlens_server.text import Input, TextPair
@@ -41,7 +44,34 @@ _FIRST, _SECOND = ("text_1", "data_1", "queries"), ("text_2", "data_2", "documen
 _RESULT_BYTES = 60
 
 
-class ScoreBody(msgspec.Struct, kw_only=True):
+class HeadOptions(TokenLimit, kw_only=True):
+    """Options for models with a head, such as rerankers.
+
+    Attributes:
+        raw_scores: Whether to return logits. TEI's and Infinity's opposite of `use_activation`.
+        use_activation: Whether to return scores from 0 to 1 instead of logits.
+        activation: An earlier name of `use_activation`.
+        softmax: An earlier name of `use_activation`.
+    """
+
+    raw_scores: bool | None = None
+    use_activation: bool | None = None
+    activation: bool | None = None
+    softmax: bool | None = None
+
+    def function(self, usual: ScoreActivation) -> ScoreActivation:
+        """Return the function from logits to scores.
+
+        Raises:
+            BodyError: The options contradict each other.
+        """
+        is_used = choose(self, "use_activation", "activation", "softmax")
+        if is_used is not None and is_used == self.raw_scores:
+            raise invalid("raw_scores", "contradicts use_activation: send one of them")
+        return ScoreActivation.IDENTITY if self.raw_scores or is_used is False else usual
+
+
+class ScoreBody(HeadOptions, kw_only=True):
     """Body of `/score`: one text and several others, or pairs of texts with the same index.
 
     Attributes:
@@ -53,7 +83,6 @@ class ScoreBody(msgspec.Struct, kw_only=True):
         documents: Same as `text_2`.
         items: Same as `text_2`.
         model: Name of the served model.
-        use_activation: Whether to return scores from 0 to 1 instead of logits.
     """
 
     text_1: Texts | None = None
@@ -63,8 +92,7 @@ class ScoreBody(msgspec.Struct, kw_only=True):
     data_2: Texts | None = None
     documents: Texts | None = None
     items: Texts | None = None
-    model: str = ""
-    use_activation: bool | None = None
+    model: str | None = None
 
     def choice(self, names: Sequence[str]) -> tuple[str, Texts]:
         """Return the name and the value of the only field that is set.
@@ -78,24 +106,33 @@ class ScoreBody(msgspec.Struct, kw_only=True):
         return found[0]
 
 
-class ClassifyBody(msgspec.Struct, kw_only=True):
+class ClassifyBody(HeadOptions, kw_only=True):
     """Body of `/classify`.
 
     Attributes:
         input: One text or several.
         model: Name of the served model.
         truncate: Whether to truncate long texts instead of rejecting them. Not part of vLLM's API.
-        use_activation: Whether to return probabilities instead of logits.
     """
 
     input: Texts
-    model: str = ""
-    truncate: bool = False
-    use_activation: bool | None = None
+    model: str | None = None
+    truncate: bool | None = None
+
+    @property
+    def truncates(self) -> bool | None:
+        """Whether to truncate long texts. None for the default of the server."""
+        return True if self.truncate is None and self.truncate_prompt_tokens is not None else self.truncate
 
 
-DIALECT = Dialect(openai.error_body, fields={"inputs": "input"}, schema=openai.ErrorResponse)
-_SCORE, _CLASSIFY = BodyParser(ScoreBody), BodyParser(ClassifyBody)
+DIALECT = Dialect(
+    openai.error_body,
+    fields={"inputs": "input"},
+    schema=openai.ErrorResponse,
+    truncation="set truncate_prompt_tokens to -1",
+)
+_SCORE, _CLASSIFY = BodyParser(ScoreBody, VLLM_SCORE), BodyParser(ClassifyBody, VLLM_CLASSIFY)
+_TRUNCATED_SIDE = "right"  # of the second text, with all tokenizers
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +144,17 @@ class VllmRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
+        score: dict[str, Any] = {"body": _SCORE.body_type, "response": dict[str, Any]}
         return [
-            Route("POST", "/score", self.score, DIALECT, SCORE, body=ScoreBody, response=dict[str, Any]),
-            Route("POST", "/v1/score", self.score, DIALECT, SCORE, body=ScoreBody, response=dict[str, Any]),
+            Route("POST", "/score", self.score, DIALECT, SCORE, **score),
+            Route("POST", "/v1/score", self.score, DIALECT, SCORE, **score),
             Route(
                 "POST",
                 "/classify",
                 self.classify,
                 DIALECT,
                 CLASSIFY,
-                body=ClassifyBody,
+                body=_CLASSIFY.body_type,
                 response=dict[str, Any],
             ),
         ]
@@ -125,21 +163,24 @@ class VllmRoutes:
         """Return the relevance of texts to other texts, in the order of the request."""
         body, converted = await read_body(self.service, request, _SCORE, self._score_request)
         try:
-            result = await self.service.score(converted, request.budget)
+            with truncation(self.service, "truncation_side", body.truncation_side, _TRUNCATED_SIDE):
+                result = await self.service.score(converted, request.budget)
         except RequestError as error:
             _rename_pairs(error, body)
             raise
         size = len(result.scores) * _RESULT_BYTES
-        return await json_response(self.service, request, size, lambda: self._scores(result))
+        return await json_response(self.service, request, size, lambda: self._scores(result), result.usages)
 
     async def classify(self, request: HttpRequest) -> HttpResponse:
         """Return the probabilities of all labels for each text, and the label with the highest one."""
-        _, converted = await read_body(self.service, request, _CLASSIFY, self._classify_request)
-        result = await self.service.classify(converted, request.budget)
+        body, converted = await read_body(self.service, request, _CLASSIFY, self._classify_request)
+        with truncation(self.service, "truncation_side", body.truncation_side if body.truncates else None):
+            result = await self.service.classify(converted, request.budget)
         size = result.scores.nbytes + len(result.usages) * _RESULT_BYTES
-        return await json_response(self.service, request, size, lambda: self._labels(result))
+        return await json_response(self.service, request, size, lambda: self._labels(result), result.usages)
 
     def _score_request(self, body: ScoreBody) -> ScoreRequest:
+        body.check_limit(self.service)
         first_name, first = body.choice(_FIRST)
         second_name, second = body.choice(_SECOND)
         firsts = [first] if isinstance(first, str) else first
@@ -153,20 +194,24 @@ class VllmRoutes:
             )
             raise invalid(first_name, problem)
         pairs = zip(firsts, seconds, strict=True)
+        is_supported = body.truncation_side in (None, _TRUNCATED_SIDE)
         return ScoreRequest(
-            model=body.model,
+            model=body.model or "",
             inputs=[Input(text_pair=TextPair(*pair)) for pair in pairs],
-            activation=_activation(ScoreActivation.SIGMOID, body.use_activation),
+            long_documents=LongDocuments.TRUNCATE if is_supported else LongDocuments.REJECT,
+            activation=body.function(ScoreActivation.SIGMOID),
         )
 
     def _classify_request(self, body: ClassifyBody) -> ClassifyRequest:
+        body.check_limit(self.service)
         classifier = self.model.classifier
         usual = classifier.activation if classifier else ScoreActivation.SOFTMAX
+        is_supported = body.truncation_side in (None, self.service.truncation_side)
         return ClassifyRequest(
-            model=body.model,
-            inputs=text_inputs(body.input, self.service.max_inputs),
-            truncate=body.truncate,
-            activation=_activation(usual, body.use_activation),
+            model=body.model or "",
+            inputs=text_inputs(body.input, self.service.max_inputs, "input"),
+            truncate=body.truncates if is_supported else False,
+            activation=body.function(usual),
         )
 
     def _scores(self, result: ScoreResult) -> dict[str, Any]:
@@ -195,10 +240,6 @@ class VllmRoutes:
             "data": data,
             "usage": {"prompt_tokens": total, "total_tokens": total},
         }
-
-
-def _activation(usual: ScoreActivation, is_used: bool | None) -> ScoreActivation:
-    return ScoreActivation.IDENTITY if is_used is False else usual
 
 
 def _rename_pairs(error: RequestError, body: ScoreBody) -> None:

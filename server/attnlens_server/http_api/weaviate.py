@@ -1,11 +1,12 @@
 """API of the inference containers of Weaviate's module text2vec-transformers."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
+from attnlens.pooling import Pooling
 from attnlens_server.bundle import Model
 from attnlens_server.http_api.exchange import (
     EMBED,
@@ -26,13 +27,16 @@ from attnlens_server.serving.service import ModelService
 
 
 class VectorsConfig(msgspec.Struct):
-    """Options. Weaviate always sends `pooling_strategy`, which is ignored: the model has its own pooling.
+    """Options.
 
     Attributes:
+        pooling_strategy: Ignored if it is `masked_mean`, which Weaviate sends by default: the model has its
+            own pooling. `cls` is rejected unless it is the pooling of the model.
         task_type: Purpose of the texts, `query` or `passage`, which selects the prompt.
         dimensions: Number of leading components to keep.
     """
 
+    pooling_strategy: Literal["masked_mean", "cls"] | None = None
     task_type: str | None = None
     dimensions: int | None = None
 
@@ -83,11 +87,15 @@ class WeaviateRoutes:
         if (body.text is None) == (body.texts is None):
             raise invalid("text", "is missing, or texts is set as well: set one of them")
         config = body.config or VectorsConfig()
+        if config.pooling_strategy == "cls" and self.model.pooling is not Pooling.CLS:
+            pooling = self.model.pooling.name.lower()
+            problem = f"is cls, but the model uses {pooling}"
+            raise invalid("config.pooling_strategy", f"{problem}: use masked_mean, or omit it")
         return EmbedRequest(
             inputs=text_inputs(
-                body.text if body.text is not None else body.texts or [], self.service.max_inputs
+                body.text if body.text is not None else body.texts or [], self.service.max_inputs, "texts"
             ),
-            prompt=self.prompts.for_purpose(config.task_type) if config.task_type else None,
+            prompt=self.prompts.for_purpose(config.task_type or None, "config.task_type"),
             truncate=True,
             dimensions=config.dimensions or 0,
         )

@@ -79,17 +79,21 @@ class InferRequest(Request):
     classify: ClassifyRequest | None
 
     def renamed(self, error: RequestError) -> RequestError:
-        """Replace the paths of inputs in an error by the names of tensors, and return the error."""
+        """Replace field paths in an error by the names of tensors and parameters, and return the error."""
         tensor = INPUT_IDS if self.width else TEXT
 
         def rename(text: str) -> str:
             text = _PATH.sub(lambda match: f"{match[2] or tensor}{match[1] or ''}", text)
             return text.replace("prompt.name", "prompt_name")
 
+        def option(text: str) -> str:
+            return text.replace("set truncate", "set the parameter truncate")
+
         error.violations = tuple(
-            FieldViolation(rename(violation.field), violation.description) for violation in error.violations
+            FieldViolation(rename(violation.field), option(violation.description))
+            for violation in error.violations
         )
-        error.message = shortened(rename(error.message), MAX_MESSAGE_BYTES)
+        error.message = shortened(option(rename(error.message)), MAX_MESSAGE_BYTES)
         return error
 
 
@@ -126,7 +130,7 @@ class RequestReader:
         common = {
             "inputs": inputs,
             "prompt": Prompt(name=settings["prompt_name"]) if "prompt_name" in settings else None,
-            "truncate": settings.get("truncate", False),
+            "truncate": settings.get("truncate"),
         }
         embed = encode = explain = classify = None
         if self._models.logits and self._models.logits in outputs:

@@ -85,7 +85,7 @@ class Request:
 class EmbedRequest(Request):
     """Request for one vector per text. `dimensions` 0 means all. `ranges` are not yet validated."""
 
-    truncate: bool = False
+    truncate: bool | None = None
     pooling: Pooling | None = None
     normalize: bool | None = None
     dimensions: int = 0
@@ -98,7 +98,7 @@ class EmbedRequest(Request):
 class EncodeRequest(Request):
     """Request for token vectors, attention or both."""
 
-    truncate: bool = False
+    truncate: bool | None = None
     last_hidden_state: bool = False
     attention: Sequence[AttentionQuery] = ()
     data_type: DataType = FLOAT32
@@ -147,7 +147,7 @@ class ScoreRequest(Request):
 class ClassifyRequest(Request):
     """Request for the logits of each text. `activation` None means that of the classifier."""
 
-    truncate: bool = False
+    truncate: bool | None = None
     activation: ScoreActivation | None = None
 
 
@@ -197,7 +197,7 @@ class ExplanationTarget:
 class ExplanationRequest(Request):
     """Base class of ExplainRequest and CompareRequest."""
 
-    truncate: bool = False
+    truncate: bool | None = None
     pooling: Pooling | None = None
     dimensions: int = 0
     methods: Sequence[ExplainMethod] = ()
@@ -441,7 +441,7 @@ class ExplanationPlan:
     Attributes:
         prompt: Text that precedes each of `inputs`.
         other_prompt: Text that precedes each text of the target, or the second text of each pair.
-        truncate: Whether to truncate long texts.
+        truncate: Whether to truncate long texts. If None, the default of the server.
         pooling: Pooling of the token vectors.
         dimensions: Number of components E of an embedding.
         methods: Methods, each once.
@@ -454,7 +454,7 @@ class ExplanationPlan:
 
     prompt: str
     other_prompt: str
-    truncate: bool
+    truncate: bool | None
     pooling: Pooling
     dimensions: int
     methods: tuple[ExplainMethod, ...]

@@ -265,6 +265,7 @@ class DocumentEncoder:
                 has_prompt=has_prompt,
                 input_index=None if request.query is not None else index,
                 remedy="shorten it, since only documents are truncated",
+                can_truncate=False,
             )
         limit = min(capacity, request.max_tokens_per_document or capacity)
         count = len(pair.document_ids)

@@ -72,8 +72,16 @@ class Input:
 class InputEncoder:
     """Converts validated inputs to token ids, and rejects or truncates long ones. Runs in worker threads."""
 
-    def __init__(self, text_encoder: TextEncoder | None, max_tokens: int, *, exclude_prompt: bool) -> None:
+    def __init__(
+        self,
+        text_encoder: TextEncoder | None,
+        max_tokens: int,
+        *,
+        exclude_prompt: bool,
+        auto_truncate: bool = False,
+    ) -> None:
         self._text_encoder = text_encoder
+        self._auto_truncate = auto_truncate
         self._max_tokens = max_tokens
         self._exclude_prompt = exclude_prompt
 
@@ -88,7 +96,7 @@ class InputEncoder:
         indices: range,
         *,
         prompt: str,
-        truncate: bool,
+        truncate: bool | None,
         with_records: bool = False,
         with_units: bool = False,
     ) -> list[EncodedInput]:
@@ -98,12 +106,12 @@ class InputEncoder:
             inputs: All inputs of the request.
             indices: Indices of the inputs to encode.
             prompt: Prompt to prepend to texts.
-            truncate: Whether to truncate inputs that are too long.
+            truncate: Whether to truncate inputs that are too long. If None, the default of the server.
             with_records: Whether to keep the tokenizer output of texts, which `describe` needs.
             with_units: Whether to group the tokens of texts into words.
 
         Raises:
-            InputTooLongError: An input has too many tokens, and `truncate` is False.
+            InputTooLongError: An input has too many tokens, and is not truncated.
             InvalidFieldsError: A text has no tokens, or only tokens that pooling excludes.
         """
         texts = [(index, inputs[index].texts) for index in indices if inputs[index].texts]
@@ -117,10 +125,11 @@ class InputEncoder:
                 encoded_texts = [replace(encoded, num_excluded=num_excluded) for encoded in encoded_texts]
             from_text = iter(encoded_texts)
         result = []
+        truncates = self._auto_truncate if truncate is None else truncate
         for index in indices:
             ids = inputs[index].token_ids
             encoded = next(from_text) if ids is None else self._from_ids(ids)
-            self._check(encoded, inputs[index], index, truncate=truncate, has_prompt=bool(prompt))
+            self._check(encoded, inputs[index], index, truncate=truncates, has_prompt=bool(prompt))
             result.append(encoded)
         return result
 

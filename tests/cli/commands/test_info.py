@@ -39,7 +39,7 @@ def test_info_as_json_is_complete(run: Run, minilm_server: ServerProcess) -> Non
     assert (answer["hidden_size"], answer["num_layers"], answer["num_heads"]) == (384, 6, 12)
     assert answer["parity"]["passed"] is True
     assert all(figure["max_abs_error"] <= 1e-5 for figure in answer["parity"]["figures"])
-    assert answer["limits"]["max_inputs_per_request"] == 1024
+    assert answer["limits"]["max_inputs_per_request"] == 2048
 
 
 def test_parity_errors_are_listed_below_their_graph_within_80_columns(

@@ -260,8 +260,8 @@ def test_model_info_is_complete(stub: EncoderServiceStub) -> None:
             {"inputs[0].token_ids.input_ids": "is empty: send at least one id"},
         ),
         (
-            pb.EmbedRequest(inputs=[pb.Input(text="a")] * 1025),
-            {"inputs": "has 1025 texts, but the limit is 1024: send several requests"},
+            pb.EmbedRequest(inputs=[pb.Input(text="a")] * 2049),
+            {"inputs": "has 2049 texts, but the limit is 2048: send several requests"},
         ),
         (
             pb.EmbedRequest(inputs=[pb.Input(text="é" * (1 << 16) + "a")]),

@@ -184,7 +184,7 @@ def test_large_requests_and_responses_are_converted_in_worker_threads(
         ("embed", {"inputs": ["a"], "normalise": True}, 400, "INVALID_FIELD", "normalise"),
         ("embed", {"inputs": ["a"], "pooling": 99}, 400, "INVALID_FIELD", "pooling"),
         ("embed", {"inputs": [{}]}, 400, "INVALID_FIELD", "inputs[0]"),
-        ("embed", {"inputs": ["a"] * 1025}, 400, "INVALID_FIELD", "inputs"),
+        ("embed", {"inputs": ["a"] * 2049}, 400, "INVALID_FIELD", "inputs"),
         ("embed", {"inputs": ["word " * 300]}, 400, "INPUT_TOO_LONG", "inputs[0]"),
         ("embed", {"inputs": ["a"], "model": "other"}, 404, "MODEL_NOT_FOUND", None),
         ("encode_stream", {"inputs": ["a"], "attention": [{"layers": [6]}]}, 400, "INVALID_FIELD", None),

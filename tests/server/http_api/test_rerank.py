@@ -40,7 +40,8 @@ def test_scores_are_those_of_grpc(path: str, reranker: HeadServer) -> None:
     tokens = sum(usage.num_tokens for usage in reranker.grpc.score(QUERY, DOCUMENTS).usages)
     assert found["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
     assert found["meta"]["billed_units"] == {"input_tokens": tokens}
-    assert "data" not in found
+    assert ("data" in found) == (path != "/v2/rerank")
+    assert found.get("data", found["results"]) == found["results"]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -48,6 +49,9 @@ def test_options_of_all_clients(path: str, reranker: HeadServer) -> None:
     ask, body = reranker.http.post, {"query": QUERY, "documents": DOCUMENTS}
     assert pairs_of(ask(path, {**body, "top_n": 2})["results"]) == ranked(reranker)[:2]
     assert pairs_of(ask(path, {**body, "top_n": 0})["results"]) == ranked(reranker)
+    texts = ask(path, {**body, "return_documents": True})
+    assert all(each["document"] == {"text": DOCUMENTS[each["index"]]} for each in texts["results"])
+    assert all(each["document"] == DOCUMENTS[each["index"]] for each in texts.get("data", []))
     voyage = ask(path, {**body, "top_k": 3, "truncation": True})
     assert voyage["object"] == "list"
     assert pairs_of(voyage["data"]) == pairs_of(voyage["results"]) == ranked(reranker)[:3]

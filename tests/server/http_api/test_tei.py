@@ -201,8 +201,8 @@ def test_info_describes_the_model_and_the_limits(http: HttpClient) -> None:
     assert info["model_id"] == info["served_model_name"] == "all-MiniLM-L6-v2"
     assert info["model_type"] == {"embedding": {"pooling": "mean"}}
     assert (info["model_dtype"], info["auto_truncate"]) == ("float32", True)
-    assert (info["max_input_length"], info["max_client_batch_size"]) == (256, 1024)
-    assert problem(http, "/embed", {"inputs": ["a"] * 1025})[:2] == (422, "Validation")
+    assert (info["max_input_length"], info["max_client_batch_size"]) == (256, 2048)
+    assert problem(http, "/embed", {"inputs": ["a"] * 2049})[:2] == (422, "Validation")
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping"])

@@ -184,7 +184,7 @@ def test_errors_have_the_details_of_the_encoder_service(inference: GRPCInference
     failure = read_failure(caught.value)
     assert failure.reason == "INPUT_TOO_LONG"
     assert failure.violations == {
-        "text[1]": "has 302 tokens, but the limit is 256: shorten it, or set truncate"
+        "text[1]": "has 302 tokens, but the limit is 256: shorten it, or set the parameter truncate"
     }
 
 

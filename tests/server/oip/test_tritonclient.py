@@ -223,7 +223,7 @@ MASK = np.ones_like(IDS)
         ),
         ({"inputs": [text("ok", LONG)]}, "INVALID_ARGUMENT", "text[1] has 302 tokens, but the limit is 256"),
         ({"inputs": [text("x" * 200_000)]}, "INVALID_ARGUMENT", "text[0] has 200000 bytes, but the limit is"),
-        ({"inputs": [text(*["x"] * 1025)]}, "INVALID_ARGUMENT", "text is BYTES [1025]: send 1 to 1024 texts"),
+        ({"inputs": [text(*["x"] * 2049)]}, "INVALID_ARGUMENT", "text is BYTES [2049]: send 1 to 2048 texts"),
         ({"inputs": [text("a"), tensor("b", IDS)]}, "INVALID_ARGUMENT", "inputs has 'text', 'b': use text"),
         ({"inputs": [tensor("input_ids", IDS)]}, "INVALID_ARGUMENT", "inputs has 'input_ids': use text"),
         (

@@ -110,6 +110,11 @@ _http = partial(config_option, section="HTTP")
 @_limit("max_calls", "Maximum number of concurrent calls.")
 @_limit("accept_compression", "Accept compressed requests, which may be much larger after decompression.")
 @_limit("max_tokens", "Maximum tokens of a text.  [default: the bundle's maximum]", int)
+@_limit(
+    "auto_truncate",
+    "Truncate texts that exceed the maximum unless a request specifies otherwise, also in OpenAI's API and "
+    "over gRPC.",
+)
 @_compute("worker_threads", "Number of threads for tokenization and responses.")
 @_time("stall_timeout_s", "Maximum time for a client to read a message before its call is aborted.")
 @_time("start_timeout_s", "Maximum time to open and test a graph, for each number of threads.")
