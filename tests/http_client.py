@@ -105,6 +105,7 @@ class StubService:
         self.embeddings = embeddings
         self.truncation_side = truncation_side
         self.max_inputs = 512
+        self.max_tokens = 256
         self.error: Exception | None = None
         self.request: Any = EmbedRequest(inputs=())
         self.admission = Admission(8, 1 << 20, lambda _: 1.0)
