@@ -98,6 +98,11 @@ def same_bits(value: Any, expected: npt.NDArray[np.float32] | None) -> bool:
     return found.shape == expected.shape and found.tobytes() == expected.tobytes()
 
 
+def posted(path: str) -> dict[str, Any]:
+    """Return the ASGI scope of a POST request."""
+    return {"type": "http", "method": "POST", "path": path, "headers": [], "client": None}
+
+
 class StubService:
     """Service behind routes that returns `embeddings`, or raises `error`. `request` is the last request."""
 
@@ -127,9 +132,9 @@ class StubService:
         self.request = request
         raise self.error or NotImplementedError
 
-    def post(self, routes: Iterable[Route], path: str, body: Any) -> tuple[int, dict[str, str], Any]:
-        """Return status, headers and JSON value of the response to a request."""
-        app = HttpApp(
+    def app(self, routes: Iterable[Route]) -> HttpApp:
+        """Return an application with these routes."""
+        return HttpApp(
             cast("Any", self),
             routes,
             OriginPolicy("http", public_origin=None, names=(), allowed_origins=()),
@@ -139,13 +144,9 @@ class StubService:
             stall_timeout_s=60,
             observer=Observer(),
         )
-        scope: dict[str, Any] = {
-            "type": "http",
-            "method": "POST",
-            "path": path,
-            "headers": [],
-            "client": None,
-        }
+
+    def post(self, routes: Iterable[Route], path: str, body: Any) -> tuple[int, dict[str, str], Any]:
+        """Return status, headers and JSON value of the response to a request."""
         sent: list[Any] = []
         received = [{"type": "http.request", "body": json.dumps(body).encode()}]
 
@@ -155,6 +156,6 @@ class StubService:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        asyncio.run(app(scope, receive, send))
+        asyncio.run(self.app(routes)(posted(path), receive, send))
         headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
         return sent[0]["status"], headers, json.loads(sent[1]["body"])

@@ -32,7 +32,7 @@ class Look:
         encoded: Its tokens, and if `attention` is set the largest weights of each word, (1, 1, W, k).
         vector: Embedding, float32 (D,). None for a classifier.
         attention: None if the model has no weights between tokens.
-        explanation: None if the bundle has no contribution graph, or for a classifier.
+        explanation: None if the bundle has no contribution graph. For a classifier, that of the first label.
         labels: Labels of a classifier with their scores, in descending order.
     """
 
@@ -70,7 +70,10 @@ def print_look(console: Console, look: Look) -> None:
     if look.explanation is None and look.vector is not None:
         console.print(Text("This bundle has no contribution graph.", "dim"))
     elif look.explanation is not None:
-        heading = "Contributions of words, punctuation and special tokens to the embedding:"
+        explained = "the logit" if look.vector is None else "the embedding"
+        if look.labels:
+            explained += f" of {printable(look.labels[0][0])}"
+        heading = f"Contributions of words, punctuation and special tokens to {explained}:"
         console.print(Text(heading, "dim"))
         texts = {"text": look.text}
         print_scores(console, look.explanation, texts=texts, top=_MAX_SCORES, verify=False)

@@ -188,15 +188,15 @@ class HttpApp:
 
     def _unknown_path(self, method: str, path: str) -> str:
         """Return the message for an unknown path, with the nearest route."""
-        shown = f"{method[:_MAX_METHOD]} {path[:_MAX_PATH]}".encode("utf-8", "replace").decode()
-        names = {
-            f"{route.method} {route.path}"
+        path = path[:_MAX_PATH].encode("utf-8", "replace").decode()
+        routes = {
+            route.path: f"{route.method} {route.path}"
             for methods in (*self._paths.values(), *self._prefixes.values())
             for route in methods.values()
         }
-        nearest = difflib.get_close_matches(shown, names, n=1)
-        hint = f"the nearest route is {nearest[0]}, and " if nearest else ""
-        return f"{shown} is not a route: {hint}/docs lists all routes"
+        nearest = difflib.get_close_matches(path, routes, n=1)
+        hint = f"the nearest route is {routes[nearest[0]]}, and " if nearest else ""
+        return f"{method[:_MAX_METHOD]} {path} is not a route: {hint}/docs lists all routes"
 
     def _check(self, route: Route, exchange: "_Exchange") -> None:
         raw, headers = exchange.scope["headers"], exchange.headers

@@ -106,7 +106,9 @@ class OperationsServer:
         del receive  # bodies are ignored
         respond: Any = self._responders.get(scope["path"])
         if respond is None or scope["method"] not in ("GET", "HEAD"):
-            response = HttpResponse(encode_json({"error": "GET /healthz, /readyz or /metrics"}), 404)
+            shown = f"{scope['method'][:16]} {scope['path'][:64]}"
+            message = f"{shown} is not a route of this port: use GET /healthz, /readyz or /metrics"
+            response = HttpResponse(encode_json({"error": message}), 404)
         else:
             try:
                 response = await respond()

@@ -3,6 +3,7 @@
 import shlex
 import shutil
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,6 +47,16 @@ def test_output_has_the_numbers_of_a_server(minilm_bundle: Path, minilm_server: 
     assert f"  attnlens serve {minilm_bundle}" in lines
     assert f"  attnlens view {shlex.quote(FIRST)} --output page.html" in lines
     assert "\x1b" not in result.stdout
+
+
+def test_the_best_label_of_a_classifier_is_explained(classifier_bundle: Callable[[str], Path]) -> None:
+    result = run_try(classifier_bundle("topics"), "the man and the sea", "it rained")
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    best = [line.split()[1] for line in lines if line.startswith("labels ")]
+    headings = [line.rpartition(" to ")[2] for line in lines if line.startswith("Contributions of words")]
+    assert headings == [f"the logit of {label}:" for label in best]
+    assert len(best) == 2
 
 
 def test_bundle_without_contributions_and_texts_without_words_are_shown_in_60_columns() -> None:

@@ -2,7 +2,8 @@
 
 import base64
 import json
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.grpc_api.responses import Responses
+from attnlens_server.http_api.listener import ABORT
+from attnlens_server.http_api.native import NativeRoutes
+from http_client import StubService, posted
 from mounted import Mounted
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
@@ -215,3 +219,26 @@ def test_an_error_in_a_stream_is_its_last_line(mounted: Mounted, monkeypatch: py
     first, error = map(json.loads, response.body.splitlines())
     assert (response.status, first["input_index"]) == (200, 0)
     assert (error["reason"], error["violations"][0]["field"]) == ("INVALID_FIELD", "inputs[1]")
+
+
+async def test_a_stream_is_closed_even_if_nothing_of_it_is_sent() -> None:
+    is_closed = False
+
+    class Methods:
+        async def encode_parts(self, *_: object) -> AsyncGenerator[bytes]:
+            nonlocal is_closed
+            try:
+                yield b""
+            finally:
+                is_closed = True
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b'{"inputs": ["a"]}'}
+
+    async def send(_: Any) -> None:
+        raise OSError  # as some servers do if the client has disconnected
+
+    stub = StubService(np.ones((1, 4), np.float32))
+    routes = NativeRoutes(cast("Any", stub), cast("Any", Methods()), max_texts=1).routes()
+    await stub.app(routes)({**posted("/v1/attnlens/encode_stream"), ABORT: None}, receive, send)
+    assert is_closed

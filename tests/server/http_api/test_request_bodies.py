@@ -1,4 +1,4 @@
-"""Rules of all JSON bodies, checked for each field of the OpenAPI document and each known option."""
+"""Rules of all routes and bodies, checked for each field of the OpenAPI document and each known option."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -66,20 +66,18 @@ class Server:
         status, self._document = http.ask("GET", "/openapi.json")
         assert status == 200
 
+        self.paths: dict[str, Any] = self._document["paths"]
+
     def body(self, path: str) -> dict[str, Any]:
         """Return the schema of the body of a route."""
-        operation = self._document["paths"][path]["post"]
+        operation = self.paths[path]["post"]
         schema: dict[str, Any] = operation["requestBody"]["content"]["application/json"]["schema"]
         return schema
 
     @property
     def posted(self) -> set[str]:
         """Routes with a body."""
-        return {
-            path
-            for path, methods in self._document["paths"].items()
-            if "requestBody" in methods.get("post", {})
-        }
+        return {path for path, methods in self.paths.items() if "requestBody" in methods.get("post", {})}
 
     def options(self, schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the alternatives of a schema, without references."""
@@ -242,3 +240,38 @@ def test_unknown_keys_are_ignored_except_by_the_routes_of_attnlens(
     server, body = servers[path], ALL[path]
     status, found = server.http.ask("POST", path, {**body, "unknown_key": 1})
     assert status == (400 if path.startswith("/v1/attnlens/") else 200), found
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "message"),
+    [
+        (
+            "POST",
+            "/v1/embedings",
+            404,
+            "POST /v1/embedings is not a route: the nearest route is POST /v1/embeddings",
+        ),
+        ("POST", "/v1/embed", 404, "POST /v1/embed is not a route: the nearest route is "),
+        (
+            "GET",
+            "/helth",
+            404,
+            "GET /helth is not a route: the nearest route is GET /health, and /docs lists all",
+        ),
+        ("GET", "/" + "z" * 5000, 404, f"GET /{'z' * 63} is not a route: /docs lists all routes"),
+        ("GET", "/v1/embeddings", 405, "GET /v1/embeddings is not a route: use POST"),
+        ("DELETE", "/v1/models", 405, "DELETE /v1/models is not a route: use GET"),
+    ],
+)
+def test_an_unknown_route_is_named_with_the_nearest_one(
+    method: str, path: str, status: int, message: str, http: HttpClient
+) -> None:
+    found, value = http.ask(method, path)
+    assert found == status
+    assert value["error"].startswith(message)
+
+
+def test_the_document_begins_with_embeddings_and_ends_with_health_checks(servers: dict[str, Server]) -> None:
+    paths = list(servers["/v1/embeddings"].paths)
+    assert paths[0] == "/v1/embeddings"
+    assert paths[-3:] == ["/healthz", "/readyz", "/metrics"]

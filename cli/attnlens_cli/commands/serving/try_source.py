@@ -135,7 +135,12 @@ def _looks(client: "Client", model: "ModelInfo", texts: "Sequence[str]") -> "lis
         labels = client.classify(texts, truncate=True).top()
     explanations: Sequence[Explanation | None] = [None] * len(texts)
     if "contributions" in model.explain_methods:
-        explanations = client.explain(texts, level="words", truncate=True)
+        # A classifier with several labels explains one of them.
+        tops = [ranked[0][0] if ranked else None for ranked in labels]
+        explanations = [
+            client.explain([text], level="words", truncate=True, label=label)[0]
+            for text, label in zip(texts, tops, strict=True)
+        ]
     prompt = model.prompts.get(model.default_prompt_name, "")
     maps = [
         AttentionMap(texts={"text": text, "prompt": prompt}, model=model, result=result)
