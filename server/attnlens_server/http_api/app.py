@@ -348,12 +348,12 @@ class _Exchange:
             headers.append((name.lower().encode(), value.encode("latin-1", "replace")))
         if isinstance(body, bytes) and response.status != 204:  # noqa: PLR2004 - no content
             headers.append((b"content-length", str(len(body)).encode()))
-        start = {"type": "http.response.start", "status": response.status, "headers": headers}
+        head = {"type": "http.response.start", "status": response.status, "headers": headers}
         if not isinstance(body, bytes):
-            await self._send_stream(start, body, dialect)
+            await self._send_stream(head, body, dialect)
             return
         # This waits for the client to read the previous response of a connection, if requests are pipelined.
-        await self._send_in_time(start)
+        await self._send_in_time(head)
         self.record.reply_bytes = len(body)
         if len(body) > _SMALL_BYTES:
             for start in range(0, len(body), _CHUNK_BYTES):
@@ -362,10 +362,10 @@ class _Exchange:
         # uvicorn waits before it sends, until the client has read most of what was sent before.
         await self._send_part(body, is_last=True)
 
-    async def _send_stream(self, start: Message, parts: AsyncGenerator[bytes], dialect: Dialect) -> None:
+    async def _send_stream(self, head: Message, parts: AsyncGenerator[bytes], dialect: Dialect) -> None:
         """Send the parts of a body. An error is the last part."""
         async with aclosing(parts):
-            await self._send_in_time(start)
+            await self._send_in_time(head)
             while True:
                 try:
                     part = await self.unless_disconnected(anext(parts))

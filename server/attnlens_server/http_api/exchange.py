@@ -344,7 +344,7 @@ def _literals(kind: inspect.Type, path: Sequence[str]) -> list[str | int]:
         case inspect.UnionType():
             return [value for option in kind.types for value in _literals(option, path)]
         case inspect.LiteralType() if not path:
-            return list(kind.values)
+            return [value for value in kind.values if isinstance(value, str | int)]
         case inspect.ListType() if path and path[0] == "[":
             return _literals(kind.item_type, path[2:])  # after `[`, the index
         case inspect.StructType() if path:

@@ -223,8 +223,9 @@ class RerankRoutes:
         """Return the relevance of each document to a query, in the API that the fields belong to."""
         started = time.monotonic()
         body, converted = await read_body(self.service, request, _ANY, self._any_request)
+        field, side = body.side
         try:
-            with truncation(self.service, *body.side, _TRUNCATED_SIDE):
+            with truncation(self.service, field, side, _TRUNCATED_SIDE):
                 result = await self.service.score(converted, request.budget)
         except RequestError as error:
             if body.texts is not None:
@@ -247,7 +248,8 @@ class RerankRoutes:
 
     async def _rerank_documents(self, request: HttpRequest, *, has_data: bool) -> HttpResponse:
         body, converted = await read_body(self.service, request, _DOCUMENTS, self._documents_request)
-        with truncation(self.service, *body.side, _TRUNCATED_SIDE):
+        field, side = body.side
+        with truncation(self.service, field, side, _TRUNCATED_SIDE):
             result = await self.service.score(converted, request.budget)
         return await self._respond(request, result, partial(self._reply, body, result, has_data=has_data))
 

@@ -184,10 +184,7 @@ class ModelService:
         self._runner = ItemRunner(engine, self.admission)
         self._runs = Runs(bundle, engine, self._runner, self.workers)
         self._encoder = InputEncoder(
-            text_encoder,
-            max_tokens,
-            exclude_prompt=model.exclude_prompt,
-            auto_truncate=config.auto_truncate,
+            text_encoder, max_tokens, exclude_prompt=model.exclude_prompt, auto_truncate=config.auto_truncate
         )
         self._validator = RequestValidator(
             model,

@@ -10,7 +10,7 @@ from attnlens_server.http_api.known_options import Options
 from http_client import HeadServer, HttpClient
 
 EMBED, HEAD, TEXTS = {"inputs": ["the man"]}, {"query": "the man"}, ["the sea", "the man"]
-NATIVE = {
+NATIVE: dict[str, dict[str, Any]] = {
     "embed": EMBED,
     "encode": EMBED,
     "tokenize": EMBED,
