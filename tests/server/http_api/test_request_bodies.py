@@ -1,6 +1,8 @@
 """Rules of all routes and bodies, checked for each field of the OpenAPI document and each known option."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -213,6 +215,12 @@ def test_each_table_of_options_has_a_route() -> None:
     tables = [table for name, table in vars(known_options).items() if name.isupper() and name[0] != "_"]
     assert tables
     assert all(any(table is used for used in OPTIONS.values()) for table in tables)
+
+
+def test_the_page_lists_all_known_options() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "http.md").read_text("utf-8")
+    section = page.partition("## Options of other servers")[2].partition("\n## ")[0]
+    assert [name for _, name, _ in known() if not re.search(rf"`{name}\b", section)] == []
 
 
 @pytest.mark.parametrize(("path", "name", "values"), list(known()))
