@@ -78,38 +78,38 @@ export interface components {
         /** @description Selects attention to return for each input. */
         "attnlens.v1.AttentionQuery": {
             /** @description Layer output to return, one of the roles in `Model.outputs`. Defaults to OUTPUT_ROLE_ATTENTION_WEIGHTS. */
-            role?: components["schemas"]["attnlens.v1.OutputRole"];
+            role?: components["schemas"]["attnlens.v1.OutputRole"] | null;
             /** @description Layer indices. If empty, all layers that have such an output. */
-            layers?: number[];
+            layers?: number[] | null;
             /** @description Head indices. If empty, all heads. */
-            heads?: number[];
+            heads?: number[] | null;
             /** @description How to return the selected heads. */
-            view?: components["schemas"]["attnlens.v1.AttentionView"];
+            view?: components["schemas"]["attnlens.v1.AttentionView"] | null;
             /** @description Reduction of the weights, such as words, rollout or the largest weights. If unset, none. Weights of OUTPUT_LAYOUT_BAND and OUTPUT_LAYOUT_BLOCKS are converted to dense weights first, independent of `view`. */
-            reduction?: components["schemas"]["attnlens.v1.AttentionReduction"];
+            reduction?: components["schemas"]["attnlens.v1.AttentionReduction"] | null;
         };
         /** @description Reduces attention weights on the server. The steps always run in this order:  1. Select layers and heads (`AttentionQuery.layers`, `AttentionQuery.heads`). 2. `level`: merge tokens into words. 3. `special_tokens`: drop special tokens and rescale each row to sum to 1. 4. Average: over heads (ATTENTION_VIEW_HEAD_MEAN), then `layers`, then `mean_over_rows` or the statistics of `form`. 5. `rows`: select rows. 6. `form`: keep the largest weights or those that reach a threshold, or quantize to 8 bits.  U is the number of units, i.e. tokens or words, after steps 2 and 3. R is the number of rows after step 5: U, the number of `rows`, or 1 with `mean_over_rows`. Invalid combinations are rejected with the field and a remedy. Reductions need weights between tokens, so OUTPUT_ROLE_HEAD_GATES can't be reduced. */
         "attnlens.v1.AttentionReduction": {
             /** @description Unit of rows and columns. Defaults to tokens. */
-            level?: components["schemas"]["attnlens.v1.AttentionLevel"];
+            level?: components["schemas"]["attnlens.v1.AttentionLevel"] | null;
             /** @description Whether to keep special tokens. Defaults to keeping them. */
-            special_tokens?: components["schemas"]["attnlens.v1.SpecialTokens"];
+            special_tokens?: components["schemas"]["attnlens.v1.SpecialTokens"] | null;
             /** @description How to combine layers. Defaults to returning each layer. */
-            layers?: components["schemas"]["attnlens.v1.LayerReduction"];
+            layers?: components["schemas"]["attnlens.v1.LayerReduction"] | null;
             /** @description Residual weight r of LAYER_REDUCTION_ROLLOUT, with 0 <= r < 1. If unset, 0.5. */
-            rollout_residual?: number;
+            rollout_residual?: number | null;
             /** @description Whether to return the mean over all rows, with a row axis of length 1. */
-            mean_over_rows?: boolean;
+            mean_over_rows?: boolean | null;
             /** @description Indices of the units whose rows to return, in this order. At most 16384, without duplicates. Each text must have all of them. If empty, all rows. */
-            rows?: number[];
+            rows?: number[] | null;
             /** @description The largest weights of each row. */
-            top_k?: components["schemas"]["attnlens.v1.TopK"];
+            top_k?: components["schemas"]["attnlens.v1.TopK"] | null;
             /** @description The weights that reach a threshold. */
-            threshold?: components["schemas"]["attnlens.v1.Threshold"];
+            threshold?: components["schemas"]["attnlens.v1.Threshold"] | null;
             /** @description Statistics of rows and columns instead of the weights. */
-            statistics?: components["schemas"]["attnlens.v1.RowStatistics"];
+            statistics?: components["schemas"]["attnlens.v1.RowStatistics"] | null;
             /** @description Weights quantized to 8 bits. */
-            sqrt_uint8?: components["schemas"]["attnlens.v1.SqrtUint8"];
+            sqrt_uint8?: components["schemas"]["attnlens.v1.SqrtUint8"] | null;
         };
         /** @description Result of one query for one input. */
         "attnlens.v1.AttentionResult": {
@@ -200,23 +200,23 @@ export interface components {
         /** @description Request message for EncoderService.Classify. */
         "attnlens.v1.ClassifyRequest": {
             /** @description Model name. If empty, the server's default model. */
-            model?: string;
+            model?: string | null;
             /** @description Inputs to classify. At least 1 and at most `Limits.max_inputs_per_request`. */
             inputs: components["schemas"]["attnlens.v1.Input"][];
-            /** @description Whether to truncate inputs of more than `Model.max_tokens` tokens. If false, they are rejected with INPUT_TOO_LONG. */
-            truncate?: boolean;
+            /** @description Whether to truncate inputs of more than `Model.max_tokens` tokens. If false, they are rejected with INPUT_TOO_LONG. If not set, they are rejected unless the server was started with --auto-truncate. */
+            truncate?: boolean | null;
             /** @description Prompt for all inputs. If unset, the model's default prompt, if there is one. */
-            prompt?: components["schemas"]["attnlens.v1.Prompt"];
+            prompt?: components["schemas"]["attnlens.v1.Prompt"] | null;
             /** @description Function from logits to scores: ACTIVATION_IDENTITY, ACTIVATION_SIGMOID or ACTIVATION_SOFTMAX. Defaults to `Classifier.activation`. */
-            activation?: components["schemas"]["attnlens.v1.Activation"];
+            activation?: components["schemas"]["attnlens.v1.Activation"] | null;
             /** @description Model version (`Model.version`), the full SHA-256. If empty, any version. */
-            model_version?: string;
+            model_version?: string | null;
             /**
              * @description Format of tensors in the response.
              * @default lists
              * @enum {unknown}
              */
-            arrays: "lists" | "base64";
+            arrays: "lists" | "base64" | null;
         };
         /** @description Response message for EncoderService.Classify. */
         "attnlens.v1.ClassifyResponse": {
@@ -242,35 +242,35 @@ export interface components {
         /** @description Request message for EncoderService.Compare. The similarity of a pair is the cosine of the embeddings that Embed returns. */
         "attnlens.v1.CompareRequest": {
             /** @description Model name. If empty, the server's default model (`Model.is_default`). */
-            model?: string;
+            model?: string | null;
             /** @description Pairs to compare. At least 1 and at most `Limits.max_inputs_per_request`. A pair counts as two inputs in `Limits.max_concurrent_inputs`. */
             pairs: components["schemas"]["attnlens.v1.ComparedPair"][];
-            /** @description Whether to truncate inputs of more than `Model.max_tokens` tokens. If false, they are rejected with INPUT_TOO_LONG. */
-            truncate?: boolean;
+            /** @description Whether to truncate inputs of more than `Model.max_tokens` tokens. If false, they are rejected with INPUT_TOO_LONG. If not set, they are rejected unless the server was started with --auto-truncate. */
+            truncate?: boolean | null;
             /** @description Prompt for the first input of each pair. If unset, the model's default prompt, if there is one. */
-            prompt_a?: components["schemas"]["attnlens.v1.Prompt"];
+            prompt_a?: components["schemas"]["attnlens.v1.Prompt"] | null;
             /** @description Prompt for the second input of each pair. If unset, the model's default prompt, if there is one. */
-            prompt_b?: components["schemas"]["attnlens.v1.Prompt"];
+            prompt_b?: components["schemas"]["attnlens.v1.Prompt"] | null;
             /** @description Pooling, see `EmbedRequest.pooling`. */
-            pooling?: components["schemas"]["attnlens.v1.Pooling"];
+            pooling?: components["schemas"]["attnlens.v1.Pooling"] | null;
             /** @description Number of leading components to keep, see `EmbedRequest.dimensions`. */
-            dimensions?: number;
+            dimensions?: number | null;
             /** @description Methods that explain each side. If empty, EXPLAIN_METHOD_CONTRIBUTIONS. */
-            methods?: components["schemas"]["attnlens.v1.ExplainMethod"][];
+            methods?: components["schemas"]["attnlens.v1.ExplainMethod"][] | null;
             /** @description Unit of scores and of the rows and columns of the matrix. Defaults to tokens. */
-            level?: components["schemas"]["attnlens.v1.ExplainLevel"];
+            level?: components["schemas"]["attnlens.v1.ExplainLevel"] | null;
             /** @description Whether to return the contribution of each head. Needs EXPLAIN_METHOD_CONTRIBUTIONS. */
-            head_contributions?: boolean;
+            head_contributions?: boolean | null;
             /** @description Matrix to return for pairs of tokens. Defaults to none. */
-            matrix?: components["schemas"]["attnlens.v1.PairMatrix"];
+            matrix?: components["schemas"]["attnlens.v1.PairMatrix"] | null;
             /** @description Model version (`Model.version`), the full SHA-256. If empty, any version. */
-            model_version?: string;
+            model_version?: string | null;
             /**
              * @description Format of tensors in the response.
              * @default lists
              * @enum {unknown}
              */
-            arrays: "lists" | "base64";
+            arrays: "lists" | "base64" | null;
         };
         /** @description Response message for EncoderService.Compare. */
         "attnlens.v1.CompareResponse": {
@@ -357,33 +357,33 @@ export interface components {
         /** @description Request message for EncoderService.Embed. */
         "attnlens.v1.EmbedRequest": {
             /** @description Model name. If empty, the server's default model (`Model.is_default`). */
-            model?: string;
+            model?: string | null;
             /** @description Inputs to embed. At least 1 and at most `Limits.max_inputs_per_request`. */
             inputs: components["schemas"]["attnlens.v1.Input"][];
-            /** @description Whether to truncate inputs of more than `Model.max_tokens` tokens. If false, they are rejected with INPUT_TOO_LONG. */
-            truncate?: boolean;
+            /** @description Whether to truncate inputs of more than `Model.max_tokens` tokens. If false, they are rejected with INPUT_TOO_LONG. If not set, they are rejected unless the server was started with --auto-truncate. */
+            truncate?: boolean | null;
             /** @description Prompt for all inputs. If unset, the model's default prompt, if there is one. */
-            prompt?: components["schemas"]["attnlens.v1.Prompt"];
+            prompt?: components["schemas"]["attnlens.v1.Prompt"] | null;
             /** @description Pooling to use instead of the model's own (`Model.pooling`). The model's dense layers still apply. */
-            pooling?: components["schemas"]["attnlens.v1.Pooling"];
+            pooling?: components["schemas"]["attnlens.v1.Pooling"] | null;
             /** @description Whether to scale each embedding to length 1. If unset, the model's own setting. */
-            normalize?: boolean;
+            normalize?: boolean | null;
             /** @description Number of leading components to keep, before normalization. If 0, all, or as many as the model's `truncate_dim`. Meant for models trained with Matryoshka representation learning. */
-            dimensions?: number;
+            dimensions?: number | null;
             /** @description Element type of the embeddings: DATA_TYPE_FLOAT32 (default) or DATA_TYPE_FLOAT16. With FLOAT16, a request whose result exceeds 65504 is rejected. Must be unset unless `embedding_type` is EMBEDDING_TYPE_FLOAT. */
-            data_type?: components["schemas"]["attnlens.v1.DataType"];
+            data_type?: components["schemas"]["attnlens.v1.DataType"] | null;
             /** @description Model version (`Model.version`), the full SHA-256. If empty, any version. */
-            model_version?: string;
+            model_version?: string | null;
             /** @description Quantization of the embeddings. Defaults to EMBEDDING_TYPE_FLOAT. */
-            embedding_type?: components["schemas"]["attnlens.v1.EmbeddingType"];
+            embedding_type?: components["schemas"]["attnlens.v1.EmbeddingType"] | null;
             /** @description Minimum and maximum of each component for EMBEDDING_TYPE_INT8 and EMBEDDING_TYPE_UINT8, DATA_TYPE_FLOAT32, shape (2, E). If unset, `Manifest.embedding_ranges`, which require the model's own pooling, normalization and dimensions. A request without any ranges is rejected, because ranges computed from its inputs would make a result depend on the other inputs. */
-            ranges?: components["schemas"]["attnlens.v1.Tensor"];
+            ranges?: components["schemas"]["attnlens.v1.Tensor"] | null;
             /**
              * @description Format of tensors in the response.
              * @default lists
              * @enum {unknown}
              */
-            arrays: "lists" | "base64";
+            arrays: "lists" | "base64" | null;
         };
         /** @description Response message for EncoderService.Embed. */
         "attnlens.v1.EmbedResponse": {
@@ -417,27 +417,27 @@ export interface components {
         /** @description Request message for EncoderService.Encode. */
         "attnlens.v1.EncodeRequest": {
             /** @description Model name. If empty, the server's default model (`Model.is_default`). */
-            model?: string;
+            model?: string | null;
             /** @description Inputs to encode. At least 1 and at most `Limits.max_inputs_per_request`. */
             inputs: components["schemas"]["attnlens.v1.Input"][];
-            /** @description Whether to truncate inputs of more than `Model.max_tokens` tokens. If false, they are rejected with INPUT_TOO_LONG. */
-            truncate?: boolean;
+            /** @description Whether to truncate inputs of more than `Model.max_tokens` tokens. If false, they are rejected with INPUT_TOO_LONG. If not set, they are rejected unless the server was started with --auto-truncate. */
+            truncate?: boolean | null;
             /** @description Prompt for all inputs. If unset, the model's default prompt, if there is one. */
-            prompt?: components["schemas"]["attnlens.v1.Prompt"];
+            prompt?: components["schemas"]["attnlens.v1.Prompt"] | null;
             /** @description Whether to return the token vectors of the last layer. They are also returned if `attention` is empty. */
-            last_hidden_state?: boolean;
+            last_hidden_state?: boolean | null;
             /** @description Attention to return, at most `Limits.max_attention_queries` queries. All queries share one run of the model. */
-            attention?: components["schemas"]["attnlens.v1.AttentionQuery"][];
+            attention?: components["schemas"]["attnlens.v1.AttentionQuery"][] | null;
             /** @description Element type of vectors and attention: DATA_TYPE_FLOAT32 (default) or DATA_TYPE_FLOAT16. With FLOAT16, a request whose result exceeds 65504 is rejected. */
-            data_type?: components["schemas"]["attnlens.v1.DataType"];
+            data_type?: components["schemas"]["attnlens.v1.DataType"] | null;
             /** @description Model version (`Model.version`), the full SHA-256. If empty, any version. */
-            model_version?: string;
+            model_version?: string | null;
             /**
              * @description Format of tensors in the response.
              * @default lists
              * @enum {unknown}
              */
-            arrays: "lists" | "base64";
+            arrays: "lists" | "base64" | null;
         };
         /** @description Response message for EncoderService.Encode. */
         "attnlens.v1.EncodeResponse": {
@@ -455,27 +455,27 @@ export interface components {
         /** @description Request message for EncoderService.EncodeStream. It has the fields of EncodeRequest. */
         "attnlens.v1.EncodeStreamRequest": {
             /** @description Model name. If empty, the server's default model (`Model.is_default`). */
-            model?: string;
+            model?: string | null;
             /** @description Inputs to encode. At least 1 and at most `Limits.max_inputs_per_request`. */
             inputs: components["schemas"]["attnlens.v1.Input"][];
-            /** @description Whether to truncate inputs of more than `Model.max_tokens` tokens. If false, they are rejected with INPUT_TOO_LONG. */
-            truncate?: boolean;
+            /** @description Whether to truncate inputs of more than `Model.max_tokens` tokens. If false, they are rejected with INPUT_TOO_LONG. If not set, they are rejected unless the server was started with --auto-truncate. */
+            truncate?: boolean | null;
             /** @description Prompt for all inputs. If unset, the model's default prompt, if there is one. */
-            prompt?: components["schemas"]["attnlens.v1.Prompt"];
+            prompt?: components["schemas"]["attnlens.v1.Prompt"] | null;
             /** @description Whether to return the token vectors of the last layer. They are also returned if `attention` is empty. */
-            last_hidden_state?: boolean;
+            last_hidden_state?: boolean | null;
             /** @description Attention to return, at most `Limits.max_attention_queries` queries. All queries share one run of the model. */
-            attention?: components["schemas"]["attnlens.v1.AttentionQuery"][];
+            attention?: components["schemas"]["attnlens.v1.AttentionQuery"][] | null;
             /** @description Element type of vectors and attention, see `EncodeRequest.data_type`. */
-            data_type?: components["schemas"]["attnlens.v1.DataType"];
+            data_type?: components["schemas"]["attnlens.v1.DataType"] | null;
             /** @description Model version (`Model.version`), the full SHA-256. If empty, any version. */
-            model_version?: string;
+            model_version?: string | null;
             /**
              * @description Format of tensors in the response.
              * @default lists
              * @enum {unknown}
              */
-            arrays: "lists" | "base64";
+            arrays: "lists" | "base64" | null;
         };
         /** @description Response message for EncoderService.EncodeStream: one part of the result of one input. */
         "attnlens.v1.EncodeStreamResponse": {
@@ -555,43 +555,43 @@ export interface components {
         /** @description Request message for EncoderService.Explain. The explained number is the target d . p / |p|, where p is the embedding that Embed returns for the same fields. Normalizing p does not change the target. For a classifier, it is a logit or the difference of two logits, see `label`. Explanations are always computed in fp32, independent of `Model.precision`. */
         "attnlens.v1.ExplainRequest": {
             /** @description Model name. If empty, the server's default model (`Model.is_default`). */
-            model?: string;
+            model?: string | null;
             /** @description Inputs to explain. At least 1 and at most `Limits.max_inputs_per_request`. */
             inputs: components["schemas"]["attnlens.v1.Input"][];
-            /** @description Whether to truncate inputs of more than `Model.max_tokens` tokens, including those of `to` and `contrast`. If false, they are rejected with INPUT_TOO_LONG. */
-            truncate?: boolean;
+            /** @description Whether to truncate inputs of more than `Model.max_tokens` tokens, including those of `to` and `contrast`. If false, they are rejected with INPUT_TOO_LONG. If not set, they are rejected unless the server was started with --auto-truncate. */
+            truncate?: boolean | null;
             /** @description Prompt for all inputs. If unset, the model's default prompt, if there is one. */
-            prompt?: components["schemas"]["attnlens.v1.Prompt"];
+            prompt?: components["schemas"]["attnlens.v1.Prompt"] | null;
             /** @description Pooling, see `EmbedRequest.pooling`. */
-            pooling?: components["schemas"]["attnlens.v1.Pooling"];
+            pooling?: components["schemas"]["attnlens.v1.Pooling"] | null;
             /** @description Number of leading components to keep, see `EmbedRequest.dimensions`. */
-            dimensions?: number;
+            dimensions?: number | null;
             /** @description d = p / |p|. The target is 1. */
-            own_embedding?: components["schemas"]["attnlens.v1.OwnEmbedding"];
+            own_embedding?: components["schemas"]["attnlens.v1.OwnEmbedding"] | null;
             /** @description d itself, DATA_TYPE_FLOAT32, with one component per dimension of the embedding. It is not normalized, so the target scales with |d|. A direction whose scores overflow float32 is rejected with INVALID_FIELD. */
-            direction?: components["schemas"]["attnlens.v1.Tensor"];
+            direction?: components["schemas"]["attnlens.v1.Tensor"] | null;
             /** @description d = q / |q|, where q is the embedding of this input. The target is the cosine of p and q. */
-            to?: components["schemas"]["attnlens.v1.Input"];
+            to?: components["schemas"]["attnlens.v1.Input"] | null;
             /** @description Difference of two normalized embeddings. The target is the difference of two cosines. */
-            contrast?: components["schemas"]["attnlens.v1.Contrast"];
+            contrast?: components["schemas"]["attnlens.v1.Contrast"] | null;
             /** @description Label of a classifier. The target is its logit, or the difference of two logits. */
-            label?: components["schemas"]["attnlens.v1.LabelTarget"];
+            label?: components["schemas"]["attnlens.v1.LabelTarget"] | null;
             /** @description Prompt for the inputs of `to` and `contrast`. If unset, the model's default prompt, if there is one. */
-            target_prompt?: components["schemas"]["attnlens.v1.Prompt"];
+            target_prompt?: components["schemas"]["attnlens.v1.Prompt"] | null;
             /** @description Methods to compute, without duplicates. If empty, EXPLAIN_METHOD_CONTRIBUTIONS. */
-            methods?: components["schemas"]["attnlens.v1.ExplainMethod"][];
+            methods?: components["schemas"]["attnlens.v1.ExplainMethod"][] | null;
             /** @description Unit of the scores. Defaults to tokens. */
-            level?: components["schemas"]["attnlens.v1.ExplainLevel"];
+            level?: components["schemas"]["attnlens.v1.ExplainLevel"] | null;
             /** @description Whether to return the contribution of each head. Needs EXPLAIN_METHOD_CONTRIBUTIONS. */
-            head_contributions?: boolean;
+            head_contributions?: boolean | null;
             /** @description Model version (`Model.version`), the full SHA-256. If empty, any version. */
-            model_version?: string;
+            model_version?: string | null;
             /**
              * @description Format of tensors in the response.
              * @default lists
              * @enum {unknown}
              */
-            arrays: "lists" | "base64";
+            arrays: "lists" | "base64" | null;
         };
         /** @description Response message for EncoderService.Explain. */
         "attnlens.v1.ExplainResponse": {
@@ -698,25 +698,25 @@ export interface components {
         /** @description One input of the model. */
         "attnlens.v1.Input": string | {
             /** @description A text. The server tokenizes it and adds special tokens. */
-            text?: string;
+            text?: string | null;
             /** @description Two texts that the model reads as one input. The server adds special tokens around and between them. */
-            text_pair?: components["schemas"]["attnlens.v1.TextPair"];
+            text_pair?: components["schemas"]["attnlens.v1.TextPair"] | null;
             /** @description Token ids, used unchanged. They must include the special tokens. */
-            token_ids?: components["schemas"]["attnlens.v1.TokenIds"];
+            token_ids?: components["schemas"]["attnlens.v1.TokenIds"] | null;
         };
         /** @description Selects a label of a classifier. */
         "attnlens.v1.Label": {
             /** @description Index in `Classifier.labels`. */
-            index?: number;
+            index?: number | null;
             /** @description Element of `Classifier.labels`. Rejected with INVALID_FIELD if several labels have this name. */
-            name?: string;
+            name?: string | null;
         };
         /** @description Explains a logit of a classifier, or why its logit is higher than that of another label. */
         "attnlens.v1.LabelTarget": {
             /** @description Label whose logit is explained. If unset, the only label of a reranker. */
-            label?: components["schemas"]["attnlens.v1.Label"];
+            label?: components["schemas"]["attnlens.v1.Label"] | null;
             /** @description Label whose logit is subtracted. If unset, none. */
-            rather_than?: components["schemas"]["attnlens.v1.Label"];
+            rather_than?: components["schemas"]["attnlens.v1.Label"] | null;
         };
         /** @description Attention of one layer. */
         "attnlens.v1.LayerInfo": {
@@ -991,18 +991,18 @@ export interface components {
         /** @description A string that is prepended, unchanged, to each text and to the first text of each pair. Its bytes and tokens count towards all limits on a text. If a request has no prompt, the model's default prompt is used, if there is one.  `TokenIds` can't have a prompt: a request with both is rejected, and the default prompt is not applied to them. */
         "attnlens.v1.Prompt": {
             /** @description Name of one of the model's prompts (`Model.prompts`). */
-            name?: string;
+            name?: string | null;
             /** @description The prompt itself. If empty, no prompt is used, not even the default prompt. */
-            text?: string;
+            text?: string | null;
         };
         /** @description Replaces the weights by statistics. Set `received`, `entropy` or both. */
         "attnlens.v1.RowStatistics": {
             /** @description Return the attention that each unit receives: its column sum over the rows of all units that are not special, including its own row. Can't be combined with `rows`. For `TokenIds`, `all_rows` must be set too. */
-            received?: boolean;
+            received?: boolean | null;
             /** @description Return the entropy of each row in nats, - sum A ln A with 0 ln 0 = 0. Needs ROW_SUM_ONE. */
-            entropy?: boolean;
+            entropy?: boolean | null;
             /** @description Include the rows of special tokens in `received`. */
-            all_rows?: boolean;
+            all_rows?: boolean | null;
         };
         /**
          * @description Sum of each row of an output.
@@ -1017,38 +1017,38 @@ export interface components {
         /** @description Options of the explanations of scores. */
         "attnlens.v1.ScoreExplanation": {
             /** @description Unit of the contributions. Defaults to tokens. */
-            level?: components["schemas"]["attnlens.v1.ExplainLevel"];
+            level?: components["schemas"]["attnlens.v1.ExplainLevel"] | null;
         };
         /** @description Request message for EncoderService.Score. Set either `query` and `documents`, or `pairs`. */
         "attnlens.v1.ScoreRequest": {
             /** @description Model name. If empty, the server's default model. */
-            model?: string;
+            model?: string | null;
             /** @description Query, the first text of each input. */
-            query?: string;
+            query?: string | null;
             /** @description Documents, the second text of each input. At least 1 and at most `Limits.max_inputs_per_request`. Equal documents are computed once. */
             documents: string[];
             /** @description Pairs of a query and a document. At least 1 and at most `Limits.max_inputs_per_request`. */
             pairs: components["schemas"]["attnlens.v1.TextPair"][];
             /** @description Number of results to return, those with the highest logits. If 0, all. Must be 0 with `pairs`. */
-            top_n?: number;
+            top_n?: number | null;
             /** @description What to do with a document that does not fit into the model's input with its query. Defaults to truncating it. */
-            long_documents?: components["schemas"]["attnlens.v1.LongDocuments"];
+            long_documents?: components["schemas"]["attnlens.v1.LongDocuments"] | null;
             /** @description Maximum number of tokens of a document, without special tokens. If 0, as many as fit into the model's input. */
-            max_tokens_per_document?: number;
+            max_tokens_per_document?: number | null;
             /** @description Prompt that is prepended to each query. If unset, the model's default prompt, if there is one. */
-            prompt?: components["schemas"]["attnlens.v1.Prompt"];
+            prompt?: components["schemas"]["attnlens.v1.Prompt"] | null;
             /** @description Function from logits to scores: ACTIVATION_IDENTITY or ACTIVATION_SIGMOID. Defaults to `Classifier.activation`. It does not change the order of the results. */
-            activation?: components["schemas"]["attnlens.v1.Activation"];
+            activation?: components["schemas"]["attnlens.v1.Activation"] | null;
             /** @description Model version (`Model.version`), the full SHA-256. If empty, any version. */
-            model_version?: string;
+            model_version?: string | null;
             /** @description Set to explain each result: the contributions of the tokens of query and document to the logit. */
-            explanation?: components["schemas"]["attnlens.v1.ScoreExplanation"];
+            explanation?: components["schemas"]["attnlens.v1.ScoreExplanation"] | null;
             /**
              * @description Format of tensors in the response.
              * @default lists
              * @enum {unknown}
              */
-            arrays: "lists" | "base64";
+            arrays: "lists" | "base64" | null;
         };
         /** @description Response message for EncoderService.Score. */
         "attnlens.v1.ScoreResponse": {
@@ -1131,14 +1131,14 @@ export interface components {
         /** @description Two texts, for models with `Model.supports_text_pairs`. Limits apply to both texts together. Truncation removes tokens one at a time from the longer text. */
         "attnlens.v1.TextPair": {
             /** @description First text. A prompt is prepended to it. */
-            first?: string;
+            first?: string | null;
             /** @description Second text. */
-            second?: string;
+            second?: string | null;
         };
         /** @description Keeps weights greater than or equal to a threshold. */
         "attnlens.v1.Threshold": {
             /** @description Greater than 0 and at most 1. */
-            threshold?: number;
+            threshold?: number | null;
         };
         /** @description Time spent in each stage of a call. If its inputs ran in several batches, each value is the maximum over the batches. */
         "attnlens.v1.Timings": {
@@ -1171,9 +1171,9 @@ export interface components {
         /** @description A tokenized input. */
         "attnlens.v1.TokenIds": {
             /** @description Token ids from 0 to vocab_size - 1. */
-            input_ids?: number[];
+            input_ids?: number[] | null;
             /** @description Token type of each token, from 0 to type_vocab_size - 1. If empty, all are 0. */
-            token_type_ids?: number[];
+            token_type_ids?: number[] | null;
         };
         /** @description Scores of one method for one input. */
         "attnlens.v1.TokenScores": {
@@ -1205,13 +1205,13 @@ export interface components {
         /** @description Request message for EncoderService.Tokenize. */
         "attnlens.v1.TokenizeRequest": {
             /** @description Model name. If empty, the server's default model (`Model.is_default`). */
-            model?: string;
+            model?: string | null;
             /** @description Inputs to tokenize. At least 1 and at most `Limits.max_inputs_per_request`. */
             inputs: components["schemas"]["attnlens.v1.Input"][];
             /** @description Prompt for all inputs. If unset, the model's default prompt, if there is one. */
-            prompt?: components["schemas"]["attnlens.v1.Prompt"];
+            prompt?: components["schemas"]["attnlens.v1.Prompt"] | null;
             /** @description Model version (`Model.version`), the full SHA-256. If empty, any version. */
-            model_version?: string;
+            model_version?: string | null;
         };
         /** @description Response message for EncoderService.Tokenize. */
         "attnlens.v1.TokenizeResponse": {
@@ -1232,7 +1232,7 @@ export interface components {
         /** @description Keeps the largest weights of each row, in descending order. Equal weights are sorted by column. */
         "attnlens.v1.TopK": {
             /** @description Number of weights per row, at least 1. If a row has fewer columns, all weights are returned. */
-            k?: number;
+            k?: number | null;
         };
         /** @description The k largest weights of each row, where k is the smaller of `TopK.k` and U. */
         "attnlens.v1.TopKWeights": {
