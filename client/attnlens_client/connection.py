@@ -273,8 +273,9 @@ def _probe(connection: Connection, target: str) -> grpc.RpcError | None:
         "grpc.use_local_subchannel_pool": 1,
     }
     with open_channel(target, connection.credentials, list(options.items())) as channel:
+        check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_HEALTH_CHECK)
         try:
-            channel.unary_unary(_HEALTH_CHECK)(b"", timeout=_PROBE_S)
+            check(b"", timeout=_PROBE_S)
         except grpc.RpcError as error:
             is_away = cast("grpc.Call", error).code() is grpc.StatusCode.UNAVAILABLE
             return error if is_away else None

@@ -221,7 +221,10 @@ def test_killed_server_is_reported_within_the_timeout_and_used_again_after_a_res
         asyncio.Runner() as runner,
     ):
         asynchronous = runner.run(opened())
-        calls = (lambda: client.embed(["a"]), lambda: runner.run(asynchronous.embed(["a"])))
+        calls: list[Call] = [
+            lambda: client.embed(["a"]),
+            lambda: runner.run(asynchronous.embed(["a"])),
+        ]
         assert [call().shape for call in calls] == [(1, 384)] * 2
         server.process.kill()
         server.process.wait()

@@ -1,10 +1,23 @@
 // Behavior of the client that needs no server: `node --test client.test.mjs`.
 import assert from "node:assert/strict";
+import { createServer } from "node:http";
 import { test } from "node:test";
 import * as lib from "../../client/typescript/lib/index.js";
 
 const OVERLOADED = { error: "full: try again", reason: "OVERLOADED" };
-const OK = { results: [] };
+const TEXT = { tokens: [] };
+const OK = { results: [TEXT] };
+const EXPLANATION = { tokens: [], unit_ids: [], target_value: 0.5, scores: [] };
+
+/** The first part of a text in a stream. */
+function first(input_index, num_attention_parts = 0) {
+  return { input_index, text: TEXT, num_attention_parts };
+}
+
+/** Lines of a stream. */
+function linesOf(...parts) {
+  return parts.map((part) => `${JSON.stringify(part)}\n`).join("");
+}
 
 /** A function like `fetch` that returns the given responses one after the other, and the requests that it received. */
 function scripted(...responses) {
@@ -35,11 +48,12 @@ async function failureOf(promise) {
 }
 
 test("requests contain the inputs as a list, the options and the key", async () => {
-  const script = scripted(reply(OK));
+  const script = scripted(reply({ results: [EXPLANATION] }));
   const client = clientOf(script, { apiKey: "k", headers: { "X-Request-Id": "a" } });
   const direction = Float32Array.of(0.1, -2);
   await client.explain("It rained.", { direction, truncate: true });
-  const { url, method, headers, body } = script.requests[0];
+  const { url, method, headers, body, redirect } = script.requests[0];
+  assert.equal(redirect, "error"); // another host would receive the key
   assert.equal(url, "http://server/v1/attnlens/explain");
   assert.equal(method, "POST");
   assert.deepEqual(headers, { "Content-Type": "application/json", Authorization: "Bearer k", "X-Request-Id": "a" });
@@ -52,8 +66,8 @@ test("requests contain the inputs as a list, the options and the key", async () 
 test("an overloaded server is called again after its delay, with jitter", async () => {
   const script = scripted(reply(OVERLOADED, 429, { "Retry-After": "9", "Retry-After-Ms": "50" }), reply(OK));
   await clientOf(script).encode(["a"]);
-  const [first, second] = script.requests;
-  assert.ok(second.at - first.at >= 50 + 100 - 5); // half of the first backoff; timers may be early
+  const [one, two] = script.requests;
+  assert.ok(two.at - one.at >= 50 + 100 - 5); // half of the first backoff; timers may be early
 });
 
 for (const [status, headers, count] of [
@@ -122,7 +136,7 @@ test("aborted calls reject with the reason and are not retried", async () => {
 test("a call that takes too long is an error", async () => {
   const error = await failureOf(clientOf(scripted(hang), { timeoutMs: 20 }).encode(["a"]));
   assert.ok(error instanceof lib.DeadlineExceededError);
-  assert.equal(error.message, "no response within 20 ms: use a larger timeoutMs");
+  assert.equal(error.message, "no response within 20 ms: check that the server is reachable, or use a larger timeoutMs");
 });
 
 test("failed connections are retried", async () => {
@@ -174,35 +188,35 @@ function streamed(text, size, onCancel) {
 }
 
 test("lines of a stream are independent of the parts in which they arrive", async () => {
-  const lines = [{ input_index: 0, model: "Füße 東京 😀" }, { input_index: 1 }, { input_index: 2 }];
-  const text = lines.map((line) => `${JSON.stringify(line)}\n`).join("");
+  const lines = [{ ...first(0), model: "Füße 東京 😀" }, first(1), first(2)];
+  const text = linesOf(...lines);
   for (const size of [1, 2, 3, 7, 1000]) {
     const parts = [];
-    for await (const part of clientOf(scripted(streamed(text, size))).encodeStream("a")) parts.push(part);
+    for await (const part of clientOf(scripted(streamed(text, size))).encodeStream(["a", "b", "c"])) parts.push(part);
     assert.deepEqual(parts, lines);
   }
 });
 
 test("an error within a stream is thrown after the parts before it", async () => {
-  const text = `{"input_index": 0}\n${JSON.stringify({ error: "gone", reason: "INTERNAL", metadata: { error_id: "x" } })}\n`;
+  const text = linesOf(first(0), { error: "gone", reason: "INTERNAL", metadata: { error_id: "x" } });
   const script = scripted(streamed(text, 5));
   const stream = clientOf(script).encodeStream(["a"]);
-  assert.deepEqual((await stream.next()).value, { input_index: 0 });
+  assert.deepEqual((await stream.next()).value, first(0));
   const error = await failureOf(stream.next());
   assert.ok(error instanceof lib.InternalError);
   assert.deepEqual([error.status, error.metadata.error_id, script.requests.length], [200, "x", 1]);
 });
 
 test("a stream that ends within a line is an error", async () => {
-  const stream = clientOf(scripted(streamed('{"input_index": 0}\n{"input', 100))).encodeStream(["a"]);
+  const stream = clientOf(scripted(streamed(`${linesOf(first(0))}{"input`, 1000))).encodeStream(["a"]);
   await stream.next();
   assert.ok((await failureOf(stream.next())) instanceof lib.BadResponseError);
 });
 
 test("leaving the loop aborts the request", async () => {
   let isCancelled = false;
-  const script = scripted(streamed('{"input_index": 0}\n'.repeat(9), 19, () => (isCancelled = true)));
-  for await (const part of clientOf(script).encodeStream(["a"])) {
+  const script = scripted(streamed(linesOf(first(0), first(1)), 40, () => (isCancelled = true)));
+  for await (const part of clientOf(script).encodeStream(["a", "b"])) {
     assert.equal(part.input_index, 0);
     assert.equal(script.requests[0].signal.aborted, false);
     break;
@@ -212,9 +226,9 @@ test("leaving the loop aborts the request", async () => {
 });
 
 test("the time limit of a stream applies to each wait, not to the caller", async () => {
-  const script = scripted(streamed('{"input_index": 0}\n'.repeat(3), 19));
+  const script = scripted(streamed(linesOf(first(0), first(1), first(2)), 40));
   let count = 0;
-  for await (const _ of clientOf(script, { timeoutMs: 200 }).encodeStream(["a"])) {
+  for await (const _ of clientOf(script, { timeoutMs: 200 }).encodeStream(["a", "b", "c"])) {
     await new Promise((resolve) => setTimeout(resolve, 250));
     count++;
   }
@@ -267,4 +281,165 @@ test("parts of a tensor share its memory", () => {
   assert.equal(JSON.stringify(tensor), "[[[0,1],[2,3]],[[4,5],[6,7]]]");
   assert.equal(JSON.stringify(tensor.at(0, 0, 1)), "1");
   for (const indices of [[2], [-3], [0.5], [0, 0, 0, 0]]) assert.throws(() => tensor.at(...indices), RangeError);
+});
+
+test("a tensor is iterated along its first axis", () => {
+  const tensor = new lib.Tensor([2, 2], Float32Array.of(1, 2, 3, 4));
+  assert.deepEqual([...tensor], [new lib.Tensor([2], Float32Array.of(1, 2)), new lib.Tensor([2], Float32Array.of(3, 4))]);
+  assert.deepEqual([...tensor.at(1)], [3, 4]);
+  assert.deepEqual([...new lib.Tensor([0, 2], new Float32Array())], []);
+});
+
+const float = (values, shape) => encoded(Float32Array.from(values), shape, "float32");
+const USAGE = { num_tokens: 3 };
+const TOKENS = [{ id: 1 }, { id: 2 }];
+const ATTENTION = { layers: [0], heads: [0], unit_ids: [], dense: float([0, 1, 1, 0], [1, 1, 2, 2]) };
+const EXPLAINED = { tokens: TOKENS, unit_ids: [], target_value: 0.5, scores: [{ values: float([NaN, 1], [2]) }] };
+const RESULTS = { model: "m", usages: [USAGE, USAGE] };
+const SCORED = [{ index: 1, score: 0.5, logit: 0 }, { index: 0, score: 0.1, logit: -2 }];
+const VALID = {
+  embed: { ...RESULTS, embeddings: float([1, 2], [2, 1]) },
+  encode: { results: [{ tokens: TOKENS, last_hidden_state: float([1, 2, 3, 4], [2, 2]), attention: [ATTENTION] }, TEXT] },
+  tokenize: { results: [{ tokens: TOKENS }, TEXT] },
+  explain: { results: [EXPLAINED, EXPLAINED] },
+  compare: { results: [{ a: EXPLAINED, b: EXPLAINED, similarity: 0.5, matrix: float([1, 2, 3, NaN], [2, 2]) }] },
+  score: { ...RESULTS, results: SCORED },
+  classify: { ...RESULTS, labels: ["x"], logits: float([1, 2], [2, 1]), scores: float([0.1, 0.2], [2, 1]) },
+  models: { models: [{ name: "m" }] },
+};
+const ARGUMENTS = { embed: [["a", "b"]], compare: [{ a: "a", b: "b" }], score: ["q", ["a", "b"]], models: [] };
+
+function call(method, response) {
+  return clientOf(scripted(reply(response)))[method](...(ARGUMENTS[method] ?? ARGUMENTS.embed));
+}
+
+test("valid responses are accepted", async () => {
+  for (const [method, response] of Object.entries(VALID)) await call(method, response);
+});
+
+test("responses that are no objects, or lack their results, are errors", async () => {
+  for (const method of Object.keys(VALID)) {
+    for (const response of [null, [], 3, "x", {}, { results: null }, { results: [null] }, { results: {} }, { embeddings: 1 }, { models: [1] }]) {
+      const error = await failureOf(call(method, response));
+      assert.ok(error instanceof lib.BadResponseError, `${method} ${JSON.stringify(response)}: ${error}`);
+    }
+  }
+});
+
+for (const [name, method, change] of [
+  ["too few embeddings", "embed", { embeddings: float([1], [1, 1]) }],
+  ["one axis", "embed", { embeddings: float([1, 2], [2]) }],
+  ["NaN", "embed", { embeddings: float([1, NaN], [2, 1]) }],
+  ["an infinity", "embed", { embeddings: float([1, -Infinity], [2, 1]) }],
+  ["another type", "embed", { embeddings: encoded(Int8Array.of(1, 2), [2, 1], "int8") }],
+  ["lists", "embed", { embeddings: [[1], [2]] }],
+  ["too few usages", "embed", { usages: [USAGE] }],
+  ["a usage without numbers", "embed", { usages: [USAGE, { num_tokens: "3" }] }],
+  ["too few texts", "encode", { results: [TEXT] }],
+  ["too many texts", "tokenize", { results: [TEXT, TEXT, TEXT] }],
+  ["no tokens", "tokenize", { results: [TEXT, {}] }],
+  ["other vectors than tokens", "encode", { results: [{ tokens: TOKENS, last_hidden_state: float([1], [1, 1]) }, TEXT] }],
+  ["other weights than tokens", "encode", { results: [{ tokens: TOKENS, attention: [{ ...ATTENTION, dense: float([1], [1, 1, 1, 1]) }] }, TEXT] }],
+  ["weights that are NaN", "encode", { results: [{ tokens: TOKENS, attention: [{ ...ATTENTION, dense: float([NaN, 1, 1, 0], [1, 1, 2, 2]) }] }, TEXT] }],
+  ["no weights", "encode", { results: [{ tokens: TOKENS, attention: [{ ...ATTENTION, dense: undefined }] }, TEXT] }],
+  ["other units than tokens", "explain", { results: [{ ...EXPLAINED, unit_ids: [0] }, EXPLAINED] }],
+  ["other scores than tokens", "explain", { results: [{ ...EXPLAINED, scores: [{ values: float([1], [1]) }] }, EXPLAINED] }],
+  ["infinite scores", "explain", { results: [{ ...EXPLAINED, scores: [{ values: float([1, Infinity], [2]) }] }, EXPLAINED] }],
+  ["no target", "explain", { results: [{ ...EXPLAINED, target_value: null }, EXPLAINED] }],
+  ["a matrix of another shape", "compare", { results: [{ a: EXPLAINED, b: EXPLAINED, similarity: 1, matrix: float([1], [1, 1]) }] }],
+  ["no second text", "compare", { results: [{ a: EXPLAINED, similarity: 1 }] }],
+  ["a document twice", "score", { results: [SCORED[0], SCORED[0]] }],
+  ["an index out of range", "score", { results: [SCORED[0], { ...SCORED[1], index: 2 }] }],
+  ["a score of null", "score", { results: [SCORED[0], { ...SCORED[1], score: null }] }],
+  ["other logits than labels", "classify", { labels: ["x", "y"] }],
+  ["labels that are no strings", "classify", { labels: [1] }],
+  ["an invalid shape", "embed", { embeddings: { ...float([1, 2], [2, 1]), shape: [2, "1"] } }],
+  ["a negative length", "embed", { embeddings: { ...float([1, 2], [2, 1]), shape: [-2, -1] } }],
+  ["a shape that is no list", "embed", { embeddings: { ...float([1, 2], [2, 1]), shape: 2 } }],
+  ["data that is no string", "embed", { embeddings: { ...float([1, 2], [2, 1]), data: {} } }],
+  ["an element type that is no string", "embed", { embeddings: { ...float([1, 2], [2, 1]), data_type: {} } }],
+]) {
+  test(`a response of ${method} with ${name} is an error`, async () => {
+    const error = await failureOf(call(method, { ...VALID[method], ...change }));
+    assert.ok(error instanceof lib.BadResponseError, String(error));
+  });
+}
+
+test("deeply nested responses and errors of other types are errors of the client", async () => {
+  const nested = `{"results":${"[".repeat(100_000)}${"]".repeat(100_000)}}`;
+  assert.ok((await failureOf(call("encode", JSON.parse('{"results": [[[]]]}')))) instanceof lib.BadResponseError);
+  assert.ok((await failureOf(clientOf(scripted(reply(nested))).encode("a"))) instanceof lib.BadResponseError);
+  const body = { error: "x", reason: 3, violations: [null, 1, { field: "f", description: "d" }], metadata: { a: 1, b: "c" } };
+  const error = await failureOf(clientOf(scripted(reply(body, 400))).encode("a"));
+  assert.deepEqual([error.constructor, error.reason, error.metadata], [lib.AttnlensError, "", { b: "c" }]);
+  assert.deepEqual(error.violations, [{ field: "f", description: "d" }]);
+});
+
+for (const [name, count, ...parts] of [
+  ["without parts", 1],
+  ["without the last text", 2, first(0)],
+  ["without a part of the last text", 1, first(0, 1)],
+  ["without a part of another text", 2, first(0, 1), first(1)],
+  ["with more parts than announced", 1, first(0), { input_index: 0, attention: ATTENTION }],
+  ["with more texts than requested", 1, first(0), first(1)],
+  ["with a text twice", 2, first(0), first(0)],
+  ["with a part of another text", 1, first(0, 1), { input_index: 1, attention: ATTENTION }],
+  ["with an empty part", 1, {}],
+  ["with a part that is no object", 1, 3],
+  ["with a number of parts that is none", 1, first(0, "1")],
+  ["with attention of other tokens", 1, first(0, 1), { input_index: 0, attention: ATTENTION }],
+]) {
+  test(`a stream ${name} is an error`, async () => {
+    const read = async () => {
+      for await (const _ of clientOf(scripted(streamed(linesOf(...parts), 1000))).encodeStream(Array(count).fill("a")));
+    };
+    assert.ok((await failureOf(read())) instanceof lib.BadResponseError);
+  });
+}
+
+test("the size of a response and of a line is limited, and the rest is not read", async () => {
+  let numParts = 0;
+  const endless = () => new Response(new ReadableStream({ pull: (controller) => (numParts++, controller.enqueue(new Uint8Array(1000).fill(32))) }));
+  const client = clientOf(scripted(endless), { maxResponseBytes: 10_000 });
+  const stream = client.encodeStream("a");
+  for (const failing of [client.encode("a"), stream.next()]) {
+    const error = await failureOf(failing);
+    assert.ok(error instanceof lib.BadResponseError);
+    assert.match(error.message, /more than 10000 bytes: use a larger maxResponseBytes/);
+  }
+  assert.ok(numParts < 40);
+  const short = linesOf(...Array.from({ length: 200 }, (_, index) => first(index)));
+  let count = 0;
+  for await (const _ of clientOf(scripted(streamed(short, 100)), { maxResponseBytes: 1000 }).encodeStream(Array(200).fill("a"))) count++;
+  assert.equal(count, 200);
+});
+
+/** Call a function with the URL of an HTTP server. */
+async function served(handle, use) {
+  const server = createServer(handle).listen(0, "127.0.0.1");
+  await new Promise((resolve) => server.once("listening", resolve));
+  try {
+    return await use(`http://127.0.0.1:${server.address().port}`);
+  } finally {
+    await new Promise((resolve) => (server.close(resolve), server.closeAllConnections()));
+  }
+}
+
+test("redirects are not followed, so that no other host receives the key", async () => {
+  let isCalled = false;
+  await served((_, response) => ((isCalled = true), response.end("{}")), (other) =>
+    served((_, response) => response.writeHead(307, { Location: `${other}/x` }).end(), async (baseUrl) => {
+      const error = await failureOf(new lib.AttnlensClient({ baseUrl, apiKey: "secret" }).encode("a"));
+      assert.ok(error instanceof lib.BadResponseError);
+      assert.match(error.message, /redirects to another URL/);
+    }),
+  );
+  assert.equal(isCalled, false);
+});
+
+test("the reason of a failed connection is part of the message", async () => {
+  const baseUrl = await served(() => undefined, async (url) => url); // not listening any more
+  const error = await failureOf(new lib.AttnlensClient({ baseUrl, maxRetries: 0 }).encode("a"));
+  assert.ok(error instanceof lib.ConnectionError);
+  assert.match(error.message, /^no response from the server: check the URL, and that it is running \(.*ECONNREFUSED/);
 });

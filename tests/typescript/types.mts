@@ -19,6 +19,7 @@ export const explained: Tensor | undefined = (await client.explain("a", { direct
 export const similarity: number | null = (await client.compare({ a: "a", b: "b" }, { matrix: "output" })).results[0].similarity;
 export const id: number = (await client.tokenize("a")).results[0].tokens[0].id;
 export const names: string[] = (await client.models({ signal })).map(({ name }) => name);
+export const parts: (number | Tensor)[] = [...new Tensor([1], embeddings[0])];
 for await (const { attention, input_index } of client.encodeStream("a", { signal })) {
   export_(attention?.dense?.at(0, -1).data, input_index);
 }

@@ -82,5 +82,8 @@ export declare class AttnlensClient {
         signal?: AbortSignal;
     }): Promise<Model[]>;
     private call;
+    /** Call a method with one result for each input. */
+    private results;
+    private scores;
 }
 export {};

@@ -113,10 +113,19 @@ var ERROR_CLASSES = {
 };
 function errorFrom(body, source) {
   const isOwn = typeof body === "object" && body !== null && "error" in body && typeof body.error === "string";
-  const known = isOwn ? body : {};
+  const known = isOwn ? ownFields(body) : {};
   const reason = known.reason ?? "";
   const errorClass = Object.hasOwn(ERROR_CLASSES, reason) ? ERROR_CLASSES[reason] : AttnlensError;
   return new errorClass(known.error ?? `the server responded with status ${source.status}`, known, source);
+}
+function ownFields({ error, reason, violations, metadata }) {
+  const isText = (value) => typeof value === "string";
+  return {
+    error: isText(error) ? error : void 0,
+    reason: isText(reason) ? reason : void 0,
+    violations: Array.isArray(violations) ? violations.filter((violation) => isText(violation?.field) && isText(violation?.description)) : [],
+    metadata: Object.fromEntries(Object.entries(metadata ?? {}).filter(([, value]) => isText(value)))
+  };
 }
 function retryAfterMs(headers) {
   const [ms, value] = [headers.get("retry-after-ms"), headers.get("retry-after")];
@@ -128,6 +137,7 @@ function retryAfterMs(headers) {
 
 // src/tensor.ts
 var ARRAY_TYPES = { float32: Float32Array, float16: Uint16Array, int32: Int32Array, int8: Int8Array, uint8: Uint8Array };
+var MAX_DEPTH = 50;
 var HOST_IS_LITTLE_ENDIAN = new Uint8Array(new Uint16Array([1]).buffer)[0] === 1;
 var Tensor = class _Tensor {
   constructor(shape, data) {
@@ -158,6 +168,11 @@ var Tensor = class _Tensor {
   get rows() {
     return Array.from({ length: this.shape[0] ?? 0 }, (_, index) => this.at(index).data);
   }
+  /** Iterate over the numbers of a vector, or the parts of another array along its first axis. */
+  *[Symbol.iterator]() {
+    if (this.shape.length < 2) yield* this.data;
+    else for (let index = 0; index < this.shape[0]; index++) yield this.at(index);
+  }
   /** Return nested lists, which requests accept. */
   toJSON() {
     if (this.shape.length === 0) return this.data[0];
@@ -165,12 +180,13 @@ var Tensor = class _Tensor {
     return Array.from({ length: this.shape[0] }, (_, index) => this.at(index).toJSON());
   }
 };
-function decodeTensors(value) {
+function decodeTensors(value, depth = 0) {
   if (typeof value !== "object" || value === null) return value;
   if (isEncoded(value)) return decodeTensor(value);
+  if (depth === MAX_DEPTH) throw new BadResponseError(`the response has more than ${MAX_DEPTH} levels`);
   const fields = value;
   for (const key of Object.keys(fields)) {
-    if (typeof fields[key] === "object") fields[key] = decodeTensors(fields[key]);
+    if (typeof fields[key] === "object") fields[key] = decodeTensors(fields[key], depth + 1);
   }
   return value;
 }
@@ -178,7 +194,12 @@ function isEncoded(value) {
   return "data" in value && "data_type" in value && "shape" in value;
 }
 function decodeTensor({ shape, data_type: name, data }, hostIsLittleEndian = HOST_IS_LITTLE_ENDIAN) {
-  if (!Object.hasOwn(ARRAY_TYPES, name)) throw new BadResponseError(`unknown element type ${name}: use a newer client`);
+  if (!Array.isArray(shape) || !shape.every((length) => Number.isSafeInteger(length) && length >= 0) || typeof data !== "string") {
+    throw new BadResponseError("a tensor has no valid shape or data");
+  }
+  if (typeof name !== "string" || !Object.hasOwn(ARRAY_TYPES, name)) {
+    throw new BadResponseError(`unknown element type ${JSON.stringify(name)}: use a newer client`);
+  }
   const ArrayType = ARRAY_TYPES[name];
   const bytes = fromBase64(data);
   const size = ArrayType.BYTES_PER_ELEMENT;
@@ -209,9 +230,163 @@ function product(lengths) {
   return lengths.reduce((size, length) => size * length, 1);
 }
 
+// src/checks.ts
+var MAX_SHOWN = 200;
+function check(condition, problem) {
+  if (!condition) throw new BadResponseError(`invalid response: ${problem}`);
+}
+function shown(value) {
+  return `${value instanceof Tensor ? `a tensor of shape [${value.shape}]` : JSON.stringify(value)}`.slice(0, MAX_SHOWN);
+}
+function checkObject(value, name = "the response") {
+  const isObject = typeof value === "object" && value !== null && !Array.isArray(value) && !(value instanceof Tensor);
+  check(isObject, `${name} is ${shown(value)}, expected an object`);
+}
+function checkedObjects(value, name, count) {
+  check(Array.isArray(value), `${name} is ${shown(value)}, expected a list`);
+  check(count === void 0 || value.length === count, `there are ${value.length} ${name}, expected ${count}`);
+  value.forEach((item, index) => checkObject(item, `${name}[${index}]`));
+  return value;
+}
+function checkedTensor(value, name, shape, { type, gaps = false } = {}) {
+  check(value instanceof Tensor, `${name} is ${shown(value)}, expected a tensor`);
+  const matches = value.shape.length === shape.length && shape.every((length, axis) => length === null || length === value.shape[axis]);
+  check(matches, `${name} has shape [${value.shape}], expected [${shape.map((length) => length ?? "any")}]`);
+  check(type === void 0 || value.data.constructor === type, `${name} has elements of ${value.data.constructor.name}, expected ${type?.name}`);
+  checkFinite(value, name, gaps);
+  return value;
+}
+function checkFinite({ data }, name, gaps) {
+  if (!(data instanceof Float32Array)) return;
+  const isInvalid = gaps ? (number) => Math.abs(number) === Infinity : (number) => !Number.isFinite(number);
+  check(!data.some(isInvalid), `${name} has a number that is not finite`);
+}
+function checkedNumber(value, name) {
+  check(Number.isFinite(value), `${name} is ${shown(value)}, expected a number`);
+  return value;
+}
+function checkedIndex(value, name, limit = Infinity) {
+  check(Number.isInteger(value) && value >= 0 && value < limit, `${name} is ${shown(value)}, which is out of range`);
+  return value;
+}
+function checkUsages(response, count) {
+  check(typeof response.model === "string", "the response has no model");
+  for (const usage of checkedObjects(response.usages, "usages", count)) checkedIndex(usage.num_tokens, "num_tokens");
+}
+function checkEmbeddings(response, count, type) {
+  const { rows } = checkedTensor(response.embeddings, "embeddings", [count, null], { type });
+  checkUsages(response, count);
+  return rows;
+}
+function checkEncodedText(text) {
+  const { length } = checkedObjects(text.tokens, "tokens");
+  if (text.last_hidden_state !== void 0) checkedTensor(text.last_hidden_state, "last_hidden_state", [length, null]);
+  for (const result of checkedObjects(text.attention ?? [], "attention")) checkAttention(result, length);
+}
+function checkAttention(result, numTokens) {
+  for (const name of ["layers", "heads"]) {
+    const list = result[name];
+    check(Array.isArray(list) && list.every(Number.isInteger), `${name} is ${shown(list)}, expected a list of integers`);
+  }
+  const units = checkUnits(result.unit_ids, numTokens);
+  const forms = {
+    dense: [null, null, null, units],
+    sqrt_uint8: [null, null, null, units],
+    per_token: [null, numTokens, null],
+    band: [null, null, numTokens, null],
+    blocks: [null, null, numTokens, null]
+  };
+  for (const [name, shape] of Object.entries(forms)) {
+    if (result[name] !== void 0) checkedTensor(result[name], name, shape);
+  }
+  const groups = ["top_k", "sparse", "statistics"].filter((name) => result[name] !== void 0);
+  for (const group of groups) {
+    checkObject(result[group], group);
+    for (const [name, value] of Object.entries(result[group])) {
+      check(value instanceof Tensor, `${group}.${name} is ${shown(value)}, expected a tensor`);
+      checkFinite(value, `${group}.${name}`, false);
+    }
+  }
+  const count = groups.length + Object.keys(forms).filter((name) => result[name] !== void 0).length;
+  check(count === 1, `an attention result has ${count} forms, expected 1`);
+}
+function checkUnits(ids, numTokens) {
+  if (ids === void 0 || Array.isArray(ids) && ids.length === 0) return numTokens;
+  const isValid = Array.isArray(ids) && ids.every(Number.isInteger) && (numTokens ?? ids.length) === ids.length;
+  check(isValid, `unit_ids is ${shown(ids)}, expected one integer for each of ${numTokens} tokens`);
+  return ids.reduce((last, id) => Math.max(last, id), -1) + 1;
+}
+function checkExplanation(value) {
+  checkObject(value, "an explanation");
+  const { length } = checkedObjects(value.tokens, "tokens");
+  const units = checkUnits(value.unit_ids, length);
+  checkedNumber(value.target_value, "target_value");
+  for (const scores of checkedObjects(value.scores, "scores")) checkedTensor(scores.values, "values", [units], { gaps: true });
+  if (value.head_contributions !== void 0) checkedTensor(value.head_contributions, "head_contributions", [null, null]);
+  return units;
+}
+function checkComparison(result) {
+  const shape = [checkExplanation(result.a), checkExplanation(result.b)];
+  checkedNumber(result.similarity, "similarity");
+  if (result.matrix !== void 0) checkedTensor(result.matrix, "matrix", shape, { gaps: true });
+}
+function checkScores(response, count, numResults) {
+  const indices = /* @__PURE__ */ new Set();
+  for (const result of checkedObjects(response.results, "results", numResults)) {
+    indices.add(checkedIndex(result.index, "index", count));
+    checkedNumber(result.score, "score");
+    checkedNumber(result.logit, "logit");
+    if (result.explanation !== void 0) checkExplanation(result.explanation);
+  }
+  check(indices.size === numResults, "results have an index twice");
+  checkUsages(response, count);
+}
+function checkClasses(response, count) {
+  const { labels } = response;
+  check(Array.isArray(labels) && labels.every((label) => typeof label === "string"), `labels is ${shown(labels)}, expected a list of strings`);
+  for (const name of ["logits", "scores"]) checkedTensor(response[name], name, [count, labels.length]);
+  checkUsages(response, count);
+}
+var StreamCheck = class {
+  // parts of the current text
+  constructor(count) {
+    this.count = count;
+  }
+  count;
+  index = -1;
+  // of the current text
+  numTokens = 0;
+  left = 0;
+  part(value) {
+    checkObject(value, "a part");
+    const { input_index, text, attention } = value;
+    if (text !== void 0) {
+      this.checkEnd();
+      this.index = checkedIndex(++this.index, "input_index", this.count);
+      this.left = checkedIndex(value.num_attention_parts, "num_attention_parts");
+      checkObject(text, "text");
+      checkEncodedText(text);
+      this.numTokens = text.tokens.length;
+    } else {
+      checkObject(attention, "attention");
+      check(this.left-- > 0, `text ${this.index} has more parts than announced`);
+      checkAttention(attention, this.numTokens);
+    }
+    check(input_index === this.index, `input_index is ${shown(input_index)}, expected ${this.index}`);
+  }
+  end() {
+    this.checkEnd();
+    check(this.index === this.count - 1, `the stream has ${this.index + 1} texts, expected ${this.count}`);
+  }
+  checkEnd() {
+    check(this.left === 0, `${this.left} parts of text ${this.index} are missing`);
+  }
+};
+
 // src/transport.ts
 var FIRST_DELAY_MS = 200;
 var MAX_DELAY_MS = 5e3;
+var MAX_ERROR_BYTES = 1 << 20;
 var MAX_TIMER_MS = 2 ** 31 - 1;
 var Transport = class {
   constructor(baseUrl, options = {}) {
@@ -219,6 +394,7 @@ var Transport = class {
     this.base = baseUrl.replace(/\/+$/, "");
     this.timeoutMs = Math.min(options.timeoutMs ?? 6e4, MAX_TIMER_MS);
     this.maxRetries = options.maxRetries ?? 3;
+    this.maxBytes = options.maxResponseBytes ?? 256 << 20;
     const { apiKey } = options;
     this.headers = { "Content-Type": "application/json", ...apiKey && { Authorization: `Bearer ${apiKey}` }, ...options.headers };
   }
@@ -227,11 +403,12 @@ var Transport = class {
   headers;
   timeoutMs;
   maxRetries;
+  maxBytes;
   /** Return the JSON value of a response. Without a body, the request is a GET request. */
   async request(path, body, signal) {
     const call = new Call(this.timeoutMs, signal);
     try {
-      return await this.send(call, path, body, async (response) => parse(await response.text(), response));
+      return await this.send(call, path, body, async (response) => parse(await textOf(response, this.maxBytes), response));
     } finally {
       call.end();
     }
@@ -241,7 +418,7 @@ var Transport = class {
     const call = new Call(this.timeoutMs, signal);
     try {
       const response = await this.send(call, path, body, async (response2) => response2);
-      for await (const line of linesOf(response, call)) {
+      for await (const line of linesOf(response, call, this.maxBytes)) {
         const value = parse(line, response);
         if (typeof value === "object" && value !== null && "error" in value) {
           throw errorFrom(value, { status: response.status, headers: response.headers });
@@ -255,7 +432,8 @@ var Transport = class {
   async send(call, path, body, read) {
     const url = this.base ? `${this.base}/${path}` : path;
     const content = body === void 0 ? void 0 : JSON.stringify(body, (_, value) => ArrayBuffer.isView(value) ? listOf(value) : value);
-    const init = { method: content === void 0 ? "GET" : "POST", headers: this.headers, body: content };
+    const method = content === void 0 ? "GET" : "POST";
+    const init = { method, headers: this.headers, body: content, redirect: "error" };
     for (let attempt = 0; ; attempt++) {
       try {
         return await call.run(async (signal) => {
@@ -290,7 +468,7 @@ var Call = class {
   restart() {
     this.stop();
     this.endsAt = performance.now() + this.timeoutMs;
-    const message = `no response within ${this.timeoutMs} ms: use a larger timeoutMs`;
+    const message = `no response within ${this.timeoutMs} ms: check that the server is reachable, or use a larger timeoutMs`;
     this.timer = setTimeout(() => this.controller.abort(new DeadlineExceededError(message)), this.timeoutMs);
   }
   /** Stop the time limit. */
@@ -311,7 +489,7 @@ var Call = class {
     } catch (cause) {
       signal.throwIfAborted();
       if (cause instanceof AttnlensError) throw cause;
-      throw new ConnectionError("no response from the server: check the URL, and that it is running", {}, { cause });
+      throw connectionError(cause);
     } finally {
       signal.removeEventListener("abort", abort);
     }
@@ -332,21 +510,50 @@ var Call = class {
     this.controller.abort();
   }
 };
-async function* linesOf(response, call) {
-  const reader = response.body.getReader();
+function connectionError(cause) {
+  const reason = [cause?.cause, cause].map((error) => error?.message).find(Boolean);
+  const details = reason ? ` (${reason})` : "";
+  if (/redirect/.test(details)) return new BadResponseError(`the server redirects to another URL: use that URL${details}`, {}, { cause });
+  return new ConnectionError(`no response from the server: check the URL, and that it is running${details}`, {}, { cause });
+}
+function tooLarge(maxBytes) {
+  return new BadResponseError(`the response, or a line of it, has more than ${maxBytes} bytes: use a larger maxResponseBytes`);
+}
+async function textOf(response, maxBytes) {
+  const reader = response.body?.getReader();
+  const decoder = new TextDecoder();
+  let [text, size] = ["", 0];
+  for (; ; ) {
+    const { done, value } = await reader?.read() ?? { done: true, value: void 0 };
+    if (done) return text + decoder.decode();
+    size += value.length;
+    if (size > maxBytes) {
+      reader?.cancel().catch(() => void 0);
+      throw tooLarge(maxBytes);
+    }
+    text += decoder.decode(value, { stream: true });
+  }
+}
+async function* linesOf(response, call, maxBytes) {
+  const reader = response.body?.getReader();
+  if (!reader) throw new BadResponseError("the response is empty: check the URL");
   const decoder = new TextDecoder();
   let parts = [];
+  let size = 0;
   try {
     for (; ; ) {
       call.restart();
       const { done, value } = await call.run(() => reader.read());
       call.stop();
       if (done) break;
+      size += value.length;
+      if (size > maxBytes) throw tooLarge(maxBytes);
       const [first, ...lines] = decoder.decode(value, { stream: true }).split("\n");
       parts.push(first);
       for (const line of lines) {
         yield parts.join("");
         parts = [line];
+        size = value.length;
       }
     }
   } finally {
@@ -355,7 +562,13 @@ async function* linesOf(response, call) {
   if (parts.join("") !== "") throw new BadResponseError("the stream ended within a line");
 }
 async function failureOf(response) {
-  const body = await response.json().catch(() => null);
+  const text = await textOf(response, MAX_ERROR_BYTES).catch(() => "");
+  let body;
+  try {
+    body = JSON.parse(text);
+  } catch {
+    body = null;
+  }
   return errorFrom(body, response);
 }
 function parse(text, { status, headers }) {
@@ -376,59 +589,84 @@ var AttnlensClient = class {
     this.transport = new Transport(`${baseUrl.replace(/\/+$/, "")}/v1/attnlens`, options);
   }
   async embed(inputs, options) {
-    const response = await this.call("embed", { inputs: listOf2(inputs) }, options);
-    if (!(response.embeddings instanceof Tensor)) throw new BadResponseError("the response has no embeddings");
-    return { ...response, embeddings: response.embeddings.rows };
+    const texts = listOf2(inputs);
+    const response = await this.call("embed", { inputs: texts }, options);
+    const embeddings = checkEmbeddings(response, texts.length, EMBEDDING_ARRAYS[options?.embedding_type ?? "float"]);
+    return { ...response, embeddings };
   }
   /** Return token vectors, attention or both for each text. */
   encode(inputs, options) {
-    return this.call("encode", { inputs: listOf2(inputs) }, options);
+    return this.results("encode", "inputs", inputs, options, checkEncodedText);
   }
   /** Yield the results of `encode` in parts, which may exceed the limit of a response. Leaving the loop cancels the call. */
   async *encodeStream(inputs, options) {
     const { signal, ...fields } = options ?? {};
-    const body = { ...fields, inputs: listOf2(inputs), arrays: "base64" };
-    for await (const part of this.transport.lines("encode_stream", body, signal)) yield decodeTensors(part);
+    const texts = listOf2(inputs);
+    const check2 = new StreamCheck(texts.length);
+    for await (const line of this.transport.lines("encode_stream", { ...fields, inputs: texts, arrays: "base64" }, signal)) {
+      const part = decodeTensors(line);
+      check2.part(part);
+      yield part;
+    }
+    check2.end();
   }
   /** Return the tokens of each text. */
   tokenize(inputs, options) {
-    return this.call("tokenize", { inputs: listOf2(inputs), arrays: void 0 }, options);
+    return this.results("tokenize", "inputs", inputs, { ...options, arrays: void 0 }, checkEncodedText);
   }
   /** Return how much each token of a text contributes to its embedding or to a similarity. */
   explain(inputs, options) {
-    return this.call("explain", { inputs: listOf2(inputs) }, options);
+    return this.results("explain", "inputs", inputs, options, checkExplanation);
   }
   /** Return how much each token of two texts contributes to their similarity. */
   compare(pairs, options) {
-    return this.call("compare", { pairs: listOf2(pairs) }, options);
+    return this.results("compare", "pairs", pairs, options, checkComparison);
   }
   /** Return the attention weights of each text. Defaults to all heads of all layers. */
   attention(inputs, options) {
-    return this.call("attention", { inputs: listOf2(inputs) }, options);
+    return this.results("attention", "inputs", inputs, options, checkEncodedText);
   }
   /** Return the relevance of documents to a query, sorted by descending logit. Needs a reranker. */
   score(query, documents, options) {
-    return this.call("score", { query, documents: listOf2(documents) }, options);
+    return this.scores({ query, documents: listOf2(documents) }, listOf2(documents).length, options);
   }
   /** Return the relevance of the second to the first text of each pair. Needs a reranker. */
   scorePairs(pairs, options) {
-    return this.call("score", { pairs: listOf2(pairs) }, options);
+    return this.scores({ pairs: listOf2(pairs) }, listOf2(pairs).length, options);
   }
   /** Return the logit and score of each label for each text. Needs a classifier. */
-  classify(inputs, options) {
-    return this.call("classify", { inputs: listOf2(inputs) }, options);
+  async classify(inputs, options) {
+    const response = await this.call("classify", { inputs: listOf2(inputs) }, options);
+    checkClasses(response, listOf2(inputs).length);
+    return response;
   }
   /** Return the models of the server. */
   async models(options) {
     const response = await this.transport.request("models", void 0, options?.signal);
-    return response.models;
+    checkObject(response);
+    return checkedObjects(response.models, "models");
   }
   async call(path, fields, options = {}) {
     const { signal, ...rest } = options;
     const body = { arrays: "base64", ...rest, ...fields };
-    return decodeTensors(await this.transport.request(path, body, signal));
+    const response = decodeTensors(await this.transport.request(path, body, signal));
+    checkObject(response);
+    return response;
+  }
+  /** Call a method with one result for each input. */
+  async results(path, name, inputs, options, check2) {
+    const list = listOf2(inputs);
+    const response = await this.call(path, { [name]: list }, options);
+    checkedObjects(response.results, "results", list.length).forEach(check2);
+    return response;
+  }
+  async scores(fields, count, options) {
+    const response = await this.call("score", fields, options);
+    checkScores(response, count, Math.min(options?.top_n || count, count));
+    return response;
   }
 };
+var EMBEDDING_ARRAYS = { unspecified: Float32Array, float: Float32Array, int8: Int8Array, uint8: Uint8Array, binary: Int8Array, ubinary: Uint8Array };
 function listOf2(values) {
   return Array.isArray(values) ? values : [values];
 }

@@ -20,11 +20,17 @@ export declare class Tensor {
     at(...indices: number[]): Tensor;
     /** Rows of a matrix, or the parts along the first axis as flat arrays. They share the memory of this tensor. */
     get rows(): TypedArray[];
+    /** Iterate over the numbers of a vector, or the parts of another array along its first axis. */
+    [Symbol.iterator](): Generator<number | Tensor, void, undefined>;
     /** Return nested lists, which requests accept. */
     toJSON(): unknown;
 }
-/** Replace the encoded arrays in a JSON value, and return the value. */
-export declare function decodeTensors(value: unknown): unknown;
+/**
+ * Replace the encoded arrays in a JSON value, and return the value.
+ *
+ * @throws BadResponseError: An array is invalid, or the value is nested too deeply.
+ */
+export declare function decodeTensors(value: unknown, depth?: number): unknown;
 /**
  * Decode an array. Half-precision numbers become Float32Array, which is exact.
  *

@@ -10,6 +10,8 @@ export interface TransportOptions {
     timeoutMs?: number;
     /** Maximum number of retries of a call that failed for a temporary reason. Defaults to 3. */
     maxRetries?: number;
+    /** Maximum size of a response, or of a line of a stream, in bytes. Defaults to 256 MiB. */
+    maxResponseBytes?: number;
 }
 /** Sends JSON requests. */
 export declare class Transport {
@@ -18,6 +20,7 @@ export declare class Transport {
     private readonly headers;
     private readonly timeoutMs;
     private readonly maxRetries;
+    private readonly maxBytes;
     constructor(
     /** URL, or a prefix of relative URLs in browsers. */
     baseUrl: string, options?: TransportOptions);

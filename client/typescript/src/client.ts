@@ -1,6 +1,16 @@
 // The methods of a server as functions with the types of its messages.
 import type { components } from "./schema.js";
-import { BadResponseError } from "./errors.js";
+import {
+  StreamCheck,
+  checkClasses,
+  checkComparison,
+  checkEmbeddings,
+  checkEncodedText,
+  checkExplanation,
+  checkObject,
+  checkScores,
+  checkedObjects,
+} from "./checks.js";
 import { Tensor, decodeTensors, type TypedArray } from "./tensor.js";
 import { Transport, type TransportOptions } from "./transport.js";
 
@@ -74,70 +84,105 @@ export class AttnlensClient {
   embed(inputs: Input | Input[], options?: EmbedOptions & { embedding_type?: "float" }): Promise<EmbedResult>;
   embed(inputs: Input | Input[], options: EmbedOptions): Promise<EmbedResult<TypedArray>>;
   async embed(inputs: Input | Input[], options?: EmbedOptions): Promise<EmbedResult<TypedArray>> {
-    const response = await this.call<Decoded<Message<"EmbedResponse">>>("embed", { inputs: listOf(inputs) }, options);
-    if (!(response.embeddings instanceof Tensor)) throw new BadResponseError("the response has no embeddings");
-    return { ...response, embeddings: response.embeddings.rows };
+    const texts = listOf(inputs);
+    const response = await this.call("embed", { inputs: texts }, options);
+    const embeddings = checkEmbeddings(response, texts.length, EMBEDDING_ARRAYS[options?.embedding_type ?? "float"]);
+    return { ...(response as unknown as Decoded<Message<"EmbedResponse">>), embeddings };
   }
 
   /** Return token vectors, attention or both for each text. */
   encode(inputs: Input | Input[], options?: EncodeOptions): Promise<EncodeResult> {
-    return this.call("encode", { inputs: listOf(inputs) }, options);
+    return this.results("encode", "inputs", inputs, options, checkEncodedText);
   }
 
   /** Yield the results of `encode` in parts, which may exceed the limit of a response. Leaving the loop cancels the call. */
   async *encodeStream(inputs: Input | Input[], options?: EncodeStreamOptions): AsyncGenerator<EncodePart, void, undefined> {
     const { signal, ...fields } = options ?? {};
-    const body = { ...fields, inputs: listOf(inputs), arrays: "base64" };
-    for await (const part of this.transport.lines("encode_stream", body, signal)) yield decodeTensors(part) as EncodePart;
+    const texts = listOf(inputs);
+    const check = new StreamCheck(texts.length);
+    for await (const line of this.transport.lines("encode_stream", { ...fields, inputs: texts, arrays: "base64" }, signal)) {
+      const part = decodeTensors(line);
+      check.part(part);
+      yield part as EncodePart;
+    }
+    check.end();
   }
 
   /** Return the tokens of each text. */
   tokenize(inputs: Input | Input[], options?: TokenizeOptions): Promise<TokenizeResult> {
-    return this.call("tokenize", { inputs: listOf(inputs), arrays: undefined }, options);
+    return this.results("tokenize", "inputs", inputs, { ...options, arrays: undefined }, checkEncodedText);
   }
 
   /** Return how much each token of a text contributes to its embedding or to a similarity. */
   explain(inputs: Input | Input[], options?: ExplainOptions): Promise<ExplainResult> {
-    return this.call("explain", { inputs: listOf(inputs) }, options);
+    return this.results("explain", "inputs", inputs, options, checkExplanation);
   }
 
   /** Return how much each token of two texts contributes to their similarity. */
   compare(pairs: Pair | Pair[], options?: CompareOptions): Promise<CompareResult> {
-    return this.call("compare", { pairs: listOf(pairs) }, options);
+    return this.results("compare", "pairs", pairs, options, checkComparison);
   }
 
   /** Return the attention weights of each text. Defaults to all heads of all layers. */
   attention(inputs: Input | Input[], options?: EncodeOptions): Promise<EncodeResult> {
-    return this.call("attention", { inputs: listOf(inputs) }, options);
+    return this.results("attention", "inputs", inputs, options, checkEncodedText);
   }
 
   /** Return the relevance of documents to a query, sorted by descending logit. Needs a reranker. */
   score(query: string, documents: string | string[], options?: ScoreOptions): Promise<ScoreResult> {
-    return this.call("score", { query, documents: listOf(documents) }, options);
+    return this.scores({ query, documents: listOf(documents) }, listOf(documents).length, options);
   }
 
   /** Return the relevance of the second to the first text of each pair. Needs a reranker. */
   scorePairs(pairs: TextPair | TextPair[], options?: ScoreOptions): Promise<ScoreResult> {
-    return this.call("score", { pairs: listOf(pairs) }, options);
+    return this.scores({ pairs: listOf(pairs) }, listOf(pairs).length, options);
   }
 
   /** Return the logit and score of each label for each text. Needs a classifier. */
-  classify(inputs: Input | Input[], options?: ClassifyOptions): Promise<ClassifyResult> {
-    return this.call("classify", { inputs: listOf(inputs) }, options);
+  async classify(inputs: Input | Input[], options?: ClassifyOptions): Promise<ClassifyResult> {
+    const response = await this.call("classify", { inputs: listOf(inputs) }, options);
+    checkClasses(response, listOf(inputs).length);
+    return response as unknown as ClassifyResult;
   }
 
   /** Return the models of the server. */
   async models(options?: { signal?: AbortSignal }): Promise<Model[]> {
-    const response = (await this.transport.request("models", undefined, options?.signal)) as Message<"ListModelsResponse">;
-    return response.models;
+    const response = await this.transport.request("models", undefined, options?.signal);
+    checkObject(response);
+    return checkedObjects(response.models, "models") as unknown as Model[];
   }
 
-  private async call<Result>(path: string, fields: object, options: { signal?: AbortSignal } = {}): Promise<Result> {
+  private async call(path: string, fields: object, options: { signal?: AbortSignal } = {}): Promise<Record<string, unknown>> {
     const { signal, ...rest } = options;
     const body = { arrays: "base64", ...rest, ...fields };
-    return decodeTensors(await this.transport.request(path, body, signal)) as Result;
+    const response = decodeTensors(await this.transport.request(path, body, signal));
+    checkObject(response);
+    return response;
+  }
+
+  /** Call a method with one result for each input. */
+  private async results<Result>(
+    path: string,
+    name: string,
+    inputs: unknown,
+    options: object | undefined,
+    check: (result: Record<string, unknown>) => void,
+  ): Promise<Result> {
+    const list = listOf(inputs);
+    const response = await this.call(path, { [name]: list }, options);
+    checkedObjects(response.results, "results", list.length).forEach(check);
+    return response as Result;
+  }
+
+  private async scores(fields: object, count: number, options?: ScoreOptions): Promise<ScoreResult> {
+    const response = await this.call("score", fields, options);
+    checkScores(response, count, Math.min(options?.top_n || count, count));
+    return response as unknown as ScoreResult;
   }
 }
+
+/** Elements of the embeddings of each type. */
+const EMBEDDING_ARRAYS = { unspecified: Float32Array, float: Float32Array, int8: Int8Array, uint8: Uint8Array, binary: Int8Array, ubinary: Uint8Array };
 
 function listOf<T>(values: T | T[]): T[] {
   return Array.isArray(values) ? values : [values];

@@ -169,10 +169,21 @@ export const ERROR_CLASSES: Readonly<Record<string, typeof AttnlensError>> = {
 /** Return the error that a body describes. Bodies of proxies and of other programs have other fields. */
 export function errorFrom(body: unknown, source: ErrorSource): AttnlensError {
   const isOwn = typeof body === "object" && body !== null && "error" in body && typeof body.error === "string";
-  const known = isOwn ? (body as ErrorBody) : {};
+  const known = isOwn ? ownFields(body as Record<string, unknown>) : {};
   const reason = known.reason ?? "";
   const errorClass = Object.hasOwn(ERROR_CLASSES, reason) ? ERROR_CLASSES[reason] : AttnlensError;
   return new errorClass(known.error ?? `the server responded with status ${source.status}`, known, source);
+}
+
+/** Return the fields that have the expected types. */
+function ownFields({ error, reason, violations, metadata }: Record<string, unknown>): ErrorBody {
+  const isText = (value: unknown): value is string => typeof value === "string";
+  return {
+    error: isText(error) ? error : undefined,
+    reason: isText(reason) ? reason : undefined,
+    violations: Array.isArray(violations) ? violations.filter((violation) => isText(violation?.field) && isText(violation?.description)) : [],
+    metadata: Object.fromEntries(Object.entries(metadata ?? {}).filter(([, value]) => isText(value))),
+  };
 }
 
 function retryAfterMs(headers: Headers): number | null {

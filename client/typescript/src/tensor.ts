@@ -11,6 +11,7 @@ export interface EncodedTensor {
 }
 
 const ARRAY_TYPES = { float32: Float32Array, float16: Uint16Array, int32: Int32Array, int8: Int8Array, uint8: Uint8Array };
+const MAX_DEPTH = 50;
 const HOST_IS_LITTLE_ENDIAN = new Uint8Array(new Uint16Array([1]).buffer)[0] === 1;
 
 /** A dense array in row-major order. */
@@ -45,6 +46,12 @@ export class Tensor {
     return Array.from({ length: this.shape[0] ?? 0 }, (_, index) => this.at(index).data);
   }
 
+  /** Iterate over the numbers of a vector, or the parts of another array along its first axis. */
+  *[Symbol.iterator](): Generator<number | Tensor, void, undefined> {
+    if (this.shape.length < 2) yield* this.data;
+    else for (let index = 0; index < this.shape[0]; index++) yield this.at(index);
+  }
+
   /** Return nested lists, which requests accept. */
   toJSON(): unknown {
     if (this.shape.length === 0) return this.data[0];
@@ -53,13 +60,18 @@ export class Tensor {
   }
 }
 
-/** Replace the encoded arrays in a JSON value, and return the value. */
-export function decodeTensors(value: unknown): unknown {
+/**
+ * Replace the encoded arrays in a JSON value, and return the value.
+ *
+ * @throws BadResponseError: An array is invalid, or the value is nested too deeply.
+ */
+export function decodeTensors(value: unknown, depth = 0): unknown {
   if (typeof value !== "object" || value === null) return value;
   if (isEncoded(value)) return decodeTensor(value);
+  if (depth === MAX_DEPTH) throw new BadResponseError(`the response has more than ${MAX_DEPTH} levels`);
   const fields = value as Record<string, unknown>;
   for (const key of Object.keys(fields)) {
-    if (typeof fields[key] === "object") fields[key] = decodeTensors(fields[key]);
+    if (typeof fields[key] === "object") fields[key] = decodeTensors(fields[key], depth + 1);
   }
   return value;
 }
@@ -74,7 +86,12 @@ function isEncoded(value: object): value is EncodedTensor {
  * @throws BadResponseError: The element type is unknown, or the data does not match the shape.
  */
 export function decodeTensor({ shape, data_type: name, data }: EncodedTensor, hostIsLittleEndian = HOST_IS_LITTLE_ENDIAN): Tensor {
-  if (!Object.hasOwn(ARRAY_TYPES, name)) throw new BadResponseError(`unknown element type ${name}: use a newer client`);
+  if (!Array.isArray(shape) || !shape.every((length) => Number.isSafeInteger(length) && length >= 0) || typeof data !== "string") {
+    throw new BadResponseError("a tensor has no valid shape or data");
+  }
+  if (typeof name !== "string" || !Object.hasOwn(ARRAY_TYPES, name)) {
+    throw new BadResponseError(`unknown element type ${JSON.stringify(name)}: use a newer client`);
+  }
   const ArrayType = ARRAY_TYPES[name as keyof typeof ARRAY_TYPES];
   const bytes = fromBase64(data);
   const size = ArrayType.BYTES_PER_ELEMENT;

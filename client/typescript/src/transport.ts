@@ -13,10 +13,13 @@ export interface TransportOptions {
   timeoutMs?: number;
   /** Maximum number of retries of a call that failed for a temporary reason. Defaults to 3. */
   maxRetries?: number;
+  /** Maximum size of a response, or of a line of a stream, in bytes. Defaults to 256 MiB. */
+  maxResponseBytes?: number;
 }
 
 const FIRST_DELAY_MS = 200;
 const MAX_DELAY_MS = 5000;
+const MAX_ERROR_BYTES = 1 << 20;
 const MAX_TIMER_MS = 2 ** 31 - 1; // longer timers would expire immediately
 
 /** Sends JSON requests. */
@@ -25,6 +28,7 @@ export class Transport {
   private readonly headers: Record<string, string>;
   private readonly timeoutMs: number;
   private readonly maxRetries: number;
+  private readonly maxBytes: number;
 
   constructor(
     /** URL, or a prefix of relative URLs in browsers. */
@@ -34,6 +38,7 @@ export class Transport {
     this.base = baseUrl.replace(/\/+$/, "");
     this.timeoutMs = Math.min(options.timeoutMs ?? 60_000, MAX_TIMER_MS);
     this.maxRetries = options.maxRetries ?? 3;
+    this.maxBytes = options.maxResponseBytes ?? 256 << 20;
     const { apiKey } = options;
     this.headers = { "Content-Type": "application/json", ...(apiKey && { Authorization: `Bearer ${apiKey}` }), ...options.headers };
   }
@@ -42,7 +47,7 @@ export class Transport {
   async request(path: string, body?: unknown, signal?: AbortSignal): Promise<unknown> {
     const call = new Call(this.timeoutMs, signal);
     try {
-      return await this.send(call, path, body, async (response) => parse(await response.text(), response));
+      return await this.send(call, path, body, async (response) => parse(await textOf(response, this.maxBytes), response));
     } finally {
       call.end();
     }
@@ -53,7 +58,7 @@ export class Transport {
     const call = new Call(this.timeoutMs, signal);
     try {
       const response = await this.send(call, path, body, async (response) => response);
-      for await (const line of linesOf(response, call)) {
+      for await (const line of linesOf(response, call, this.maxBytes)) {
         const value = parse(line, response);
         if (typeof value === "object" && value !== null && "error" in value) {
           throw errorFrom(value, { status: response.status, headers: response.headers });
@@ -73,7 +78,9 @@ export class Transport {
   ): Promise<Result> {
     const url = this.base ? `${this.base}/${path}` : path;
     const content = body === undefined ? undefined : JSON.stringify(body, (_, value) => (ArrayBuffer.isView(value) ? listOf(value) : value));
-    const init: RequestInit = { method: content === undefined ? "GET" : "POST", headers: this.headers, body: content };
+    const method = content === undefined ? "GET" : "POST";
+    // Another host must not receive the headers, which may contain a key.
+    const init: RequestInit = { method, headers: this.headers, body: content, redirect: "error" };
     for (let attempt = 0; ; attempt++) {
       try {
         return await call.run(async (signal) => {
@@ -111,7 +118,7 @@ class Call {
   restart(): void {
     this.stop();
     this.endsAt = performance.now() + this.timeoutMs;
-    const message = `no response within ${this.timeoutMs} ms: use a larger timeoutMs`;
+    const message = `no response within ${this.timeoutMs} ms: check that the server is reachable, or use a larger timeoutMs`;
     this.timer = setTimeout(() => this.controller.abort(new DeadlineExceededError(message)), this.timeoutMs);
   }
 
@@ -134,7 +141,7 @@ class Call {
     } catch (cause) {
       signal.throwIfAborted();
       if (cause instanceof AttnlensError) throw cause;
-      throw new ConnectionError("no response from the server: check the URL, and that it is running", {}, { cause });
+      throw connectionError(cause);
     } finally {
       signal.removeEventListener("abort", abort);
     }
@@ -158,21 +165,54 @@ class Call {
   }
 }
 
-async function* linesOf(response: Response, call: Call): AsyncGenerator<string, void, undefined> {
-  const reader = (response.body as ReadableStream<Uint8Array>).getReader();
+/** Return the error for a failed `fetch`. Its message contains the reason, which Node.js reports and browsers hide. */
+function connectionError(cause: unknown): AttnlensError {
+  const reason = [(cause as Error | null)?.cause, cause].map((error) => (error as Error | null)?.message).find(Boolean);
+  const details = reason ? ` (${reason})` : "";
+  if (/redirect/.test(details)) return new BadResponseError(`the server redirects to another URL: use that URL${details}`, {}, { cause });
+  return new ConnectionError(`no response from the server: check the URL, and that it is running${details}`, {}, { cause });
+}
+
+function tooLarge(maxBytes: number): BadResponseError {
+  return new BadResponseError(`the response, or a line of it, has more than ${maxBytes} bytes: use a larger maxResponseBytes`);
+}
+
+async function textOf(response: Response, maxBytes: number): Promise<string> {
+  const reader = response.body?.getReader();
+  const decoder = new TextDecoder();
+  let [text, size] = ["", 0];
+  for (;;) {
+    const { done, value } = (await reader?.read()) ?? { done: true, value: undefined };
+    if (done) return text + decoder.decode();
+    size += value.length;
+    if (size > maxBytes) {
+      reader?.cancel().catch(() => undefined);
+      throw tooLarge(maxBytes);
+    }
+    text += decoder.decode(value, { stream: true });
+  }
+}
+
+async function* linesOf(response: Response, call: Call, maxBytes: number): AsyncGenerator<string, void, undefined> {
+  const reader = response.body?.getReader();
+  if (!reader) throw new BadResponseError("the response is empty: check the URL");
   const decoder = new TextDecoder();
   let parts: string[] = []; // of the current line
+  let size = 0; // of the bytes that have arrived since its beginning
   try {
     for (;;) {
       call.restart();
       const { done, value } = await call.run(() => reader.read());
       call.stop(); // the caller may take any time
       if (done) break;
+      size += value.length;
+      if (size > maxBytes) throw tooLarge(maxBytes);
       const [first, ...lines] = decoder.decode(value, { stream: true }).split("\n");
       parts.push(first);
       for (const line of lines) {
         yield parts.join("");
         parts = [line];
+        size = value.length;
       }
     }
   } finally {
@@ -182,7 +222,13 @@ async function* linesOf(response: Response, call: Call): AsyncGenerator<string, 
 }
 
 async function failureOf(response: Response): Promise<AttnlensError> {
-  const body: unknown = await response.json().catch(() => null); // the response of a proxy
+  const text = await textOf(response, MAX_ERROR_BYTES).catch(() => "");
+  let body: unknown;
+  try {
+    body = JSON.parse(text);
+  } catch {
+    body = null;
+  }
   return errorFrom(body, response);
 }
 
