@@ -9,7 +9,7 @@ from ipywidgets.widgets.widget import _remove_buffers
 
 from attnlens_client import Client
 from attnlens_client.notebook import view
-from attnlens_viewer import widget_state_of
+from attnlens_viewer import iframe_of, widget_state_of
 from attnlens_viewer.document import asset
 from attnlens_viewer.widget import widget_of
 from served import ServerProcess
@@ -32,6 +32,15 @@ def test_widget_has_the_page_script_and_the_maps_as_bytes() -> None:
     assert state["page"] == wanted["page"]
     assert [bytes(part) for part in buffers] == wanted["maps"]
     assert paths == [["maps", place] for place in range(6)]
+
+
+def test_exported_notebooks_contain_the_page_as_html() -> None:
+    page = full_page()
+    widget = widget_of(page)
+    data, _ = widget._repr_mimebundle_()
+    assert data["application/vnd.jupyter.widget-view+json"]["model_id"] == widget.model_id
+    assert data["text/html"] == iframe_of(page)
+    assert data["text/plain"] == repr(widget) == f"PageWidget({page.title!r})"
 
 
 def test_view_contains_the_server_results(client: Client) -> None:
@@ -61,6 +70,7 @@ def test_kernel_displays_results_and_the_widget(minilm_server: ServerProcess) ->
     [shown] = notebook.cells[0].outputs
     assert "rained: +0.6" in shown["data"]["text/html"]
     [shown] = notebook.cells[1].outputs
+    assert FIRST in shown["data"]["text/html"]
     model_id = shown["data"]["application/vnd.jupyter.widget-view+json"]["model_id"]
     states: dict[str, Any] = notebook.metadata["widgets"]["application/vnd.jupyter.widget-state+json"][
         "state"

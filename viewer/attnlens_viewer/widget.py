@@ -3,11 +3,13 @@
 The attention maps are transferred as binary data instead of base64.
 """
 
+from typing import Any
+
 import anywidget
 import traitlets
 
 from attnlens_viewer.document import asset
-from attnlens_viewer.notebook import widget_state_of
+from attnlens_viewer.notebook import iframe_of, widget_state_of
 from attnlens_viewer.page import Page
 
 
@@ -24,6 +26,18 @@ class PageWidget(anywidget.AnyWidget):
     page = traitlets.Dict().tag(sync=True)
     maps = traitlets.List(traitlets.Bytes()).tag(sync=True)
 
+    def __init__(self, shown: Page) -> None:
+        super().__init__(**widget_state_of(shown))
+        self._shown = shown
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._shown.title!r})"
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ANN401
+        """Add HTML for programs without widgets, such as nbconvert."""
+        data, metadata = super()._repr_mimebundle_(**kwargs) or ({}, {})
+        return {**data, "text/html": iframe_of(self._shown)}, metadata
+
 
 def widget_of(page: Page) -> PageWidget:
     """Create a widget for a page.
@@ -31,4 +45,4 @@ def widget_of(page: Page) -> PageWidget:
     Raises:
         ValueError: The attention maps exceed the size limit.
     """
-    return PageWidget(**widget_state_of(page))
+    return PageWidget(page)

@@ -113,7 +113,7 @@ var ERROR_CLASSES = {
 };
 function errorFrom(body, source) {
   const isOwn = typeof body === "object" && body !== null && "error" in body && typeof body.error === "string";
-  const known = isOwn ? ownFields(body) : {};
+  const known = isOwn ? { ...body, ...ownFields(body) } : {};
   const reason = known.reason ?? "";
   const errorClass = Object.hasOwn(ERROR_CLASSES, reason) ? ERROR_CLASSES[reason] : AttnlensError;
   return new errorClass(known.error ?? `the server responded with status ${source.status}`, known, source);
