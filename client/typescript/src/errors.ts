@@ -169,7 +169,7 @@ export const ERROR_CLASSES: Readonly<Record<string, typeof AttnlensError>> = {
 /** Return the error that a body describes. Bodies of proxies and of other programs have other fields. */
 export function errorFrom(body: unknown, source: ErrorSource): AttnlensError {
   const isOwn = typeof body === "object" && body !== null && "error" in body && typeof body.error === "string";
-  const known: ErrorBody = isOwn ? { ...body, ...ownFields(body as Record<string, unknown>) } : {};
+  const known: ErrorBody = isOwn ? { ...(body as object), ...ownFields(body as Record<string, unknown>) } : {};
   const reason = known.reason ?? "";
   const errorClass = Object.hasOwn(ERROR_CLASSES, reason) ? ERROR_CLASSES[reason] : AttnlensError;
   return new errorClass(known.error ?? `the server responded with status ${source.status}`, known, source);
