@@ -104,13 +104,11 @@ class RequestedReduction:
     Attributes:
         layers: Attention outputs in ascending layer order, each returned as dense weights (K, T, T).
         reduction: Reduction to apply.
-        units: Units of the text, such as words. None if the reduction does not need them.
         is_mean_of_heads: Whether to average over heads.
     """
 
     layers: tuple[RequestedOutput, ...]
     reduction: AttentionReduction
-    units: TextUnits | None = None
     is_mean_of_heads: bool = False
 
 
@@ -149,6 +147,7 @@ class Item:
         requested: Outputs to return. The same graph output may be requested several times.
         token_type_ids: (T,) int64. None means zeros.
         reductions: Reductions to return.
+        units: Words and special tokens of the text. None if no reduction needs them.
         target: Target of the contributions graph. None for all other graphs.
         masked_token: Index of the token to mask for leave-one-out. If None, no token is masked.
         is_background: Whether the item belongs to a call with many runs, or to a bulk client. Other items
@@ -170,6 +169,7 @@ class Item:
     token_type_ids: npt.NDArray[np.int64] | None = None
     deadline: float | None = None
     reductions: tuple[RequestedReduction, ...] = ()
+    units: TextUnits | None = None
     target: Target | None = None
     masked_token: int | None = None
     is_background: bool = False
@@ -374,20 +374,20 @@ def reductions(outputs: BatchOutputs, row: int, item: Item) -> tuple[Reduced, ..
     results: dict[RequestedReduction, Reduced] = {}
     for requested in item.reductions:
         if requested not in results:
-            results[requested] = reduced(outputs, row, item.num_tokens, requested)
+            results[requested] = reduced(outputs, row, item.num_tokens, requested, item.units)
     return tuple(results[requested] for requested in item.reductions)
 
 
-def reduced(outputs: BatchOutputs, row: int, num_tokens: int, requested: RequestedReduction) -> Reduced:
+def reduced(
+    outputs: BatchOutputs, row: int, num_tokens: int, requested: RequestedReduction, units: TextUnits | None
+) -> Reduced:
     """Return one reduction of a text. Only one layer's weights are in memory at a time.
 
     Raises:
         InvalidResultError: A weight is NaN or infinite.
     """
     layers = _Layers(outputs, row, num_tokens, requested.layers)
-    [result] = reduce(
-        layers, requested.reduction, requested.units, is_mean_of_heads=requested.is_mean_of_heads
-    )
+    [result] = reduce(layers, requested.reduction, units, is_mean_of_heads=requested.is_mean_of_heads)
     return result
 
 

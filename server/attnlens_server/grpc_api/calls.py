@@ -43,6 +43,7 @@ from attnlens_server.serving.execution import Workers
 from attnlens_server.serving.request_record import RequestRecord
 from attnlens_server.serving.requests import Request
 from attnlens_server.serving.stages import mark
+from attnlens_server.serving.validation import too_many_inputs
 
 logger = logging.getLogger(__name__)
 
@@ -427,10 +428,27 @@ class Parser(Generic[Message, Parsed]):
             if self.inputs_numbers and len(data) > SMALL_BYTES:
                 self._check_counts(data)
             message = self.message_class.FromString(data)
+            self._check_lengths(message)
         except (DecodeError, ValueError, IndexError) as error:
             full_name: str = self.message_class.DESCRIPTOR.full_name
             raise errors.MalformedRequestError(len(data), full_name) from error
         return self.convert(message)
+
+    def _check_lengths(self, message: Message) -> None:
+        """Check the lengths of long lists, since even a small message can have 32,000 empty entries.
+
+        Raises:
+            InvalidFieldsError: There are too many texts or other entries.
+        """
+        descriptor = cast("Descriptor", self.message_class.DESCRIPTOR)
+        for name, is_texts in _lists(descriptor, self.inputs_numbers):
+            count = len(getattr(message, name))
+            if count <= MAX_OTHER_FIELDS:
+                continue
+            if not is_texts:
+                self._reject(f"has more than {MAX_OTHER_FIELDS} entries", name)
+            if count > self.max_texts:
+                raise errors.InvalidFieldsError([replace(too_many_inputs(count, self.max_texts), field=name)])
 
     def _check_counts(self, data: bytes) -> None:
         """Count the fields of a message and stop at the first one over a limit.
@@ -473,6 +491,16 @@ def _nested_fields(data: memoryview, field: Field, descriptor: Descriptor) -> It
     for each in read_fields(data, field.content, field.end):
         yield each
         yield from _nested_fields(data, each, inner)
+
+
+@functools.cache
+def _lists(descriptor: Descriptor, inputs_numbers: frozenset[int]) -> tuple[tuple[str, bool], ...]:
+    """Return the names of the lists of messages and texts, and whether they are the texts of a request."""
+    return tuple(
+        (field.name, field.number in inputs_numbers)
+        for field in descriptor.fields
+        if field.is_repeated and (field.message_type or field.cpp_type == field.CPPTYPE_STRING)
+    )
 
 
 @functools.cache

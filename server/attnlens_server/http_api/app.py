@@ -21,6 +21,7 @@ from attnlens_server import errors
 from attnlens_server.clients import Client
 from attnlens_server.http_api.exchange import (
     HEALTH,
+    JSON_CONVERSION,
     NATIVE,
     PUBLIC,
     Dialect,
@@ -46,7 +47,9 @@ Result = TypeVar("Result")
 MAX_HEADERS = 64
 MAX_UNUSED_BODY_BYTES = 1 << 10
 """Maximum size of the body of a GET request. Some clients send one, which is ignored."""
-BODY_COPIES = 2  # the body and the parsed request without its texts
+MAX_GZIP_RATIO = 1032  # of Deflate
+SENDING_COPIES = 3  # of a part that is being sent: the part, its frame, and the buffer of the connection
+BODY_COPIES = 3  # the body, the parsed request without its texts, and texts that the response repeats
 _CHUNK_BYTES = 1 << 18
 _SMALL_BYTES = 1 << 16  # responses up to this size fit into the write buffer of a connection
 _MAX_METHOD, _MAX_PATH = 16, 64  # characters in the log
@@ -145,6 +148,7 @@ class HttpApp:
             response = await exchange.unless_disconnected(route.handler(request))
             if isinstance(response.body, bytes):
                 mark("build")
+                exchange.reserve_sending(len(response.body))
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, _DisconnectedError):
             raise
         except BaseException as error:  # noqa: BLE001 - the outermost frame, also for panics of Rust code
@@ -242,17 +246,18 @@ class HttpApp:
         exchange.record.request_bytes = len(body)
         encoding = exchange.headers.get("content-encoding", "identity").lower()
         if encoding == "gzip":
-            content = await self._service.workers.run_if(
-                len(body) > _SMALL_BYTES, _gunzip, bytes(body), max_body_bytes
-            )
-            exchange.memory.grow(BODY_COPIES * len(content))
+            reserved = BODY_COPIES * min(max_body_bytes, MAX_GZIP_RATIO * len(body))
+            exchange.memory.grow(reserved)
+            content = await self._service.workers.run(_gunzip, bytes(body), max_body_bytes)
+            exchange.memory.shrink(reserved - BODY_COPIES * len(content))
         elif encoding == "identity":
             content = bytes(body)
         else:
             raise HttpError(
                 415, "WRONG_CONTENT_ENCODING", f"{encoding[:40]!r} is not supported: use gzip, or no encoding"
             )
-        budget = Budget(exchange.memory, None, exchange.record.metrics)
+        exchange.request_memory = BODY_COPIES * (len(body) + len(content) * (encoding == "gzip"))
+        budget = Budget(exchange.memory, None, exchange.record.metrics, JSON_CONVERSION)
         root_path = exchange.scope.get("root_path", "").rstrip("/")
         return HttpRequest(exchange.scope["method"], path, exchange.headers, content, budget, root_path)
 
@@ -279,6 +284,7 @@ class _Exchange:
         self.record = record
         self.is_admitted = False
         self.memory = memory
+        self.request_memory = 0
         self._receive = receive
         self._send = send
         self._stall_timeout_s = stall_timeout_s
@@ -328,6 +334,18 @@ class _Exchange:
             if not running.done():
                 running.cancel()
                 await asyncio.wait((running,))
+
+    def reserve_sending(self, size_bytes: int) -> None:
+        """Keep only the memory that a response of this size needs until the client has read it.
+
+        Raises:
+            OverloadedError: Other calls use too much memory.
+        """
+        sending_bytes = SENDING_COPIES * min(size_bytes, _CHUNK_BYTES)
+        if self.is_admitted:
+            self.memory.shrink_to(self.request_memory + size_bytes + sending_bytes)
+        elif size_bytes > _SMALL_BYTES:  # a public file, whose content is in memory anyway
+            self.memory.grow(sending_bytes)
 
     def close(self) -> None:
         """Stop waiting for the client to disconnect."""

@@ -104,8 +104,8 @@ class CohereRoutes:
         body, converted = await read_body(service, request, _PARSER, self._embed_request)
         with truncation(service, "truncate", _SIDES.get(body.truncate or "")):
             result = await service.embed(converted, request.budget)
-        size = len(body.types) * result.embeddings.nbytes
-        return await json_response(service, request, size, lambda: self._reply(body, result), result.usages)
+        size = len(body.types) * result.embeddings.nbytes + len(request.body)  # it contains the texts
+        return await json_response(service, size, lambda: self._reply(body, result), result.usages)
 
     def _embed_request(self, body: CohereBody) -> EmbedRequest:
         check_max_tokens("max_tokens", body.max_tokens, self.service)

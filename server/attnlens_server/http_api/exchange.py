@@ -21,13 +21,17 @@ from attnlens_server.errors import (
     shortened,
 )
 from attnlens_server.http_api.known_options import Options
-from attnlens_server.serving.admission import Budget
+from attnlens_server.serving.admission import Budget, Conversion
 
 Body = TypeVar("Body")
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
+JSON_CONVERSION = Conversion(growth=6, token_bytes=320, text_bytes=1024)
+"""Upper bounds on the memory of replies as JSON. A float16 takes up to 12 characters, a float32 up to 14."""
 _VALUE_BYTES = 64  # memory of a list, dictionary or number
+VALUES_PER_TEXT, MAX_OTHER_VALUES = 16, 4096  # lists, objects and strings of a JSON body
+_SCANNED_BYTES = 1 << 16
 _PIECE_VALUES = 1 << 15  # serialized in about 1 ms
 _PLACEHOLDER = b"\0"  # not a byte of JSON
 _MAX_SHOWN = 40  # characters of a value in a message
@@ -231,8 +235,39 @@ def _array_pieces(array: npt.NDArray[Any]) -> Iterator[bytes]:
 
 
 def parsed_bytes(body: bytes) -> int:
-    """Return an upper bound on the memory of a parsed JSON body, in addition to its texts."""
-    return _VALUE_BYTES * sum(body.count(character) for character in (b"[", b"{", b","))
+    """Return an upper bound on the memory of a parsed JSON body."""
+    # A text takes up to four bytes per character if one of them is not ASCII.
+    text_bytes = len(body) if body.isascii() and b"\\u" not in body else 4 * len(body)
+    return text_bytes + _VALUE_BYTES * sum(body.count(character) for character in (b"[", b"{", b","))
+
+
+def check_values(body: bytes, max_texts: int) -> None:
+    """Check the number of lists, objects and strings of a JSON body before it is parsed.
+
+    Parsers hold the GIL during a call, which delays all threads, for a second if a body of a few megabytes
+    consists of empty lists. Numbers cost little. Strings are skipped in chunks, because one pass over a large
+    body would hold the GIL as well.
+
+    Raises:
+        BodyError: There are too many.
+    """
+    limit = VALUES_PER_TEXT * max_texts + MAX_OTHER_VALUES
+    if sum(body.count(character) for character in b'[{"') <= limit:
+        return
+    count, is_string, rest = 0, False, b""
+    for start in range(0, len(body), _SCANNED_BYTES):
+        chunk = rest + body[start : start + _SCANNED_BYTES]
+        # An escape sequence may continue in the next chunk.
+        num_backslashes = len(chunk) - len(chunk.rstrip(b"\\"))
+        rest = b"\\" * (num_backslashes % 2)
+        chunk = chunk[: len(chunk) - len(rest)].replace(b"\\\\", b"").replace(b'\\"', b"")
+        pieces = chunk.split(b'"')
+        outside = pieces[is_string::2]
+        count += len(pieces) // 2 + sum(piece.count(b"[") + piece.count(b"{") for piece in outside)
+        is_string ^= len(pieces) % 2 == 0
+        if count > limit:
+            problem = f"has more than {limit} lists, objects and strings: send several requests"
+            raise BodyError([FieldViolation("the body", problem)])
 
 
 def native_error(error: RequestError) -> dict[str, Any]:

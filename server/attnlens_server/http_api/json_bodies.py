@@ -13,6 +13,7 @@ from attnlens_server.http_api.exchange import (
     BodyParser,
     HttpRequest,
     HttpResponse,
+    check_values,
     encode_json,
     parsed_bytes,
     shown,
@@ -70,43 +71,37 @@ async def read_body(
     Raises:
         RequestError: The body is invalid, or the server does not accept requests.
     """
+    is_large = len(request.body) > MAX_INLINE_BYTES
 
     def read() -> tuple[Any, ServiceRequest]:
+        if is_large:
+            check_values(request.body, service.max_inputs)
         body = parser.parse(request.body)
         return body, convert(body)
 
     service.check_serving()
     memory, size = request.budget.memory, parsed_bytes(request.body)
     memory.grow(size)
-    body, converted = await service.workers.run_if(len(request.body) > MAX_INLINE_BYTES, read)
+    body, converted = await service.workers.run_if(is_large, read)
     memory.shrink(size)
     request.budget.metrics.num_inputs = len(converted.inputs)
     memory.grow(converted.memory_bytes)
     return body, converted
 
 
-async def serialize(
-    service: ModelService, request: HttpRequest, size_bytes: int, build: Callable[[], Any]
-) -> bytes:
-    """Return a JSON value as bytes, with reserved memory.
+async def serialize(service: ModelService, size_bytes: int, build: Callable[[], Any]) -> bytes:
+    """Return a JSON value as bytes. The service has reserved its memory, see `JSON_CONVERSION`.
 
     Args:
         service: Service of the model.
-        request: Request to answer.
         size_bytes: Approximate size of the value.
         build: Returns the value.
-
-    Raises:
-        OverloadedError: Other calls use too much memory.
     """
-    content = await service.workers.run_if(size_bytes > MAX_INLINE_BYTES, lambda: encode_json(build()))
-    request.budget.memory.grow(len(content))
-    return content
+    return await service.workers.run_if(size_bytes > MAX_INLINE_BYTES, lambda: encode_json(build()))
 
 
 async def json_response(
     service: ModelService,
-    request: HttpRequest,
     size_bytes: int,
     build: Callable[[], Any],
     usages: Iterable[Usage],
@@ -115,12 +110,11 @@ async def json_response(
 
     Args:
         service: Service of the model.
-        request: Request to answer.
         size_bytes: Approximate size of the value.
         build: Returns the value.
         usages: Numbers of tokens of the texts.
     """
-    content = await serialize(service, request, size_bytes, build)
+    content = await serialize(service, size_bytes, build)
     num_truncated = sum(usage.truncated for usage in usages)
     return HttpResponse(content, headers={TRUNCATED: str(num_truncated)} if num_truncated else {})
 
@@ -147,7 +141,7 @@ async def embed(
     body, embed_request = await read_body(service, request, parser, convert)
     result = await service.embed(embed_request, request.budget)
     size = result.embeddings.nbytes
-    return await json_response(service, request, size, lambda: build(body, result), result.usages)
+    return await json_response(service, size, lambda: build(body, result), result.usages)
 
 
 def num_tokens(result: EmbedResult | ScoreResult | ClassifyResult) -> int:

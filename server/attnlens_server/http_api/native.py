@@ -19,6 +19,7 @@ from attnlens_server.http_api.exchange import (
     HttpRequest,
     HttpResponse,
     Route,
+    check_values,
     encode_json,
     parsed_bytes,
     shown,
@@ -32,9 +33,6 @@ PREFIX = "/v1/attnlens"
 ARRAYS = ("lists", "base64")
 """Values of `arrays`, the only field that the messages do not have: the format of tensors in the response."""
 SMALL_REPLY_BYTES = 1 << 14  # messages up to this size are converted on the event loop
-# Upper bounds on the memory of a conversion: bytes per byte of the message (12 characters for a float16), per
-# token and per text.
-JSON_GROWTH, TOKEN_BYTES, TEXT_BYTES = 6, 320, 1024
 _SUMMARIES = {
     "embed": "Return one embedding for each text.",
     "encode": "Return token vectors, attention or both for each text.",
@@ -121,7 +119,7 @@ class NativeRoutes:
     async def _respond(self, name: str, method: MethodDescriptor, request: HttpRequest) -> HttpResponse:
         typed, as_base64 = await self._parse(name, method, request)
         reply = await getattr(self._methods, method.name)(typed, _Call(request.budget))
-        return HttpResponse(await self._json(method, reply, as_base64, request.budget))
+        return HttpResponse(await self._json(method, reply, as_base64))
 
     async def _stream(self, name: str, method: MethodDescriptor, request: HttpRequest) -> HttpResponse:
         """Wait for the first part, so that an invalid request gets the status of its error."""
@@ -141,12 +139,11 @@ class NativeRoutes:
         is_first = True
         async with aclosing(self._methods.encode_parts(typed, _Call(budget))) as parts:
             async for part in parts:
-                line = await self._json(method, part, as_base64, budget)
+                line = await self._json(method, part, as_base64)
                 if is_first:
                     yield b""
                     is_first = False
                 yield line + b"\n"
-                budget.memory.shrink(len(line))
 
     async def _model(self, method: MethodDescriptor, request: HttpRequest) -> HttpResponse:
         self._service.check_serving()
@@ -154,7 +151,7 @@ class NativeRoutes:
         if request.path:
             fill_message(message, {"model": request.path}, self._max_texts)
         reply = await getattr(self._methods, method.name)(message, _Call(request.budget))
-        return HttpResponse(await self._json(method, reply, as_base64=False, budget=request.budget))
+        return HttpResponse(await self._json(method, reply, as_base64=False))
 
     async def _parse(self, name: str, method: MethodDescriptor, request: HttpRequest) -> tuple[Any, bool]:
         """Return the typed request, and whether its response has tensors in base64."""
@@ -171,6 +168,8 @@ class NativeRoutes:
         return typed, as_base64
 
     def _typed_request(self, name: str, method: MethodDescriptor, body: bytes) -> tuple[Request, bool]:
+        if len(body) > SMALL_BYTES:
+            check_values(body, self._max_texts)
         content = parse_json(body)
         arrays = content.pop("arrays", None)
         if arrays is not None and arrays not in ARRAYS:
@@ -182,14 +181,10 @@ class NativeRoutes:
             message.attention.add()
         return CONVERSIONS[method.name](message), arrays == "base64"
 
-    async def _json(self, method: MethodDescriptor, reply: bytes, as_base64: bool, budget: Budget) -> bytes:
-        metrics = budget.metrics
-        size = JSON_GROWTH * len(reply) + TOKEN_BYTES * metrics.num_tokens + TEXT_BYTES * metrics.num_inputs
-        budget.memory.grow(size)
+    async def _json(self, method: MethodDescriptor, reply: bytes, as_base64: bool) -> bytes:
+        """Convert a reply, whose memory the service has reserved, see `JSON_CONVERSION`."""
         is_slow = len(reply) > SMALL_REPLY_BYTES
-        content = await self._service.workers.run_if(is_slow, _to_json, method.output_type, reply, as_base64)
-        budget.memory.shrink(size - len(content))
-        return content
+        return await self._service.workers.run_if(is_slow, _to_json, method.output_type, reply, as_base64)
 
 
 def _to_json(descriptor: Descriptor, reply: bytes, as_base64: bool) -> bytes:

@@ -224,7 +224,7 @@ class OpenAIRoutes:
         with truncation(service, "truncation_side", body.truncation_side if body.truncates else None):
             result = await service.embed(converted, request.budget)
         size = result.embeddings.nbytes
-        return await json_response(service, request, size, lambda: self._reply(body, result), result.usages)
+        return await json_response(service, size, lambda: self._reply(body, result), result.usages)
 
     def _embed_request(self, body: EmbeddingsBody) -> EmbedRequest:
         body.check_limit(self._service)

@@ -47,6 +47,7 @@ from attnlens_server.serving.service import ModelService
 
 _TRUNCATED_SIDE = "right"  # of documents, with all tokenizers
 _RESULT_BYTES = 100  # a result without its document
+_SPAN_BYTES = 64  # per token of a document with relevant spans
 Count = Annotated[int, msgspec.Meta(ge=0)]
 _SPAN_THRESHOLD = 0.1  # Cohere's default
 
@@ -288,8 +289,10 @@ class RerankRoutes:
     async def _respond(
         self, request: HttpRequest, result: ScoreResult, build: Callable[[], Any]
     ) -> HttpResponse:
-        size = len(result.scores) * _RESULT_BYTES
-        return await json_response(self.service, request, size, build, result.usages)
+        explained = (each.explanation for each in result.scores if each.explanation is not None)
+        size = len(result.scores) * _RESULT_BYTES + len(request.body)  # it may contain the documents
+        size += _SPAN_BYTES * sum(len(text.tokens.ids) for text in explained)
+        return await json_response(self.service, size, build, result.usages)
 
     def _reply(
         self, body: DocumentsBody | RerankBody, result: ScoreResult, *, has_data: bool

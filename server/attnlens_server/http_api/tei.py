@@ -287,7 +287,7 @@ class TeiRoutes:
         with self._truncation(body):
             result = await self.service.embed(converted, request.budget)
         rows = np.ascontiguousarray(result.embeddings)
-        response = await json_response(self.service, request, rows.nbytes, lambda: build(rows), result.usages)
+        response = await json_response(self.service, rows.nbytes, lambda: build(rows), result.usages)
         return with_costs(response, request, converted, started, self.engine)
 
     async def embed_all(self, request: HttpRequest) -> HttpResponse:
@@ -299,19 +299,20 @@ class TeiRoutes:
         vectors = [text.last_hidden_state for text in result.texts]
         size = sum(array.nbytes for array in vectors if array is not None)
         usages = [text.usage for text in result.texts]
-        response = await json_response(self.service, request, size, lambda: vectors, usages)
+        response = await json_response(self.service, size, lambda: vectors, usages)
         return with_costs(response, request, converted, started, self.engine)
 
     async def predict(self, request: HttpRequest) -> HttpResponse:
         """Return the score of each label for a text, a pair of texts, or a batch of them."""
         started = time.monotonic()
         body, converted = await read_body(self.service, request, _PREDICT, self._classify_request)
+        num_labels = len(self.model.classifier.labels) if self.model.classifier else 0
+        size = _PREDICTION_BYTES * len(converted.inputs) * num_labels
+        request.budget.memory.grow(size)
         with self._truncation(body):
             result = await self.service.classify(converted, request.budget)
-        size = _PREDICTION_BYTES * result.scores.size
-        request.budget.memory.grow(size)
         build = partial(_predictions, result, body)
-        response = await json_response(self.service, request, size, build, result.usages)
+        response = await json_response(self.service, size, build, result.usages)
         return with_costs(response, request, converted, started, self.engine)
 
     async def embed_sparse(self, _: HttpRequest) -> HttpResponse:
@@ -329,11 +330,12 @@ class TeiRoutes:
                 sources = [prompt + (text.text or "") for text in islice(texts, len(portion))]
                 has_special = body.add_special_tokens is not False
                 build = partial(_token_lists, portion, sources, len(prompt), has_special)
-                request.budget.memory.grow(size)
-                lists.append((await serialize(self.service, request, size, build))[1:-1])
-                request.budget.memory.shrink(size)
-        request.budget.memory.grow(sum(map(len, lists)))
-        return HttpResponse(b"[" + b",".join(lists) + b"]")
+                lists.append((await serialize(self.service, size, build))[1:-1])
+
+        def join() -> bytes:
+            return b"[" + b",".join(lists) + b"]"
+
+        return HttpResponse(await self.service.workers.run_if(len(lists) > 1, join))
 
     async def decode(self, request: HttpRequest) -> HttpResponse:
         """Return the text of token ids."""
@@ -341,7 +343,7 @@ class TeiRoutes:
         texts = await self.service.decode(
             converted, request.budget, skip_special_tokens=body.skip_special_tokens is not False
         )
-        return await json_response(self.service, request, sum(map(len, texts)), lambda: texts, ())
+        return await json_response(self.service, sum(map(len, texts)), lambda: texts, ())
 
     async def info(self, _: HttpRequest) -> HttpResponse:
         """Return the model and the limits of the server."""

@@ -169,7 +169,7 @@ class VllmRoutes:
             _rename_pairs(error, body)
             raise
         size = len(result.scores) * _RESULT_BYTES
-        return await json_response(self.service, request, size, lambda: self._scores(result), result.usages)
+        return await json_response(self.service, size, lambda: self._scores(result), result.usages)
 
     async def classify(self, request: HttpRequest) -> HttpResponse:
         """Return the probabilities of all labels for each text, and the label with the highest one."""
@@ -177,7 +177,7 @@ class VllmRoutes:
         with truncation(self.service, "truncation_side", body.truncation_side if body.truncates else None):
             result = await self.service.classify(converted, request.budget)
         size = result.scores.nbytes + len(result.usages) * _RESULT_BYTES
-        return await json_response(self.service, request, size, lambda: self._labels(result), result.usages)
+        return await json_response(self.service, size, lambda: self._labels(result), result.usages)
 
     def _score_request(self, body: ScoreBody) -> ScoreRequest:
         body.check_limit(self.service)

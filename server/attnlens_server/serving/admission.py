@@ -330,6 +330,28 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
+class Conversion:
+    """Memory that a protocol needs to convert a reply from the messages of gRPC, such as to JSON.
+
+    Attributes:
+        growth: Bytes for each byte of the message.
+        token_bytes: Bytes for each token in it.
+        text_bytes: Bytes for each text in it.
+    """
+
+    growth: int = 0
+    token_bytes: int = 0
+    text_bytes: int = 0
+
+    def memory_bytes(self, message_bytes: int, num_tokens: int, num_texts: int) -> int:
+        """Return the memory for a message with tokens and texts."""
+        return self.growth * message_bytes + self.token_bytes * num_tokens + self.text_bytes * num_texts
+
+
+NO_CONVERSION = Conversion()
+
+
+@dataclass(frozen=True, slots=True)
 class Budget:
     """Resources of one call. The protocol creates it, and releases its memory when the response was sent.
 
@@ -337,11 +359,13 @@ class Budget:
         memory: Reserved memory.
         deadline: Deadline on the monotonic clock, or None.
         metrics: Resource use, updated by the service.
+        conversion: Memory to convert the reply, which the service reserves before the computation.
     """
 
     memory: Reservation
     deadline: float | None = None
     metrics: CallMetrics = field(default_factory=CallMetrics)
+    conversion: Conversion = NO_CONVERSION
 
     @property
     def client(self) -> Client:

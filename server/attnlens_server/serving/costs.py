@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from attnlens.costs import reduction_cost
 from attnlens.explanations import ExplainMethod
@@ -19,11 +20,16 @@ from attnlens_server.serving.requests import (
     Part,
     QueryPlan,
 )
-from attnlens_server.text import EncodedInput, Tokens
+from attnlens_server.text import TextShape, Tokens
 
 TEXT_MEMORY_BYTES = 4096  # per text: item, array headers, futures
 TOKEN_MEMORY_BYTES = 384  # per token with its text and offsets
+# Per UTF-8 byte of texts that are being tokenized, and of texts whose tokens are being described. Punctuation
+# needs that much, since each character is a token. Words need less than a third.
+TOKENIZING_BYTES, DESCRIBING_BYTES = 768, 1024
+DECODING_BYTES = 128  # per token id while its text is computed
 TOKEN_ID_BYTES = 16  # per queued token: id and type, int64
+PART_BYTES = 1024  # per layer of a query: array headers, and its message without the data
 UNIT_BYTES = 6  # per token: index of its unit, and whether it is special
 _FLOAT, _DOUBLE = 4, 8
 _SCORES_BYTES = 64  # per method in a message, without its values
@@ -54,6 +60,24 @@ class ReplyCosts:
         return (2 + self.serialization_copies) * self.max_response_bytes
 
 
+class EncodeSizes(NamedTuple):
+    """Sizes of a text in an Encode call.
+
+    Attributes:
+        message_bytes: Size in the message.
+        memory_bytes: Memory until the response was serialized.
+        running_bytes: Working memory while its reductions run.
+    """
+
+    message_bytes: int
+    memory_bytes: int
+    running_bytes: int
+
+    def with_tokens(self, tokens_bytes: int) -> "EncodeSizes":
+        """Return the sizes of the text with tokens of this size in the message."""
+        return self._replace(message_bytes=self.message_bytes + tokens_bytes)
+
+
 class ReplySizes:
     """Sizes of one model's replies, in bytes."""
 
@@ -73,10 +97,10 @@ class ReplySizes:
         self.check("the response", size, "send fewer texts")
         return size
 
-    def tensor_bytes(self, encoded: EncodedInput, plan: EncodePlan) -> int:
+    def tensor_bytes(self, shape: TextShape, plan: EncodePlan) -> int:
         """Return the size of a text in an Encode reply, without its tokens."""
-        return self._text_part_bytes(encoded.num_tokens, plan) + sum(
-            self.costs.text_bytes + len(query.parts) * _message_bytes(query, encoded, plan.data_type)
+        return self._text_part_bytes(shape.num_tokens, plan) + sum(
+            self.costs.text_bytes + len(query.parts) * _message_bytes(query, shape, plan.data_type)
             for query in plan.queries
         )
 
@@ -92,21 +116,21 @@ class ReplySizes:
         """Return the size of a text's token vectors in fp32."""
         return 4 * num_tokens * self._hidden_size if plan.hidden_state else 0
 
-    def array_bytes(self, encoded: EncodedInput, plan: EncodePlan) -> int:
+    def array_bytes(self, shape: TextShape, plan: EncodePlan) -> int:
         """Return the size of all engine outputs for a text in fp32."""
-        attention = sum(len(query.parts) * part_bytes(query, encoded) for query in plan.queries)
-        return self.hidden_state_bytes(encoded.num_tokens, plan) + attention
+        attention = sum(len(query.parts) * part_bytes(query, shape) for query in plan.queries)
+        return self.hidden_state_bytes(shape.num_tokens, plan) + attention
 
-    def check_parts(self, field: str, encoded: EncodedInput, plan: EncodePlan) -> int:
+    def check_parts(self, field: str, shape: TextShape, plan: EncodePlan) -> int:
         """Return the size of a text's largest stream message, without its tokens.
 
         Raises:
             ResponseTooLargeError: The size exceeds the limit.
         """
-        largest = self._text_part_bytes(encoded.num_tokens, plan)
+        largest = self._text_part_bytes(shape.num_tokens, plan)
         self.check(f"the token vectors of {field}", largest, "use DATA_TYPE_FLOAT16 or a shorter text")
         for query in plan.queries:
-            size = self.costs.text_bytes + _message_bytes(query, encoded, plan.data_type)
+            size = self.costs.text_bytes + _message_bytes(query, shape, plan.data_type)
             self.check(f"one layer of {field}", size, _REMEDY)
             largest = max(largest, size)
         return largest
@@ -134,29 +158,29 @@ class ReplySizes:
         return self.costs.text_bytes + values * plan.data_type.itemsize
 
 
-def _message_bytes(query: QueryPlan, encoded: EncodedInput, data_type: DataType) -> int:
+def _message_bytes(query: QueryPlan, shape: TextShape, data_type: DataType) -> int:
     """Return the size of one part of a query's result in a message."""
     if query.reduction is None:
-        num_tokens = encoded.num_tokens
+        num_tokens = shape.num_tokens
         return query.num_values(num_tokens) * data_type.itemsize + query.pattern_bytes(num_tokens)
-    units_bytes = UNIT_BYTES * encoded.num_tokens if query.reduction.has_units else 0
-    return units_bytes + _reduced_bytes(query, query.reduction, encoded, data_type)
+    units_bytes = UNIT_BYTES * shape.num_tokens if query.reduction.has_units else 0
+    return units_bytes + _reduced_bytes(query, query.reduction, shape, data_type)
 
 
-def part_bytes(query: QueryPlan, encoded: EncodedInput) -> int:
+def part_bytes(query: QueryPlan, shape: TextShape) -> int:
     """Return the size of one part of a query's result in fp32."""
     if query.reduction is None:
-        return 4 * query.num_values(encoded.num_tokens)
-    return _reduced_bytes(query, query.reduction, encoded, FLOAT32)
+        return 4 * query.num_values(shape.num_tokens)
+    return _reduced_bytes(query, query.reduction, shape, FLOAT32)
 
 
 def _reduced_bytes(
-    query: QueryPlan, reduction: AttentionReduction, encoded: EncodedInput, data_type: DataType
+    query: QueryPlan, reduction: AttentionReduction, shape: TextShape, data_type: DataType
 ) -> int:
     return sizes.data_bytes(
         reduction,
         query.num_result_heads,
-        encoded.num_units(reduction),
+        shape.num_units(reduction),
         value_bytes=data_type.itemsize,
         is_distribution=query.row_sum in (RowSum.ONE, RowSum.GATE),
     )
@@ -210,8 +234,12 @@ class ReductionCosts:
             return 0
         costs: Counter[int] = Counter()  # keyed by query index
         cache: dict[tuple[int, int, int], int] = {}
+        counted: Sequence[Part] | None = None
+        num_layers_of: Counter[int] = Counter()
         for parts, num_tokens in runs:
-            for index, num_layers in self._num_layers(parts).items():
+            if parts is not counted:  # most texts have the same parts
+                counted, num_layers_of = parts, self._num_layers(parts)
+            for index, num_layers in num_layers_of.items():
                 key = index, num_layers, num_tokens
                 if key not in cache:
                     cache[key] = self._cost(self._equal[index], num_layers, num_tokens)

@@ -4,9 +4,10 @@ Shapes: T tokens, W words, D hidden size, E dimensions of an embedding, L layers
 """
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from attnlens_server.engine import (
     Engine,
     HeadSelection,
     Item,
+    ItemResult,
     RequestedOutput,
     Target,
     WeightedPooling,
@@ -53,10 +55,14 @@ from attnlens_server.serving.results import (
 from attnlens_server.text import EncodedInput, Tokens, TokenSource
 from attnlens_server.text.tokens import Span
 
+Result = TypeVar("Result")
+
 # Limits of the further runs that one call has in the queue.
 MAX_QUEUED_RUNS = 32
 MAX_QUEUED_BATCHES = 4
 
+MAX_INLINE_TEXTS = 128
+"""Texts whose items and results are handled on the event loop, at about 20 us each."""
 _TINY = 1e-24  # added to |p|^2 in the contributions graph
 
 _EMBEDDING = RequestedOutput("embedding", Layout.PER_TEXT)
@@ -181,18 +187,24 @@ class Runs:
     async def vectors(self, texts: Sequence[Text], call: Call, *, with_tokens: bool = False) -> list[Vectors]:
         """Return the embedding of each text and, if requested, its token vectors."""
         hidden = self._model.outputs.hidden_state(self.vector_kind)
-        items = []
-        for text in texts:
-            pooling = WeightedPooling(call.plan.pooling, text.weights)
-            requested = [RequestedOutput(hidden.name, hidden.layout, pooling)]
-            requested += [RequestedOutput(hidden.name, hidden.layout)] if with_tokens else []
-            items.append(self._item(text, call, tuple(requested)))
-        results = await self._runner.run(items, self.vector_kind, call.slots.client, call.clock)
-        embeddings = self._finish([result.arrays[0] for result in results], call.plan)
-        return [
-            Vectors(embedding, result.arrays[1] if with_tokens else None)
-            for embedding, result in zip(embeddings, results, strict=True)
-        ]
+
+        def make_items() -> list[Item]:
+            items = []
+            for text in texts:
+                pooling = WeightedPooling(call.plan.pooling, text.weights)
+                requested = [RequestedOutput(hidden.name, hidden.layout, pooling)]
+                requested += [RequestedOutput(hidden.name, hidden.layout)] if with_tokens else []
+                items.append(self._item(text, call, tuple(requested)))
+            return items
+
+        def read(results: Sequence[ItemResult]) -> list[Vectors]:
+            embeddings = self._finish([result.arrays[0] for result in results], call.plan)
+            return [
+                Vectors(embedding, result.arrays[1] if with_tokens else None)
+                for embedding, result in zip(embeddings, results, strict=True)
+            ]
+
+        return await self._run(self.vector_kind, call, len(texts), make_items, read)
 
     async def contributions(
         self, texts: Sequence[Text], directions: Sequence[Float64Array | None], call: Call
@@ -200,26 +212,34 @@ class Runs:
         """Return the contributions of each text towards a direction (E,), or None for its own embedding."""
         plan = call.plan
         requested = (_EMBEDDING, _SCORES, _BASELINE, *([_HEADS] if plan.head_contributions else []))
-        items = []
-        scales = [1.0 if direction is None else _scale_of(direction) for direction in directions]
-        for text, direction, scale in zip(texts, directions, scales, strict=True):
-            item = self._item(text, call, requested)
-            item.target = self._target(text, None if direction is None else direction / scale, plan)
-            items.append(item)
-        results = await self._runner.run(items, "contributions", call.slots.client, call.clock)
-        self._release("contributions", call)
-        found = []
-        for result, direction_scale in zip(results, scales, strict=True):
-            embedding = result.arrays[0][: plan.dimensions].astype(np.float64)
-            scale = direction_scale * (_norm_in_graph(embedding) if plan.is_logit else 1.0)
-            found.append(
-                Contributions(
-                    embedding,
-                    result.arrays[1].astype(np.float64) * scale,
-                    float(result.arrays[2]) * scale,
-                    result.arrays[3].astype(np.float64) * scale if plan.head_contributions else None,
+        scales: list[float] = []
+
+        def make_items() -> list[Item]:
+            items = []
+            for text, direction in zip(texts, directions, strict=True):
+                scales.append(1.0 if direction is None else _scale_of(direction))
+                item = self._item(text, call, requested)
+                item.target = self._target(text, None if direction is None else direction / scales[-1], plan)
+                items.append(item)
+            return items
+
+        def read(results: Sequence[ItemResult]) -> list[Contributions]:
+            found = []
+            for result, direction_scale in zip(results, scales, strict=True):
+                embedding = result.arrays[0][: plan.dimensions].astype(np.float64)
+                scale = direction_scale * (_norm_in_graph(embedding) if plan.is_logit else 1.0)
+                found.append(
+                    Contributions(
+                        embedding,
+                        result.arrays[1].astype(np.float64) * scale,
+                        float(result.arrays[2]) * scale,
+                        result.arrays[3].astype(np.float64) * scale if plan.head_contributions else None,
+                    )
                 )
-            )
+            return found
+
+        found = await self._run("contributions", call, len(texts), make_items, read)
+        self._release("contributions", call)
         return found
 
     async def attention(self, texts: Sequence[Text], call: Call) -> list[list[FloatArray]]:
@@ -233,10 +253,30 @@ class Runs:
             RequestedOutput(outputs[layer].name, outputs[layer].layout, mean, outputs[layer].pattern)
             for layer in layers
         )
-        items = [self._item(text, call, requested) for text in texts]
-        results = await self._runner.run(items, "attention", call.slots.client, call.clock)
+
+        def make_items() -> list[Item]:
+            return [self._item(text, call, requested) for text in texts]
+
+        def read(results: Sequence[ItemResult]) -> list[list[FloatArray]]:
+            return [[array[0] for array in result.arrays] for result in results]
+
+        found = await self._run("attention", call, len(texts), make_items, read)
         self._release("attention", call)
-        return [[array[0] for array in result.arrays] for result in results]
+        return found
+
+    async def _run(
+        self,
+        kind: Kind,
+        call: Call,
+        num_texts: int,
+        make_items: Callable[[], list[Item]],
+        read: Callable[[Sequence[ItemResult]], list[Result]],
+    ) -> list[Result]:
+        """Run a graph once for each text. Items and results of many texts are handled in worker threads."""
+        is_slow = num_texts > MAX_INLINE_TEXTS
+        items = await self._workers.run_if(is_slow, make_items)
+        results = await self._runner.run(items, kind, call.slots.client, call.clock)
+        return await self._workers.run_if(is_slow, read, results)
 
     # --- One run per direction --------------------------------------------------------------------
 
@@ -281,28 +321,23 @@ class Runs:
 
     # --- One run per token ------------------------------------------------------------------------
 
-    def num_masked_runs(self, text: Text, plan: ExplanationPlan) -> int:
-        """Return the number of runs without one of the text's tokens."""
-        return sum(1 for _ in _masked_weights(text, plan))
-
     async def masked_embeddings(self, texts: Sequence[Text], call: Call) -> list[Float64Array]:
         """Return p / |p| without each token of each text, (T, E). NaN for tokens that cannot be removed.
 
         For logits, p is returned instead.
         """
         plan = call.plan
-        embeddings = [np.full((text.encoded.num_tokens, plan.dimensions), np.nan) for text in texts]
-        runs = [
+        embeddings = await self._workers.run(_unset_rows, texts, plan)
+        runs = (
             (number, token, weights)
             for number, text in enumerate(texts)
             for token, weights in _masked_weights(text, plan)
-        ]
+        )
         hidden = self._model.outputs.hidden_state(self.vector_kind)
         self._release(self.vector_kind, call)
-        while runs:
-            with call.slots.portion(self.vector_kind, self._max_queued(texts[runs[0][0]])) as count:
-                portion = runs[:count]
-                del runs[:count]
+        for first in runs:  # at the start of each portion
+            with call.slots.portion(self.vector_kind, self._max_queued(texts[first[0]])) as count:
+                portion = [first, *islice(runs, count - 1)]
                 items = []
                 for number, token, weights in portion:
                     pooling = WeightedPooling(plan.pooling, weights)
@@ -383,6 +418,19 @@ def _norm_in_graph(embedding: Float64Array) -> float:
 def weights_of(encoded: EncodedInput, plan: ExplanationPlan) -> FloatArray:
     """Return the pooling weights (T,) of a text."""
     return pooling_weights(plan.pooling, encoded.num_tokens, encoded.num_excluded)
+
+
+def num_masked_runs(text: Text) -> int:
+    """Return the number of runs without one of the text's tokens: those of `_masked_weights`."""
+    num_removable = text.is_removable.count(True)
+    weighted = np.flatnonzero(text.weights)
+    if len(weighted) > 1:
+        return num_removable
+    return num_removable - text.is_removable[weighted[0]] if len(weighted) else 0
+
+
+def _unset_rows(texts: Sequence[Text], plan: ExplanationPlan) -> list[Float64Array]:
+    return [np.full((text.encoded.num_tokens, plan.dimensions), np.nan) for text in texts]
 
 
 def _masked_weights(text: Text, plan: ExplanationPlan) -> Iterator[tuple[int, FloatArray]]:

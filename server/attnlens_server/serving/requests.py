@@ -16,7 +16,7 @@ from attnlens.embedding_types import EmbeddingType
 from attnlens.explanations import ExplainLevel, ExplainMethod, Float64Array, PairMatrix
 from attnlens.patterns import BlockTable
 from attnlens.pooling import FloatArray, Pooling
-from attnlens.reductions import AttentionReduction, TextUnits
+from attnlens.reductions import AttentionReduction
 from attnlens_server.bundle import Kind, Layout, Output, OutputRole, RowSum
 from attnlens_server.engine import HeadSelection, RequestedOutput, RequestedReduction
 from attnlens_server.errors import FieldViolation
@@ -348,9 +348,7 @@ class QueryPlan:
         selection = HeadSelection(self.heads, is_mean=is_mean, is_dense=is_dense)
         return RequestedOutput(output.name, output.layout, selection, output.pattern)
 
-    def engine_reduction(
-        self, outputs: Sequence[Output], units: TextUnits | None
-    ) -> RequestedReduction | None:
+    def engine_reduction(self, outputs: Sequence[Output]) -> RequestedReduction | None:
         """Return the engine's form of the reduction of some outputs, or None if there is no reduction."""
         if self.reduction is None:
             return None
@@ -361,7 +359,7 @@ class QueryPlan:
             RequestedOutput(output.name, output.layout, selection, output.pattern)
             for output in sorted(outputs, key=lambda output: output.layer or 0)
         )
-        return RequestedReduction(layers, self.reduction, units, is_mean_of_heads=is_mean)
+        return RequestedReduction(layers, self.reduction, is_mean_of_heads=is_mean)
 
 
 def result_layout(output: Output, view: AttentionView, *, is_reduced: bool = False) -> Layout:
@@ -426,11 +424,9 @@ class EncodePlan:
             for output in outputs
         )
 
-    def reduced_outputs(
-        self, parts: Sequence[Part], units: TextUnits | None
-    ) -> tuple[RequestedReduction, ...]:
-        """Return the engine's reductions for a text with these units."""
-        reductions = (query.engine_reduction(outputs, units) for query, outputs in parts)
+    def reduced_outputs(self, parts: Sequence[Part]) -> tuple[RequestedReduction, ...]:
+        """Return the engine outputs that are reduced."""
+        reductions = (query.engine_reduction(outputs) for query, outputs in parts)
         return tuple(reduction for reduction in reductions if reduction is not None)
 
 

@@ -174,7 +174,8 @@ class ScoredInput:
 
     Attributes:
         pair: Pair, without the tokens that truncation removed.
-        ranges: Start and end of each part in the tokens of the document.
+        ranges: Start and end of each part in the tokens of the document. Each starts where the previous one
+            ends.
         num_tokens_total: Number of tokens before truncation, the sum over the parts.
     """
 
@@ -185,8 +186,8 @@ class ScoredInput:
     @property
     def num_tokens(self) -> int:
         """Number of tokens of all parts."""
-        num_of_documents = sum(end - start for start, end in self.ranges)
-        return len(self.ranges) * self.pair.frame.num_tokens + num_of_documents
+        num_of_document = self.ranges[-1][1] - self.ranges[0][0]
+        return len(self.ranges) * self.pair.frame.num_tokens + num_of_document
 
     def tokens_of_part(self, part: int) -> int:
         """Return the number of tokens of a part."""
@@ -214,6 +215,11 @@ class DocumentEncoder:
     def __init__(self, pair_encoder: PairEncoder, max_tokens: int) -> None:
         self._pair_encoder = pair_encoder
         self._max_tokens = max_tokens
+
+    @property
+    def encodes_query_once(self) -> bool:
+        """Whether a query is encoded only once for all documents."""
+        return self._pair_encoder.joins
 
     def encode(self, request: ScoreRequest, indices: Sequence[int], prompt: str) -> list[ScoredInput]:
         """Encode the inputs with the given indices.

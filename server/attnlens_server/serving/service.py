@@ -5,14 +5,14 @@ builds the result. Everything runs on the event loop, except functions that are 
 validation of large requests, tokenization, and the last steps of results.
 """
 
+import asyncio
 import sys
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
-from dataclasses import replace
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,10 +30,15 @@ from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, Item, ItemResult, RequestedOutput, TokenPooling
 from attnlens_server.serving.admission import Admission, Budget, Slots
 from attnlens_server.serving.costs import (
+    DECODING_BYTES,
+    DESCRIBING_BYTES,
+    PART_BYTES,
     TEXT_MEMORY_BYTES,
     TOKEN_ID_BYTES,
     TOKEN_MEMORY_BYTES,
+    TOKENIZING_BYTES,
     UNIT_BYTES,
+    EncodeSizes,
     ExplanationCosts,
     ReductionCosts,
     ReplyCosts,
@@ -42,6 +47,7 @@ from attnlens_server.serving.costs import (
 )
 from attnlens_server.serving.execution import ItemRunner, Workers
 from attnlens_server.serving.explanations import (
+    MAX_INLINE_TEXTS,
     Call,
     GraphResults,
     Runs,
@@ -51,6 +57,7 @@ from attnlens_server.serving.explanations import (
     explanation,
     input_matrix,
     matrix,
+    num_masked_runs,
     weights_of,
     words_of,
 )
@@ -100,11 +107,12 @@ from attnlens_server.serving.scoring import (
     scores,
 )
 from attnlens_server.serving.stages import mark, mark_run
-from attnlens_server.serving.streams import Piece, Window, cut_into_pieces, run_pieces
+from attnlens_server.serving.streams import Piece, Pieces, Window, cut_into_pieces, run_pieces
 from attnlens_server.serving.validation import (
     ExplanationValidator,
     RequestValidator,
     check_rows,
+    num_bytes,
     rename_error,
 )
 from attnlens_server.text import (
@@ -113,6 +121,7 @@ from attnlens_server.text import (
     InputEncoder,
     PairEncoder,
     TextEncoder,
+    TextShape,
     Tokens,
     TokenSource,
     portions,
@@ -127,6 +136,8 @@ MAX_INLINE_VALIDATION = 1 << 16
 """Characters and token ids that are validated on the event loop."""
 MAX_INLINE_TOKENIZATION = 1 << 10
 """Characters and token ids that are tokenized on the event loop, in about half a millisecond."""
+MAX_INLINE_PARTS = 1 << 8
+"""Results and layers of attention that are prepared on the event loop, at about 5 us each."""
 MAX_INLINE_RESULT_BYTES = 1 << 14
 """Size of embeddings that are finished on the event loop."""
 
@@ -140,6 +151,41 @@ class State(Enum):
     SERVING = "serving"
     DRAINING = "draining"
     FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class TextSources:
+    """Texts of a call to tokenize.
+
+    Attributes:
+        inputs: Inputs.
+        prefix: Text that precedes each input.
+        byte_memory: Working memory of the tokenizer for each byte of text.
+        budget: Resources of the call.
+        is_shared: Whether the prefix is tokenized only once for all inputs.
+    """
+
+    inputs: Sequence[Input]
+    prefix: str
+    byte_memory: int
+    budget: Budget
+    is_shared: bool = False
+
+    def portions(self) -> Iterator[range]:
+        """Yield ranges of inputs to tokenize together."""
+        prefix_size = 0 if self.is_shared else len(self.prefix)
+        return portions([prefix_size + each.size for each in self.inputs])
+
+    def memory_bytes(self, portion: range) -> int:
+        """Return the working memory of the tokenizer for a portion."""
+        texts = (text for index in portion for text in self.inputs[index].texts)
+        num_prefixes = 1 if self.is_shared else len(portion)
+        return self.byte_memory * (sum(map(num_bytes, texts)) + num_prefixes * num_bytes(self.prefix))
+
+    @property
+    def max_memory_bytes(self) -> int:
+        """Working memory of the tokenizer for the longest input."""
+        return max(self.memory_bytes(range(index, index + 1)) for index in range(len(self.inputs)))
 
 
 class ModelService:
@@ -183,6 +229,7 @@ class ModelService:
         self._engine = engine
         self._runner = ItemRunner(engine, self.admission)
         self._runs = Runs(bundle, engine, self._runner, self.workers)
+        self._tokenizers = asyncio.Semaphore(config.worker_threads)
         self._encoder = InputEncoder(
             text_encoder, max_tokens, exclude_prompt=model.exclude_prompt, auto_truncate=config.auto_truncate
         )
@@ -280,6 +327,7 @@ class ModelService:
             vector_bytes = FLOAT32.itemsize * num_texts * plan.dimensions if plan.is_quantized else 0
             budget.memory.grow(
                 self._sizes.costs.serialization_copies * result_bytes
+                + budget.conversion.memory_bytes(result_bytes, 0, num_texts)
                 + vector_bytes
                 + num_texts * TEXT_MEMORY_BYTES
             )
@@ -308,7 +356,9 @@ class ModelService:
             result_bytes = len(rows) * self._sizes.costs.text_bytes
             self._sizes.check("the response", result_bytes, "send fewer texts")
             budget.memory.grow(
-                self._sizes.costs.serialization_copies * result_bytes + len(rows) * TEXT_MEMORY_BYTES
+                self._sizes.costs.serialization_copies * result_bytes
+                + budget.conversion.memory_bytes(result_bytes, 0, len(rows))
+                + len(rows) * TEXT_MEMORY_BYTES
             )
             started = time.monotonic()
             inputs = await self._scored_inputs(request, plan, firsts, budget)
@@ -354,7 +404,9 @@ class ModelService:
             result_bytes += len("".join(labels).encode()) + self._sizes.costs.text_bytes * len(labels)
             self._sizes.check("the response", result_bytes, "send fewer texts")
             budget.memory.grow(
-                (1 + self._sizes.costs.serialization_copies) * result_bytes + num_texts * TEXT_MEMORY_BYTES
+                (1 + self._sizes.costs.serialization_copies) * result_bytes
+                + budget.conversion.memory_bytes(result_bytes, 0, num_texts)
+                + num_texts * TEXT_MEMORY_BYTES
             )
             inputs = await self._token_ids(request, plan.prompt, budget, clock)
             outputs = (self._logits_output(),)
@@ -386,23 +438,11 @@ class ModelService:
             started = time.monotonic()
             inputs, tokens = await self._described_inputs(request, plan, budget)
             clock.add(tokenize_s=time.monotonic() - started)
-            parts = plan.parts
-            runs = ((parts, encoded.num_tokens) for encoded in inputs)
-            budget.charge_tokens(self._reductions_cost(plan, runs))
-            outputs = plan.outputs(parts)
-            reduced = [part for part in parts if part[0].reduction is not None]
-            items = [
-                Item(
-                    encoded.input_ids,
-                    outputs,
-                    encoded.token_type_ids,
-                    budget.deadline,
-                    plan.reduced_outputs(reduced, encoded.units),
-                )
-                for encoded in inputs
-            ]
+            is_slow = len(inputs) * (1 + len(plan.parts)) > MAX_INLINE_PARTS
+            items, cost = await self.workers.run_if(is_slow, self._encode_items, inputs, plan, budget)
+            budget.charge_tokens(cost)
             results = await self._runner.run(items, plan.kind, budget.client, clock, _input_name)
-        texts = [_encoded_text(*text, plan) for text in zip(inputs, tokens, results, strict=True)]
+        texts = await self.workers.run_if(is_slow, _encoded_texts, inputs, tokens, results, plan)
         return EncodeResult(texts, clock.timings)
 
     async def encode_stream(
@@ -421,12 +461,12 @@ class ModelService:
             budget.charge_texts(len(request.inputs))
             budget.memory.grow(len(request.inputs) * TEXT_MEMORY_BYTES)
             inputs = await self._token_ids(request, plan.prompt, budget, clock, plan)
-            piece_bytes = budget.memory.available_bytes // 2
-            pieces = deque(
-                cut_into_pieces(inputs, plan, self._sizes, max_bytes=piece_bytes, deadline=budget.deadline)
-            )
-            runs = ((piece.parts, piece.item.num_tokens) for piece in pieces)
-            budget.charge_tokens(self._reductions_cost(plan, runs))
+            # The tokens of one text at a time are described again when they are sent.
+            sources = TextSources(request.inputs, plan.prompt, DESCRIBING_BYTES, budget)
+            budget.memory.grow(sources.max_memory_bytes)
+            is_slow = len(inputs) * (1 + len(plan.parts)) > MAX_INLINE_PARTS
+            pieces, cost = await self.workers.run_if(is_slow, self._cut, inputs, plan, budget)
+            budget.charge_tokens(cost)
             window = Window(
                 lambda items, kind: self._engine.submit(items, kind=kind, client=budget.client),
                 plan.kind,
@@ -435,7 +475,8 @@ class ModelService:
                 self._window_bytes,
                 clock,
             )
-            async with aclosing(run_pieces(window, pieces)) as results:
+            started = run_pieces(window, pieces.start(budget.deadline), pieces.max_memory_bytes)
+            async with aclosing(started) as results:
                 async for piece, result in results:
                     mark_run([result], piece.item.queued_at)
                     elapsed = Timings(clock.timings.tokenize_s, result.queue_s, result.compute_s)
@@ -456,14 +497,22 @@ class ModelService:
         costs, size = self._sizes.costs, 0
         with self.admission.slots("embeddings", len(request.inputs), budget.client):
             budget.charge_texts(len(request.inputs))
-            for portion in portions([each.size for each in request.inputs]):
-                texts, part_bytes = await self.workers.run(self._tokenize, request, portion, prompt)
-                mark("tokenize")
-                size += part_bytes
-                budget.count_tokens(sum(len(text.tokens.ids) for text in texts))
-                self._sizes.check("the response", size, "send fewer or shorter texts")
-                budget.memory.grow(costs.sending_copies * part_bytes)  # the part, and its copy in the whole
-                yield texts
+            sources = TextSources(request.inputs, prompt, DESCRIBING_BYTES, budget)
+            for portion in sources.portions():
+                # The tokens remain in memory until the caller has serialized them.
+                async with self._tokenizing(sources.memory_bytes(portion), budget):
+                    texts, part_bytes = await self.workers.run(self._tokenize, request, portion, prompt)
+                    mark("tokenize")
+                    size += part_bytes
+                    num_tokens = sum(len(text.tokens.ids) for text in texts)
+                    budget.count_tokens(num_tokens)
+                    self._sizes.check("the response", size, "send fewer or shorter texts")
+                    # The part, and its copy in the whole.
+                    budget.memory.grow(
+                        costs.sending_copies * part_bytes
+                        + budget.conversion.memory_bytes(part_bytes, num_tokens, len(texts))
+                    )
+                    yield texts
 
     async def decode(
         self, request: TokenizeRequest, budget: Budget, *, skip_special_tokens: bool
@@ -478,10 +527,13 @@ class ModelService:
         budget.count_tokens(sum(each.size for each in request.inputs))
         texts: list[str] = []
         for portion in portions([each.size for each in request.inputs]):
-            decoded = await self.workers.run(
-                self._encoder.decode, request.inputs, portion, skip_special_tokens=skip_special_tokens
-            )
-            budget.memory.grow(sum(map(sys.getsizeof, decoded)))
+            working_bytes = DECODING_BYTES * sum(request.inputs[index].size for index in portion)
+            async with self._tokenizing(working_bytes, budget):
+                decoded = await self.workers.run(
+                    self._encoder.decode, request.inputs, portion, skip_special_tokens=skip_special_tokens
+                )
+            # The texts as Python strings, and in JSON.
+            budget.memory.grow(3 * sum(map(sys.getsizeof, decoded)))
             texts += decoded
         return texts
 
@@ -532,7 +584,7 @@ class ModelService:
             clock.add(tokenize_s=time.monotonic() - started)
             call = Call(plan, budget.deadline, slots, clock)
             vectors = await self._runs.vectors(texts, call, with_tokens=plan.needs_token_vectors)
-            own = [direction_of(each.embedding, field) for each, field in zip(vectors, fields, strict=True)]
+            own = await self.workers.run_if(count > MAX_INLINE_TEXTS, _directions, vectors, fields)
             found = await self._run_graphs(described, own[count:] + own[:count], call, vectors)
             input_matrices = [
                 await input_matrix(first, second, self._runs, call) if plan.needs_input_matrix else None
@@ -552,7 +604,7 @@ class ModelService:
 
     async def _in_portions(
         self,
-        inputs: Sequence[Input],
+        sources: TextSources,
         tokenize: Callable[[range], list[Tokenized]],
         reserve: Callable[[list[Tokenized]], None],
         *,
@@ -563,12 +615,29 @@ class ModelService:
         A portion is short, so that a long request neither occupies a worker thread nor exceeds its memory.
         """
         texts: list[Tokenized] = []
-        for portion in portions([each.size for each in inputs]):
-            tokenized = await self.workers.run_if(is_slow, tokenize, portion)
+        for portion in sources.portions():
+            if is_slow:
+                async with self._tokenizing(sources.memory_bytes(portion), sources.budget):
+                    tokenized = await self.workers.run(tokenize, portion)
+            else:
+                tokenized = tokenize(portion)
             reserve(tokenized)
             texts += tokenized
         mark("tokenize")
         return texts
+
+    @asynccontextmanager
+    async def _tokenizing(self, memory_bytes: int, budget: Budget) -> AsyncGenerator[None]:
+        """Reserve working memory of the tokenizer while the block runs.
+
+        No more blocks run than there are worker threads, so that waiting calls hold no working memory.
+        """
+        async with self._tokenizers:
+            budget.memory.grow(memory_bytes)
+            try:
+                yield
+            finally:
+                budget.memory.shrink(memory_bytes)
 
     async def _token_ids(
         self,
@@ -588,7 +657,7 @@ class ModelService:
 
         started = time.monotonic()
         inputs = await self._in_portions(
-            request.inputs,
+            TextSources(request.inputs, prompt, TOKENIZING_BYTES, budget),
             partial(self._encode, request, prompt=prompt, plan=plan),
             reserve,
             is_slow=request.size + len(request.inputs) * len(prompt) > MAX_INLINE_TOKENIZATION,
@@ -619,12 +688,19 @@ class ModelService:
             budget.count_tokens(num_tokens)
             budget.memory.grow(2 * TOKEN_ID_BYTES * num_tokens + num_extra_parts * TEXT_MEMORY_BYTES)
 
-        query_size = len(plan.prompt) + sum(each.size for each in request.other_inputs)
-        return await self._in_portions(
+        query = plan.prompt + (request.query or "")
+        sources = TextSources(
             [request.inputs[index] for index in firsts],
+            query,
+            TOKENIZING_BYTES,
+            budget,
+            is_shared=encoder.encodes_query_once,
+        )
+        return await self._in_portions(
+            sources,
             lambda portion: encoder.encode(request, firsts[portion.start : portion.stop], plan.prompt),
             reserve,
-            is_slow=request.size + query_size > MAX_INLINE_TOKENIZATION,
+            is_slow=request.size + len(query) > MAX_INLINE_TOKENIZATION,
         )
 
     async def _described_inputs(
@@ -635,31 +711,43 @@ class ModelService:
         Raises:
             ResponseTooLargeError: The response would exceed the limit. Raised as soon as this is known.
         """
-        sizes, size = self._sizes, 0
+        size = 0
         running: list[int] = []
+        measured = cache(partial(self._measure, plan, budget))
 
-        def reserve(texts: list[tuple[EncodedInput, Tokens, int]]) -> None:
+        def describe(portion: range) -> list[tuple[EncodedInput, Tokens, EncodeSizes]]:
+            return [
+                (encoded, tokens, measured(encoded.shape).with_tokens(tokens_bytes))
+                for encoded, tokens, tokens_bytes in self._describe(request, portion, plan=plan)
+            ]
+
+        def reserve(texts: list[tuple[EncodedInput, Tokens, EncodeSizes]]) -> None:
             nonlocal size
-            memory_bytes = 0
-            for encoded, _, tokens_bytes in texts:
-                num_tokens = encoded.num_tokens
-                budget.count_tokens(num_tokens)
-                tensor_bytes = sizes.tensor_bytes(encoded, plan)
-                size += tokens_bytes + tensor_bytes
-                # The arrays of a text exist while its tensors are copied into the message.
-                memory_bytes += sizes.array_bytes(encoded, plan) + TEXT_MEMORY_BYTES
-                memory_bytes += (sizes.costs.serialization_copies - 1) * tensor_bytes
-                memory_bytes += num_tokens * (TOKEN_ID_BYTES + TOKEN_MEMORY_BYTES)
-                if plan.needs_units:
-                    memory_bytes += num_tokens * UNIT_BYTES
-                running.append(working_bytes(plan.queries, num_tokens))
-            sizes.check_encode(size)
-            budget.memory.grow(memory_bytes)
+            budget.count_tokens(sum(encoded.num_tokens for encoded, _, _ in texts))
+            size += sum(sizes.message_bytes for _, _, sizes in texts)
+            running.extend(sizes.running_bytes for _, _, sizes in texts)
+            self._sizes.check_encode(size)
+            budget.memory.grow(sum(sizes.memory_bytes for _, _, sizes in texts))
 
-        texts = await self._in_portions(request.inputs, partial(self._describe, request, plan=plan), reserve)
+        texts = await self._in_portions(
+            TextSources(request.inputs, plan.prompt, DESCRIBING_BYTES, budget), describe, reserve
+        )
         # Reductions run in the lanes, so at most one text per lane needs working memory at a time.
         budget.memory.grow(sum(sorted(running)[-self._engine.num_lanes :]))
         return [encoded for encoded, _, _ in texts], [tokens for _, tokens, _ in texts]
+
+    def _measure(self, plan: EncodePlan, budget: Budget, shape: TextShape) -> EncodeSizes:
+        """Return the sizes of a text in an Encode reply, without its tokens."""
+        costs, num_tokens = self._sizes.costs, shape.num_tokens
+        tensor_bytes = self._sizes.tensor_bytes(shape, plan)
+        # The arrays of a text exist while its tensors are copied into the message.
+        memory_bytes = self._sizes.array_bytes(shape, plan) + TEXT_MEMORY_BYTES
+        memory_bytes += PART_BYTES * sum(len(query.parts) for query in plan.queries)
+        memory_bytes += (costs.serialization_copies - 1) * tensor_bytes
+        memory_bytes += num_tokens * (TOKEN_ID_BYTES + TOKEN_MEMORY_BYTES)
+        memory_bytes += num_tokens * UNIT_BYTES * plan.needs_units
+        memory_bytes += budget.conversion.memory_bytes(tensor_bytes, num_tokens, 1)
+        return EncodeSizes(tensor_bytes, memory_bytes, working_bytes(plan.queries, num_tokens))
 
     async def _described_texts(
         self,
@@ -682,14 +770,10 @@ class ModelService:
             budget.count_tokens(sum(text.encoded.num_tokens for text, _ in texts))
             message_bytes += self._reserve_explanations(texts, message_bytes, plan, budget)
 
-        tokenize = partial(
-            self._describe_texts,
-            inputs,
-            plan=plan,
-            fields=fields,
-            prompt=plan.prompt if prompt is None else prompt,
-        )
-        return await self._in_portions(inputs, tokenize, reserve)
+        prompt = plan.prompt if prompt is None else prompt
+        tokenize = partial(self._describe_texts, inputs, plan=plan, fields=fields, prompt=prompt)
+        sources = TextSources(inputs, prompt, DESCRIBING_BYTES, budget)
+        return await self._in_portions(sources, tokenize, reserve)
 
     async def _target_texts(
         self, targets: dict[str, Input], plan: ExplanationPlan, budget: Budget
@@ -698,18 +782,14 @@ class ModelService:
         if not targets:
             return []
         inputs, fields = tuple(targets.values()), tuple(targets)
-        described = await self.workers.run(
-            self._describe_texts,
-            inputs,
-            range(len(inputs)),
-            plan=plan,
-            fields=fields,
-            prompt=plan.other_prompt,
-        )
-        mark("tokenize")
-        budget.count_tokens(sum(text.encoded.num_tokens for text, _ in described))
-        budget.memory.grow(sum(self._costs.memory_bytes(tokens, plan) for _, tokens in described))
-        return [text for text, _ in described]
+
+        def reserve(texts: list[Described]) -> None:
+            budget.count_tokens(sum(text.encoded.num_tokens for text, _ in texts))
+            budget.memory.grow(sum(self._costs.memory_bytes(tokens, plan) for _, tokens in texts))
+
+        tokenize = partial(self._describe_texts, inputs, plan=plan, fields=fields, prompt=plan.other_prompt)
+        sources = TextSources(inputs, plan.other_prompt, DESCRIBING_BYTES, budget)
+        return [text for text, _ in await self._in_portions(sources, tokenize, reserve)]
 
     # --- Limits -----------------------------------------------------------------------------------
 
@@ -730,7 +810,12 @@ class ModelService:
         added = sum(self._costs.message_bytes(tokens, plan) for _, tokens in texts)
         self._sizes.check("the response", message_bytes + added, "send fewer or shorter texts")
         memory_bytes = sum(self._costs.memory_bytes(tokens, plan) for _, tokens in texts)
-        budget.memory.grow(memory_bytes + self._sizes.costs.serialization_copies * added)
+        num_tokens = sum(text.encoded.num_tokens for text, _ in texts)
+        budget.memory.grow(
+            memory_bytes
+            + self._sizes.costs.serialization_copies * added
+            + budget.conversion.memory_bytes(added, num_tokens, len(texts))
+        )
         return added
 
     @contextmanager
@@ -757,7 +842,9 @@ class ModelService:
         matrix_bytes = sum(self._costs.matrix_bytes(length, plan) for length in lengths)
         sweep_bytes = max(self._costs.sweep_bytes(length, plan) for length in lengths)
         self._sizes.check("the response", matrix_bytes, "send fewer or shorter texts")
-        budget.memory.grow(5 * matrix_bytes + sweep_bytes)
+        budget.memory.grow(
+            5 * matrix_bytes + budget.conversion.memory_bytes(matrix_bytes, 0, 0) + sweep_bytes
+        )
 
     def _further_runs_cost(
         self, texts: Sequence[Text], plan: ExplanationPlan, pairs: Sequence[tuple[Text, Text]] = ()
@@ -770,7 +857,7 @@ class ModelService:
         costs = {}
         if plan.needs_masked_runs:
             is_method = ExplainMethod.LEAVE_ONE_OUT in plan.methods
-            runs = ((text.encoded.num_tokens, self._runs.num_masked_runs(text, plan)) for text in texts)
+            runs = ((text.encoded.num_tokens, num_masked_runs(text)) for text in texts)
             field = _method_field(plan, ExplainMethod.LEAVE_ONE_OUT) if is_method else "matrix"
             costs[field] = sum(masked_runs_cost(length, num_runs) for length, num_runs in runs)
         if plan.needs_norms:
@@ -794,6 +881,34 @@ class ModelService:
             outputs = (RequestedOutput(hidden.name, hidden.layout, pooling),)
             items.append(Item(encoded.input_ids, outputs, encoded.token_type_ids, budget.deadline))
         return items
+
+    def _encode_items(
+        self, inputs: Sequence[EncodedInput], plan: EncodePlan, budget: Budget
+    ) -> tuple[list[Item], int]:
+        """Return the items of all texts, and the cost of their reductions in tokens."""
+        parts = plan.parts
+        cost = self._reductions_cost(plan, ((parts, encoded.num_tokens) for encoded in inputs))
+        outputs, reductions = plan.outputs(parts), plan.reduced_outputs(parts)
+        items = [
+            Item(
+                encoded.input_ids,
+                outputs,
+                encoded.token_type_ids,
+                budget.deadline,
+                reductions,
+                encoded.units,
+            )
+            for encoded in inputs
+        ]
+        return items, cost
+
+    def _cut(self, inputs: Sequence[EncodedInput], plan: EncodePlan, budget: Budget) -> tuple[Pieces, int]:
+        """Return the pieces of all texts, and the cost of their reductions in tokens."""
+        piece_bytes = budget.memory.available_bytes // 2
+        pieces = cut_into_pieces(
+            inputs, plan, self._sizes, max_bytes=piece_bytes, conversion=budget.conversion
+        )
+        return pieces, self._reductions_cost(plan, pieces.graph_runs)
 
     def _logits_output(self) -> RequestedOutput:
         output = self._model.outputs.logits
@@ -865,7 +980,9 @@ class ModelService:
             nonlocal message_bytes
             message_bytes += self._reserve_explanations(texts, message_bytes, plan, budget)
 
-        described = await self._in_portions([request.inputs[part.index] for part in parts], describe, reserve)
+        query = plan.prompt + (request.query or "")
+        sources = TextSources([request.inputs[part.index] for part in parts], query, DESCRIBING_BYTES, budget)
+        described = await self._in_portions(sources, describe, reserve)
         found = await self._run_graphs(described, [plan.direction] * len(described), call)
         fields = [document_field(request, part.index) for part in parts]
         explained = await self.workers.run(_explained, found, fields, plan, self._model)
@@ -882,7 +999,7 @@ class ModelService:
         if not targets:
             return call.plan.direction
         vectors = await self._runs.vectors(targets, call)
-        units = [direction_of(each.embedding, field) for each, field in zip(vectors, fields, strict=True)]
+        units = _directions(vectors, fields)
         if len(units) == 1:
             return units[0]
         difference = units[0] - units[1]
@@ -1042,10 +1159,20 @@ def _encoded_text(encoded: EncodedInput, tokens: Tokens, result: ItemResult, pla
     return replace(_without_attention(encoded, tokens, result, plan), attention=attention)
 
 
+def _encoded_texts(
+    inputs: Sequence[EncodedInput], tokens: Sequence[Tokens], results: Sequence[ItemResult], plan: EncodePlan
+) -> list[EncodedText]:
+    return [_encoded_text(*text, plan) for text in zip(inputs, tokens, results, strict=True)]
+
+
 def _attention_parts(piece: Piece, result: ItemResult, plan: EncodePlan) -> Iterator[StreamAttention]:
     parts = AttentionParts(result, has_hidden_state=piece.has_text and plan.hidden_state is not None)
     for query, outputs in piece.parts:
         yield StreamAttention(piece.index, parts.take(query, [outputs]))
+
+
+def _directions(vectors: Sequence[Vectors], fields: Sequence[str]) -> list[Float64Array]:
+    return [direction_of(each.embedding, field) for each, field in zip(vectors, fields, strict=True)]
 
 
 def _explained(

@@ -3,19 +3,20 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from attnlens_server.bundle import Kind
-from attnlens_server.engine import Item, ItemResult
+from attnlens_server.engine import Item, ItemResult, RequestedOutput, RequestedReduction
 from attnlens_server.errors import InvalidResultError
-from attnlens_server.serving.admission import Admission, Reservation
-from attnlens_server.serving.costs import ReplySizes, part_bytes, working_bytes
+from attnlens_server.serving.admission import NO_CONVERSION, Admission, Conversion, Reservation
+from attnlens_server.serving.costs import PART_BYTES, ReplySizes, part_bytes, working_bytes
 from attnlens_server.serving.requests import EncodePlan, Part
 from attnlens_server.serving.results import Clock
-from attnlens_server.text import EncodedInput
+from attnlens_server.text import EncodedInput, TextShape
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -43,46 +44,118 @@ class Piece:
     memory_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A graph run of all texts of one shape.
+
+    Attributes:
+        has_text: Whether the run includes the text's tokens and token vectors.
+        parts: Included layers of each query.
+        outputs: Outputs to return.
+        reductions: Reductions to return.
+        memory_bytes: Memory until the last message of a text was sent.
+    """
+
+    has_text: bool
+    parts: tuple[Part, ...]
+    outputs: tuple[RequestedOutput, ...]
+    reductions: tuple[RequestedReduction, ...]
+    memory_bytes: int
+
+
+class Pieces:
+    """Pieces of all texts, in order.
+
+    Texts of one shape have the same runs, and items are created one by one, when they are needed: a small
+    request can have a thousand texts with hundreds of parts each.
+
+    Attributes:
+        max_memory_bytes: Memory of the largest piece.
+    """
+
+    def __init__(self, inputs: Sequence[EncodedInput], runs: Sequence[tuple[_Run, ...]]) -> None:
+        self._inputs = inputs
+        self._runs = runs
+        self.max_memory_bytes = max(run.memory_bytes for each in runs for run in each)
+
+    @property
+    def graph_runs(self) -> Iterator[tuple[tuple[Part, ...], int]]:
+        """Parts and number of tokens of each graph run."""
+        for encoded, runs in zip(self._inputs, self._runs, strict=True):
+            for run in runs:
+                yield run.parts, encoded.num_tokens
+
+    def start(self, deadline: float | None) -> Iterator[Piece]:
+        """Yield the pieces, with items that have this deadline."""
+        for index, (encoded, runs) in enumerate(zip(self._inputs, self._runs, strict=True)):
+            ids, types, units = encoded.input_ids, encoded.token_type_ids, encoded.units
+            for run in runs:
+                yield Piece(
+                    index,
+                    run.has_text,
+                    run.parts,
+                    Item(ids, run.outputs, types, deadline, run.reductions, units),
+                    run.memory_bytes,
+                )
+
+
 def cut_into_pieces(
     inputs: Sequence[EncodedInput],
     plan: EncodePlan,
     sizes: ReplySizes,
     *,
     max_bytes: int,
-    deadline: float | None,
-) -> list[Piece]:
-    """Return the pieces of all texts, in order.
+    conversion: Conversion = NO_CONVERSION,
+) -> Pieces:
+    """Return the pieces of all texts. Takes long for many texts of different lengths.
 
     A text is one piece, unless its layers exceed `max_bytes`. In that case it runs several times.
 
     Raises:
         ResponseTooLargeError: A message would exceed the limit.
     """
-    pieces = []
-    for index, encoded in enumerate(inputs):
-        num_tokens = encoded.num_tokens
-        message_bytes = sizes.check_parts(f"inputs[{index}]", encoded, plan)
+    all_parts, planned = plan.parts, dict[TextShape, tuple[_Run, ...]]()
+    whole = plan.outputs(all_parts), plan.reduced_outputs(all_parts)
+
+    def plan_runs(field: str, shape: TextShape) -> Iterator[_Run]:
+        message_bytes = sizes.check_parts(field, shape, plan)
         making_bytes = sizes.costs.serialization_copies * message_bytes
-        text_bytes = sizes.hidden_state_bytes(num_tokens, plan)
-        runs = _cut(plan.parts, encoded, max_bytes - making_bytes - text_bytes)
-        for run_index, parts in enumerate(runs):
+        making_bytes += conversion.memory_bytes(message_bytes, shape.num_tokens, 1)
+        text_bytes = sizes.hidden_state_bytes(shape.num_tokens, plan)
+        part_sizes = {query.index: PART_BYTES + part_bytes(query, shape) for query in plan.queries}
+        cuts = _cut(all_parts, part_sizes, max_bytes - making_bytes - text_bytes)
+        for run_index, parts in enumerate(cuts):
             has_text = run_index == 0
-            outputs = plan.outputs(parts, with_hidden_state=has_text)
-            reductions = plan.reduced_outputs(parts, encoded.units)
-            item = Item(encoded.input_ids, outputs, encoded.token_type_ids, deadline, reductions)
-            parts_bytes = sum(part_bytes(query, encoded) for query, _ in parts)
-            running_bytes = working_bytes((query for query, _ in parts), num_tokens)
+            outputs, reductions = whole
+            if len(cuts) > 1:
+                outputs = plan.outputs(parts, with_hidden_state=has_text)
+                reductions = plan.reduced_outputs(parts)
+            running_bytes = working_bytes(
+                {query.index: query for query, _ in parts}.values(), shape.num_tokens
+            )
+            parts_bytes = sum(part_sizes[query.index] for query, _ in parts)
             memory_bytes = making_bytes + parts_bytes + running_bytes + (text_bytes if has_text else 0)
-            pieces.append(Piece(index, has_text, parts, item, memory_bytes))
-    return pieces
+            yield _Run(has_text, parts, outputs, reductions, memory_bytes)
+
+    runs = []
+    for index, encoded in enumerate(inputs):
+        shape = encoded.shape
+        if shape not in planned:
+            planned[shape] = tuple(plan_runs(f"inputs[{index}]", shape))
+        runs.append(planned[shape])
+    return Pieces(inputs, runs)
 
 
-def _cut(parts: tuple[Part, ...], encoded: EncodedInput, max_bytes: int) -> list[tuple[Part, ...]]:
-    """Split parts into runs of up to `max_bytes` and at least one part."""
+def _cut(
+    parts: tuple[Part, ...], part_sizes: Mapping[int, int], max_bytes: int
+) -> Sequence[tuple[Part, ...]]:
+    """Split parts into runs of up to `max_bytes` and at least one part. The sizes are by query index."""
+    if sum(part_sizes[query.index] for query, _ in parts) <= max_bytes:
+        return [parts]
     runs: list[list[Part]] = [[]]
     remaining_bytes = max_bytes
     for part in parts:
-        size = part_bytes(part[0], encoded)
+        size = part_sizes[part[0].index]
         if size > remaining_bytes and runs[-1]:
             runs.append([])
             remaining_bytes = max_bytes
@@ -112,25 +185,28 @@ class Window:
     clock: Clock
 
 
-async def run_pieces(window: Window, pieces: deque[Piece]) -> AsyncGenerator[tuple[Piece, ItemResult]]:
+async def run_pieces(
+    window: Window, pieces: Iterator[Piece], max_memory_bytes: int
+) -> AsyncGenerator[tuple[Piece, ItemResult]]:
     """Yield pieces with their results, in order. Request the next one only after the previous one was sent.
 
-    Started pieces are removed from `pieces`: nothing else may keep them, because they keep their results.
+    `pieces` must not keep the pieces that it has yielded, because they keep their results.
 
-    One piece at a time is always allowed: the caller holds its slot, and its memory is reserved here. More
-    are started, within the window, while the server has free slots and memory. A slot is held only while a
-    piece waits or runs, so a slow client blocks no other.
+    One piece of up to `max_memory_bytes` at a time is always allowed: the caller holds its slot, and its
+    memory is reserved here. More are started, within the window, while the server has free slots and memory.
+    A slot is held only while a piece waits or runs, so a slow client blocks no other.
 
     Raises:
         OverloadedError: There is not enough memory for one piece at the moment.
         RequestTooLargeError: One piece exceeds the memory limit.
     """
-    window.memory.grow(max(piece.memory_bytes for piece in pieces))
-    flight = _Flight(window)
+    window.memory.grow(max_memory_bytes)
+    flight, waiting = _Flight(window), deque(islice(pieces, 1))
     try:
-        while pieces or flight.pieces:
-            while pieces and flight.try_start(pieces[0]):
-                pieces.popleft()
+        while waiting or flight.pieces:
+            while waiting and flight.try_start(waiting[0]):
+                waiting.popleft()
+                waiting.extend(islice(pieces, 1))
             started = flight.pieces[0]
             try:
                 result = await started.result

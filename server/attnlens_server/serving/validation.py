@@ -98,7 +98,7 @@ class InputValidator:
             violations.append(too_many_inputs(len(inputs), limit))
         else:
             prompt_bytes = len(prompt.encode())
-            sizes = [_num_bytes(each, prompt_bytes) for each in inputs]
+            sizes = [_size(each, prompt_bytes) for each in inputs]
             limit = self._config.request_text_limit
             if (total := sum(sizes)) > limit:
                 size_with = f"{total} bytes of text{_with_prompt(prompt_bytes)}"
@@ -172,13 +172,16 @@ class InputValidator:
             yield FieldViolation(f"{field}[{position}]", problem, index)
 
 
-def _num_bytes(given: Input, prompt_bytes: int) -> int:
+def _size(given: Input, prompt_bytes: int) -> int:
     """Return the size of the texts of an input and their prompt in bytes. 0 for token ids."""
     texts = given.texts
-    num_bytes = prompt_bytes if texts else 0
-    for text in texts:
-        num_bytes += len(text) if text.isascii() else len(text.encode())
-    return num_bytes
+    size = prompt_bytes if texts else 0
+    return size + sum(map(num_bytes, texts))
+
+
+def num_bytes(text: str) -> int:
+    """Return the size of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _with_prompt(prompt_bytes: int) -> str:
@@ -532,9 +535,10 @@ def check_rows(
     Raises:
         InvalidFieldsError: A text is too short.
     """
+    shapes = [encoded.shape for encoded in inputs] if reductions else []
     for number, reduction in reductions.items():
-        for index, encoded in enumerate(inputs, first):
-            count = encoded.num_units(reduction)
+        for index, shape in enumerate(shapes, first):
+            count = shape.num_units(reduction)
             try:
                 resolve_rows(reduction.rows, count)
             except IndexError as error:

@@ -7,7 +7,7 @@ tokenizer, `tokens` describes tokens.
 from attnlens_server.text.inputs import Input, InputEncoder, TextPair, TokenIds, portions
 from attnlens_server.text.pairs import EncodedPair, PairEncoder, parts_of
 from attnlens_server.text.tokenizer import TextEncoder, UntokenizableError
-from attnlens_server.text.tokens import EncodedInput, Tokens, TokenSource
+from attnlens_server.text.tokens import EncodedInput, TextShape, Tokens, TokenSource
 
 __all__ = [
     "EncodedInput",
@@ -17,6 +17,7 @@ __all__ = [
     "PairEncoder",
     "TextEncoder",
     "TextPair",
+    "TextShape",
     "TokenIds",
     "TokenSource",
     "Tokens",

@@ -15,14 +15,14 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import tokenizers
 from tokenizers import processors
 
-from attnlens.reductions import AttentionReduction, TextUnits, Units
+from attnlens.reductions import AttentionReduction, TextUnits
 
 Span = tuple[int, int]
 NO_SPAN: Span = (0, 0)
@@ -113,15 +113,39 @@ class EncodedInput:
         """Number of tokens, T."""
         return len(self.input_ids)
 
-    def num_units(self, reduction: AttentionReduction | None) -> int:
-        """Return the number of rows of the reduced attention matrix."""
-        if reduction is None or not reduction.has_units:
-            return self.num_tokens
-        return Units.of(reduction, self.units, self.num_tokens).num_units
+    @property
+    def shape(self) -> "TextShape":
+        """The numbers on which the sizes of all results depend."""
+        units = self.units
+        if units is None:
+            return TextShape(self.num_tokens, self.num_tokens, 0)
+        num_words = int(units.words.max(initial=-1)) + 1
+        return TextShape(self.num_tokens, num_words, int(np.count_nonzero(units.is_special)))
 
     def without_record(self) -> "EncodedInput":
         """Return a copy without the tokenizer output, which is far larger than the ids."""
         return replace(self, record=None)
+
+
+class TextShape(NamedTuple):
+    """Numbers of tokens of a text. Texts with equal numbers have results of equal size.
+
+    Attributes:
+        num_tokens: Number of tokens, T.
+        num_words: Number of words. Each special token is a word of its own.
+        num_special: Number of special tokens.
+    """
+
+    num_tokens: int
+    num_words: int
+    num_special: int
+
+    def num_units(self, reduction: AttentionReduction | None) -> int:
+        """Return the number of rows of the reduced attention matrix."""
+        if reduction is None:
+            return self.num_tokens
+        count = self.num_words if reduction.level == "words" else self.num_tokens
+        return count - self.num_special * (reduction.special_tokens == "drop")
 
 
 def describe_ids(input_ids: npt.NDArray[np.int64], spell: Callable[[int], str]) -> Tokens:

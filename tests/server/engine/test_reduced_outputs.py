@@ -65,9 +65,9 @@ def test_reducing_a_batch_row_matches_reducing_its_dense_weights(
     expected = results if reduction.joins_layers else results[::-1]
     assert len(plan.parts) == len(expected)
     for part, result in zip(plan.parts, expected, strict=True):
-        requested = plan.engine_reduction(part, UNITS)
+        requested = plan.engine_reduction(part)
         assert requested is not None
-        found = reduced(outputs, 1, TOKENS, requested)
+        found = reduced(outputs, 1, TOKENS, requested, UNITS)
         if isinstance(result.data, TopKWeights):
             assert isinstance(found.data, TopKWeights)
             np.testing.assert_array_equal(found.data.indices, result.data.indices)
@@ -90,8 +90,9 @@ def test_equal_reductions_of_a_text_are_computed_once() -> None:
         )
         for index, form in enumerate(forms)
     ]
-    requested = [plan.engine_reduction(plan.outputs, UNITS) for plan in plans]
-    item = Item(np.zeros(TOKENS, np.int64), (), reductions=tuple(each for each in requested if each))
+    requested = [plan.engine_reduction(plan.outputs) for plan in plans]
+    wanted = tuple(each for each in requested if each)
+    item = Item(np.zeros(TOKENS, np.int64), (), reductions=wanted, units=UNITS)
     found = reductions(outputs, 1, item)
     assert found[0] is found[2] is found[3]
     assert [each.data.values.shape[-1] for each in found if isinstance(each.data, TopKWeights)] == [

@@ -39,12 +39,16 @@ SIZES = ReplySizes(1024, ReplyCosts(32 << 20, 128, lambda _: 0, serialization_co
 LAYER_BYTES = 4 * 16 * 512 * 512
 
 
+def cut(inputs: Sequence[EncodedInput], plan: EncodePlan, max_bytes: int) -> list[Piece]:
+    return list(cut_into_pieces(inputs, plan, SIZES, max_bytes=max_bytes).start(deadline=None))
+
+
 def text(num_tokens: int) -> EncodedInput:
     return EncodedInput(np.zeros(num_tokens, np.int64), num_tokens)
 
 
 def test_text_is_one_piece_if_it_fits() -> None:
-    [piece] = cut_into_pieces([text(512)], PLAN, SIZES, max_bytes=1 << 30, deadline=None)
+    [piece] = cut([text(512)], PLAN, 1 << 30)
     assert (piece.index, piece.has_text, piece.parts) == (0, True, PLAN.parts)
     assert piece.item.requested == PLAN.outputs(PLAN.parts)
     assert 24 * LAYER_BYTES < piece.memory_bytes < 28 * LAYER_BYTES
@@ -53,7 +57,7 @@ def test_text_is_one_piece_if_it_fits() -> None:
 def test_layers_of_a_large_model_are_split_into_pieces_that_fit() -> None:
     """BERT-large's 24 x 16 x 512 x 512 weights take 403 MB, more than the memory limit for calls."""
     max_piece_bytes = 256 << 20
-    pieces = cut_into_pieces([text(512), text(4)], PLAN, SIZES, max_bytes=max_piece_bytes, deadline=None)
+    pieces = cut([text(512), text(4)], PLAN, max_piece_bytes)
     assert [piece.index for piece in pieces] == [0, 0, 1]
     assert [piece.has_text for piece in pieces] == [True, False, True]
     assert pieces[0].parts + pieces[1].parts == PLAN.parts == pieces[2].parts
@@ -63,7 +67,7 @@ def test_layers_of_a_large_model_are_split_into_pieces_that_fit() -> None:
 
 def test_text_without_attention_is_one_text_part() -> None:
     plan = replace(PLAN, queries=())
-    [piece] = cut_into_pieces([text(9)], plan, SIZES, max_bytes=1 << 20, deadline=None)
+    [piece] = cut([text(9)], plan, 1 << 20)
     assert (piece.has_text, piece.parts) == (True, ())
     assert [requested.name for requested in piece.item.requested] == ["last_hidden_state"]
 
@@ -71,7 +75,7 @@ def test_text_without_attention_is_one_text_part() -> None:
 def test_queries_of_one_layer_are_parts_of_one_run() -> None:
     mean = replace(QUERY, index=1, outputs=LAYERS[3:4], view=AttentionView.HEAD_MEAN)
     plan = replace(PLAN, queries=(replace(QUERY, outputs=LAYERS[3:5]), mean))
-    [piece] = cut_into_pieces([text(512)], plan, SIZES, max_bytes=1 << 30, deadline=None)
+    [piece] = cut([text(512)], plan, 1 << 30)
     names = [requested.name for requested in piece.item.requested]
     assert names == ["last_hidden_state", "attentions.3", "attentions.4", "attentions.3"]
     assert [query.index for query, _ in piece.parts] == [0, 0, 1]
@@ -118,7 +122,9 @@ def run(
     window = Window(
         engine.submit, "attention", admission, Reservation(admission), window_bytes, Clock(CallMetrics())
     )
-    return run_pieces(window, deque(pieces))
+    waiting = deque(pieces)
+    once = (waiting.popleft() for _ in range(len(waiting)))
+    return run_pieces(window, once, max(piece.memory_bytes for piece in pieces))
 
 
 async def test_pieces_arrive_in_order_and_release_their_memory() -> None:
