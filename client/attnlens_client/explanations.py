@@ -30,8 +30,9 @@ class TokenScores:
         sum: Sum of the defined scores and the baseline.
         expected_sum: Target value, which `sum` equals up to rounding. None for methods that only rank tokens.
         faithfulness: Spearman's rank correlation between the method's scores and leave-one-out, measured for
-            this model by `attnlens export` or `attnlens check --faithfulness`. None if not measured. See
-            `ModelInfo.faithfulness` for its confidence interval.
+            this model by `attnlens export` or `attnlens check --faithfulness`. None if not measured for this
+            kind of question: it is measured for tokens, not for words, of a text's own embedding or highest
+            logit. See `ModelInfo.faithfulness` for its confidence interval.
     """
 
     method: str
@@ -210,8 +211,10 @@ class Comparison:
 
 def _faithfulness(scores: TokenScores) -> list[str]:
     """Describe the measured faithfulness. Empty for leave-one-out itself."""
-    if scores.faithfulness is None or scores.method == "leave_one_out":
+    if scores.method == "leave_one_out":
         return []
+    if scores.faithfulness is None:
+        return ["faithfulness not measured for this question"]
     caution = " (low)" if scores.faithfulness < LOW_FAITHFULNESS else ""
     return [f"faithfulness {scores.faithfulness:.2f}{caution}"]
 

@@ -192,6 +192,8 @@ class EngineCheck:
 class Faithfulness:
     """Faithfulness of a method's token ranking, measured by the export.
 
+    The target is each text's own embedding, or the highest logit of a classifier.
+
     Attributes:
         method: Method. Empty for a control.
         rank_correlation: Spearman's rank correlation with leave-one-out, mean over texts.

@@ -58,6 +58,9 @@ COMPLETE_METHODS = frozenset({ExplainMethod.CONTRIBUTIONS, ExplainMethod.OUTPUT_
 RELEVANT_SHARE = 0.25
 # A warning is shown if the rank correlation of a method with leave-one-out is below this value.
 LOW_FAITHFULNESS = 0.7
+# Faithfulness is measured on texts of this many tokens: at least 5 that are not special, at most 128 of all.
+MIN_MEASURED_TOKENS = 5
+MAX_MEASURED_TOKENS = 128
 
 
 def pooling_weights(pooling: Pooling, num_tokens: int, num_excluded: int = 0) -> FloatArray:

@@ -61,6 +61,9 @@ def test_two_texts_request_a_contrast(minilm_server: ServerProcess, connect: Cal
         vectors = call("embed", [A, B, "It rained."], normalize=True).astype(np.float64)
         [text] = call("explain", [A], to=B, rather_than="It rained.")
         assert text.target_value == pytest.approx(vectors[0] @ (vectors[1] - vectors[2]), abs=1e-5)
+        assert text.scores[0].faithfulness is None
+        for shown in (repr(text), repr(text.scores), text._repr_html_()):
+            assert "faithfulness not measured for this question" in shown
         [text] = call("explain", [A], direction=3 * vectors[1])
         assert text.target_value == pytest.approx(3 * vectors[0] @ vectors[1], abs=1e-5)
         ids = TokenIds([101, 2158, 102])

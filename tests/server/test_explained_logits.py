@@ -27,6 +27,7 @@ from schemas import conforms
 from served import ServerProcess
 from server.decomposed_bert import contributions
 from server.test_classifiers import DOCUMENTS, LONG, QUERY
+from tampered import copy_of, manifest_of
 
 ATOL = 1e-5
 
@@ -94,6 +95,53 @@ def test_labels_and_their_difference_are_explained(topics: tuple[Local, Path]) -
     [difference] = model.explain(["the man"], label=2, rather_than="art")
     check(difference, parts[:, 2] - parts[:, 0])
     assert difference.target_value == pytest.approx(logits[2] - logits[0], abs=ATOL)
+
+
+@pytest.fixture
+def with_faithfulness(classifier_bundle: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    """Return copies of bundles with a measured faithfulness of contributions."""
+
+    def copied(name: str) -> Path:
+        bundle = copy_of(classifier_bundle(name), tmp_path)
+        with manifest_of(bundle) as manifest:
+            measured = {"method": "EXPLAIN_METHOD_CONTRIBUTIONS", "rank_correlation": 0.55, "num_texts": 30}
+            manifest["faithfulness"] = [measured]
+        return bundle
+
+    return copied
+
+
+def test_faithfulness_of_a_classifier_is_that_of_the_highest_logit_of_a_text(
+    with_faithfulness: Callable[[str], Path],
+) -> None:
+    text = "the man and the cat in the sea"
+    with attnlens_server.local(with_faithfulness("topics"), threads=1) as model:
+        highest, second, *_ = np.argsort(-model.classify([text]).logits[0]).tolist()
+        [explanation] = model.explain([text], label=highest)
+        assert explanation.scores[0].faithfulness == 0.55
+        for inputs, options in (
+            (text, {"label": second}),
+            (text, {"label": highest, "rather_than": second}),
+            (text, {"label": highest, "level": "words"}),
+            ((text, text), {"label": int(model.classify([(text, text)]).logits[0].argmax())}),
+        ):
+            [explanation] = model.explain([inputs], **options)
+            assert explanation.scores[0].faithfulness is None
+
+
+def test_faithfulness_of_a_reranker_is_that_of_the_tokens_of_a_pair(
+    with_faithfulness: Callable[[str], Path],
+) -> None:
+    with attnlens_server.local(with_faithfulness("reranker"), threads=1) as model:
+        pair = (QUERY, "the man and the cat in the sea")
+        for level, expected in (("tokens", 0.55), ("words", None)):
+            [explanation] = model.explain([pair], level=level)
+            [ranked] = model.rerank(pair[0], [pair[1]], explain=True, level=level)
+            assert ranked.explanation is not None
+            for found in (explanation, ranked.explanation):
+                assert found.scores[0].faithfulness == expected
+        [alone] = model.explain([pair[1]])
+        assert alone.scores[0].faithfulness is None
 
 
 def test_leave_one_out_is_the_decrease_of_the_logit(topics: tuple[Local, Path]) -> None:

@@ -47,7 +47,8 @@ class Scores:
         baseline: Part of the target that belongs to no token. None if the method has no baseline.
         sum: Sum of the values and the baseline.
         expected_sum: Value that `sum` should reach. None if the scores are not additive.
-        rho: Faithfulness: Spearman correlation with leave-one-out scores. None if not measured.
+        rho: Faithfulness: Spearman correlation with leave-one-out scores. None if not measured for
+            this question.
         description: One or two sentences about the scores and the data on which `rho` was measured.
     """
 

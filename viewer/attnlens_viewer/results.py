@@ -72,7 +72,7 @@ class MethodScores(Protocol):
 
     @property
     def faithfulness(self) -> float | None:
-        """Spearman correlation with leave-one-out scores, measured at export. None if not measured."""
+        """Spearman correlation with leave-one-out scores, or None if not measured for this question."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

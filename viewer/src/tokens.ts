@@ -54,9 +54,9 @@ export class Contributions {
   /** Return a sentence on the method and on how well it was found to work. */
   about(): string {
     const method = "Contributions: exact decomposition of the logit with the attention weights held constant.";
-    if (this.faithfulness === null) return `${method} Agreement with leave-one-out scores was not measured.`;
+    if (this.faithfulness === null) return `${method} Agreement with leave-one-out scores was not measured for this question.`;
     const correlation = `Spearman ${plainText(this.faithfulness, 2)}`;
-    const measured = `Agreement with leave-one-out scores: ${correlation}, measured on other texts when the model was exported.`;
+    const measured = `Agreement of the tokens' scores with leave-one-out scores: ${correlation}, measured on other texts when the model was exported.`;
     const warning = this.faithfulness < WEAK_CORRELATION ? " It is low: these scores are a weak guide to which words matter." : "";
     return `${method} ${measured}${warning}`;
   }

@@ -39,6 +39,7 @@ SOURCES = {
     "ids": "token ids",
     "baseline": "baseline",
 }
+_WEAK = "its ranking of tokens is a weak guide."
 _MIN_CELL_WIDTH, _GAP = 6, 2
 _NUM_PAIRS = 10
 _MEANINGS = {
@@ -89,14 +90,19 @@ def print_scores(
         console.print(f"{counted(count - len(order), unit)}: {rest:+.4f}")
     _print_sums_of_scores(console, explanation)
     for scores in explanation.scores:
-        if scores.faithfulness is not None and scores.method != VERIFIER:
-            console.print(
-                f"{scores.method}: Spearman {scores.faithfulness:.2f} with leave-one-out, measured for this "
-                f"model.{_caution(scores.faithfulness, 'its ranking of tokens is a weak guide.')}"
-            )
+        if scores.method != VERIFIER:
+            caution = "" if scores.faithfulness is None else _caution(scores.faithfulness, _WEAK)
+            console.print(f"{scores.method}: {faithfulness_text(scores)}{caution}")
     if verify:
         for scores in explanation.scores[:-1]:
             console.print(_comparison_line(explanation, scores))
+
+
+def faithfulness_text(scores: TokenScores) -> str:
+    """Return the measured agreement of a method with leave-one-out."""
+    if scores.faithfulness is None:
+        return "agreement with leave-one-out not measured for this question."
+    return f"Spearman {scores.faithfulness:.2f} with leave-one-out, measured for this model."
 
 
 def _print_sums_of_scores(console: Console, explanation: Explanation) -> None:

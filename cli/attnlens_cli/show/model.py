@@ -67,7 +67,9 @@ def _faithfulness_row(model: ModelInfo) -> dict[str, str]:
         for measured in model.faithfulness
         if measured.method in model.explain_methods and measured.method != "leave_one_out"
     ]
-    return {"faithfulness": "\n".join(["Spearman with leave-one-out:", *lines])} if lines else {}
+    target = "the text's own embedding" if not model.labels else "the highest logit"
+    heading = f"Spearman with leave-one-out, for {target}:"
+    return {"faithfulness": "\n".join([heading, *lines])} if lines else {}
 
 
 def _interval(measured: Faithfulness) -> str:

@@ -10,7 +10,7 @@ from rich.text import Text
 from attnlens.explanations import LOW_FAITHFULNESS
 from attnlens_cli.printable import printable
 from attnlens_cli.show.attention_map import word_names
-from attnlens_cli.show.explanation import SOURCES, sums_text
+from attnlens_cli.show.explanation import SOURCES, faithfulness_text, sums_text
 from attnlens_client import Explanation, RankedDocument
 
 _NAMES = SOURCES | {"text": "query", "second_text": "document"}
@@ -45,12 +45,11 @@ def print_ranking(console: Console, query: str, ranked: Sequence[RankedDocument]
 
 def _note(explanation: Explanation) -> str:
     note = "contributions: exact sums, with the attention weights held constant."
-    faithfulness = explanation.scores[0].faithfulness
-    if faithfulness is None:
-        return f"\nNote on {note}"
-    caution = " Caution: that is low." if faithfulness < LOW_FAITHFULNESS else ""
-    measured = f"Spearman {faithfulness:.2f} with leave-one-out, measured for this model.{caution}"
-    return f"\nNote on {note} {measured}"
+    [scores] = explanation.scores
+    is_low = scores.faithfulness is not None and scores.faithfulness < LOW_FAITHFULNESS
+    measured = faithfulness_text(scores)
+    measured = measured[0].upper() + measured[1:]
+    return f"\nNote on {note} {measured}{' Caution: that is low.' if is_low else ''}"
 
 
 def _rows(explanation: Explanation, source: str) -> list[int]:

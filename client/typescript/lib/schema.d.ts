@@ -623,7 +623,7 @@ export interface components {
             /** @description Contributions by the source of the tokens. Set for classifiers with EXPLAIN_METHOD_CONTRIBUTIONS. */
             sums_by_source?: components["schemas"]["attnlens.v1.SourceSums"];
         };
-        /** @description Faithfulness of a method: Spearman's rank correlation of its scores with leave-one-out, averaged over texts. Measured by `attnlens export` on its own sentences, or by `attnlens check --faithfulness`. */
+        /** @description Faithfulness of a method: Spearman's rank correlation of its scores with leave-one-out, averaged over texts. Measured by `attnlens export` on its own sentences, or by `attnlens check --faithfulness`, towards each text's own embedding, or for the highest logit of a classifier. It does not apply to other targets, such as similarities. */
         "attnlens.v1.Faithfulness": {
             /** @description Method. Unspecified for a control, see `control`. */
             method: components["schemas"]["attnlens.v1.ExplainMethod"];
@@ -1187,7 +1187,7 @@ export interface components {
             sum: number | null;
             /** @description The target, which `sum` must equal up to rounding. Unset for methods whose scores do not add up to it. */
             expected_sum?: number | null;
-            /** @description `Faithfulness.rank_correlation` of the method. Unset if the bundle has no measurement. */
+            /** @description `Faithfulness.rank_correlation` of the method. Unset unless it was measured for this kind of question: scores of tokens, not of words, of a text of 5 to 128 tokens without a prompt, towards its own embedding with the default pooling and dimensions, or the highest logit of a classifier's text, or the logit of a reranker's pair. */
             faithfulness?: number | null;
         };
         /**

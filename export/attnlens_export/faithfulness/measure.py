@@ -32,6 +32,8 @@ from tokenizers import Tokenizer
 
 from attnlens.bundle import BundleError, read_manifest
 from attnlens.explanations import (
+    MAX_MEASURED_TOKENS,
+    MIN_MEASURED_TOKENS,
     ExplainMethod,
     leave_one_out_effects,
     output_shares,
@@ -53,9 +55,6 @@ from attnlens_model import EncoderConfig, read_config
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 SEED = 20_261_122
 NUM_RESAMPLES = 2000
-# Texts with fewer tokens, special tokens not counted, have no meaningful ranking.
-MIN_TOKENS = 5
-MAX_TOKENS = 128
 MIN_TEXTS = 10
 # Maximum number of multiplications with weights that `export` spends on leave-one-out: about two minutes on
 # two cores. If a model needs more for `MIN_TEXTS` texts, it is not measured.
@@ -262,7 +261,7 @@ def pairs_of(lines: Sequence[str]) -> list[tuple[str, str]]:
 def tokenize(
     directory: Path, texts: Sequence[str] | Sequence[tuple[str, str]], max_tokens: int
 ) -> list[TokenizedText]:
-    """Tokenize texts without a prompt. Texts with fewer than `MIN_TOKENS` tokens are omitted.
+    """Tokenize texts without a prompt. Texts with fewer than `MIN_MEASURED_TOKENS` tokens are omitted.
 
     Raises:
         BundleError: The bundle has no tokenizer.
@@ -273,12 +272,12 @@ def tokenize(
         raise BundleError(f"{path} does not exist: faithfulness is measured on texts and needs a tokenizer")
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(min(max_tokens, MAX_TOKENS))
+    tokenizer.enable_truncation(min(max_tokens, MAX_MEASURED_TOKENS))
     tokenized = list(_tokenize(tokenizer, texts))
     if len(tokenized) < MIN_TEXTS:
         raise SourceError(
-            f"only {len(tokenized)} texts have at least {MIN_TOKENS} tokens, but {MIN_TEXTS} are needed: add "
-            "lines to the file of --texts"
+            f"only {len(tokenized)} texts have at least {MIN_MEASURED_TOKENS} tokens, but {MIN_TEXTS} are "
+            "needed: add lines to the file of --texts"
         )
     return tokenized
 
@@ -288,7 +287,7 @@ def _tokenize(
 ) -> Iterator[TokenizedText]:
     for encoding in tokenizer.encode_batch(list(texts)):
         ranked = np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
-        if len(ranked) >= MIN_TOKENS:
+        if len(ranked) >= MIN_MEASURED_TOKENS:
             lengths = np.array([end - start for start, end in encoding.offsets], dtype=np.int64)
             ids, types = (np.array(row, dtype=np.int64) for row in (encoding.ids, encoding.type_ids))
             yield TokenizedText(ids, ranked, lengths, types)

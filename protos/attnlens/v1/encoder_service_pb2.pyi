@@ -2050,7 +2050,10 @@ class TokenScores(_message.Message):
     expected_sum: _builtins.float
     """The target, which `sum` must equal up to rounding. Unset for methods whose scores do not add up to it."""
     faithfulness: _builtins.float
-    """`Faithfulness.rank_correlation` of the method. Unset if the bundle has no measurement."""
+    """`Faithfulness.rank_correlation` of the method. Unset unless it was measured for this kind of question: scores of
+    tokens, not of words, of a text of 5 to 128 tokens without a prompt, towards its own embedding with the default
+    pooling and dimensions, or the highest logit of a classifier's text, or the logit of a reranker's pair.
+    """
     @_builtins.property
     def values(self) -> _tensor_pb2.Tensor:
         """Score of each token, shape (T), or of each word."""

@@ -165,7 +165,8 @@ Global___PairMatrix: _TypeAlias = PairMatrix  # noqa: Y015
 @_typing.final
 class Faithfulness(_message.Message):
     """Faithfulness of a method: Spearman's rank correlation of its scores with leave-one-out, averaged over texts.
-    Measured by `attnlens export` on its own sentences, or by `attnlens check --faithfulness`.
+    Measured by `attnlens export` on its own sentences, or by `attnlens check --faithfulness`, towards each text's own
+    embedding, or for the highest logit of a classifier. It does not apply to other targets, such as similarities.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -12,6 +12,8 @@ from typing import TypeVar
 import numpy as np
 
 from attnlens.explanations import (
+    MAX_MEASURED_TOKENS,
+    MIN_MEASURED_TOKENS,
     ExplainLevel,
     ExplainMethod,
     Float64Array,
@@ -515,12 +517,13 @@ def explanation(results: GraphResults, field: str, plan: ExplanationPlan, model:
         own = direction_of(results.embedding, field)
     direction = own if results.direction is None else results.direction
     words = words_of(results.tokens) if plan.level is ExplainLevel.WORDS else []
+    is_measured = _is_measured(results, plan, model, own)
     scores = []
     for method in plan.methods:
         values, baseline, expected_sum = _values(method, results, plan, (own, direction))
         if words and method is not ExplainMethod.CONTRIBUTION_NORM:
             values = sum_over_words(values, words)
-        measured = model.faithfulness.get(int(method))
+        measured = model.faithfulness.get(int(method)) if is_measured else None
         scores.append(
             TokenScores(
                 method,
@@ -541,6 +544,34 @@ def explanation(results: GraphResults, field: str, plan: ExplanationPlan, model:
         None if heads is None else _as_float32(heads, field, plan),
         _sums_by_source(results.contributions, results.tokens) if plan.is_logit else None,
     )
+
+
+def _is_measured(results: GraphResults, plan: ExplanationPlan, model: Model, own: Float64Array) -> bool:
+    """Return whether the model's faithfulness was measured for this kind of question.
+
+    The export explains tokens of short texts without a prompt towards the text's own embedding, with the
+    default pooling and dimensions. For classifiers it explains the highest logit, and for rerankers the logit
+    of a pair.
+
+    Args:
+        results: Results of the text.
+        plan: Validated request.
+        model: The model.
+        own: p / |p| (E,), or the logits.
+    """
+    classifier, num_removable = model.classifier, sum(results.text.is_removable)
+    is_short = results.text.encoded.num_tokens <= MAX_MEASURED_TOKENS
+    if plan.level is ExplainLevel.WORDS or not is_short or num_removable < MIN_MEASURED_TOKENS:
+        return False
+    is_reranker = classifier is not None and classifier.is_reranker
+    measured_sources = {TokenSource.TEXT, TokenSource.SECOND_TEXT} if is_reranker else {TokenSource.TEXT}
+    if plan.prompt or set(results.tokens.sources) - {TokenSource.SPECIAL} != measured_sources:
+        return False
+    if plan.pooling is not model.pooling:
+        return False
+    if classifier is None:
+        return results.direction is None and plan.dimensions == model.embedding_size
+    return np.array_equal(results.direction, np.eye(len(own))[own.argmax()])
 
 
 def _sums_by_source(contributions: Contributions | None, tokens: Tokens) -> SourceSums | None:

@@ -325,7 +325,8 @@ class TokenScores:
         values: Scores (T,) or (W,) in fp32. NaN where undefined.
         baseline: Contribution of the biases. None for methods that only rank tokens.
         expected_sum: Target value, which `sum` equals up to rounding. None for methods that only rank tokens.
-        faithfulness: Measured rank correlation with leave-one-out, or None if it was not measured.
+        faithfulness: Rank correlation with leave-one-out, or None if it was not measured for this kind of
+            question.
     """
 
     method: ExplainMethod

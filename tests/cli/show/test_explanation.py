@@ -78,7 +78,9 @@ def test_low_agreement_on_the_text_is_a_caution_and_nothing_is_called_verified(
 def test_bundle_faithfulness_is_shown_with_a_caution_if_it_is_low(faithfulness: float, end: str) -> None:
     shown = printed(scores("contributions", [0, 4, 3, 2, 1, 0], 0.1, faithfulness))
     assert f"Spearman {faithfulness} with leave-one-out, measured for {end}" in shown
-    assert "Spearman" not in printed(scores("contributions", [0, 4, 3, 2, 1, 0], 0.1, None))
+    unmeasured = printed(scores("contributions", [0, 4, 3, 2, 1, 0], 0.1, None))
+    assert "contributions: agreement with leave-one-out not measured for this question.\n" in unmeasured
+    assert "Spearman" not in unmeasured
 
 
 @pytest.mark.parametrize("method", ["rollout", "received_attention", "contribution_norm"])

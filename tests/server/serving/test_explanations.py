@@ -47,7 +47,7 @@ from attnlens_server.serving.requests import (
 )
 from attnlens_server.serving.results import Comparison, Explanation
 from attnlens_server.serving.service import ModelService, State
-from attnlens_server.text import Input, TextEncoder, TokenSource
+from attnlens_server.text import Input, TextEncoder, TokenIds, TokenSource
 from compatibility.record import make_bundle
 from stored_bundle import STORED_BUNDLE
 from tampered import change_graph, constant, manifest_of, put_hashes_right, through
@@ -140,7 +140,38 @@ async def test_scores_sum_to_the_total_with_dense_layers_and_excluded_prompt(
                     [scores] = text.scores
                     assert text.target_value == pytest.approx(each @ vector, abs=1e-5)
                     assert scores.sum == pytest.approx(each @ vector, abs=2e-5)
-                    assert scores.faithfulness == 0.85
+
+
+NOT_MEASURED: dict[str, dict[str, Any]] = {
+    "another text": {"target": ExplanationTarget(to=Input(text="the cat"))},
+    "a contrast": {"target": ExplanationTarget(contrast=(Input(text="the cat"), Input(text="a house")))},
+    "a direction": {"target": ExplanationTarget(direction=np.eye(10, dtype=np.float32)[0])},
+    "words": {"level": ExplainLevel.WORDS},
+    "a prompt": {"prompt": Prompt(name="query")},
+    "another pooling": {"pooling": Pooling.CLS},
+    "fewer dimensions": {"dimensions": 4},
+}
+
+
+@pytest.mark.parametrize("question", NOT_MEASURED)
+async def test_faithfulness_is_only_stated_for_questions_that_were_measured(
+    dense_bundle: Path, question: str
+) -> None:
+    """The export measures tokens of texts of 5 to 128 tokens towards the text's own embedding."""
+    async with serving(dense_bundle) as service:
+        no_prompt: dict[str, Any] = {"prompt": Prompt(text=""), "methods": service.explain_methods}
+        for fields, expected in (({}, 0.85), (NOT_MEASURED[question], None)):
+            [text] = await explain(service, TEXTS[0], **no_prompt | fields)
+            stated = {scores.method: scores.faithfulness for scores in text.scores}
+            assert stated.pop(ExplainMethod.CONTRIBUTIONS) == expected
+            assert set(stated.values()) == {None}  # this bundle has no figures of other methods
+        [short] = await explain(service, TEXTS[1], **no_prompt)
+        ids, empty = TokenIds(input_ids=(2, 5, 6, 7, 8, 9, 3)), Prompt(text="")
+        job = ExplainRequest(inputs=[Input(token_ids=ids)], prompt=empty)
+        [of_ids] = (await service.explain(job, budget(service))).texts
+        [pair] = await compare(service, TEXTS[0], TEXTS[2], prompt=empty, prompt_b=empty)
+        for text in (short, of_ids, pair.a, pair.b):
+            assert [scores.faithfulness for scores in text.scores] == [None] * len(text.scores)
 
 
 @pytest.mark.parametrize("pooling", [*Pooling, None])

@@ -44,6 +44,8 @@ const NOTES_ON_CONTRIBUTIONS = [
   "The baseline comes from the biases of the model and belongs to no word. If it is large, the words explain less of the logit.",
 ];
 
+const NOTE_ON_DIFFERENCE = "For the difference of two documents, agreement with leave-one-out scores was not measured.";
+
 export class RankingView {
   private readonly items: Item[];
   private readonly comparison: ComparisonPart | null = null;
@@ -65,8 +67,9 @@ export class RankingView {
       this.comparison = new ComparisonPart(documents, start, changed);
       parts.push(this.comparison.element);
     }
-    const about = documents[0]?.contributions?.about();
-    const notes = [...NOTES, ...(about ? [...NOTES_ON_CONTRIBUTIONS, about] : [])];
+    const shown = documents.flatMap((document) => document.contributions ?? []);
+    const about = (shown.find((contributions) => contributions.faithfulness === null) ?? shown[0])?.about();
+    const notes = [...NOTES, ...(about ? [...NOTES_ON_CONTRIBUTIONS, about] : []), ...(this.comparison ? [NOTE_ON_DIFFERENCE] : [])];
     const caveats = element("ul", {}, ...notes.map((text) => element("li", {}, text)));
     root.classList.add("attnlens");
     parts.push(section("notes", "What this does not mean", null, caveats));

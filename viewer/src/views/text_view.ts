@@ -141,7 +141,7 @@ export function aboutScores(scores: ScoresData): string {
   const gap = Math.abs(deviation) > 5e-4 ? `The sum deviates from the expected ${plainText(scores.expectedSum ?? 0)} by ${plainText(deviation)}. ` : "";
   const rho =
     scores.rho === null
-      ? "Agreement with leave-one-out scores was not measured."
-      : `Agreement with leave-one-out scores: Spearman ${plainText(scores.rho, 2)}.`;
+      ? "Agreement with leave-one-out scores was not measured for this question."
+      : `Agreement of the tokens' scores with leave-one-out scores: Spearman ${plainText(scores.rho, 2)}.`;
   return `${gap}${scores.description} ${rho}`.trim();
 }
