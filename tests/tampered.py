@@ -69,8 +69,9 @@ def through(name: str, *nodes: onnx.NodeProto, **output: Any) -> Callable[[onnx.
 
 
 def constant(name: str, value: Any, data_type: int = TensorProto.FLOAT) -> onnx.NodeProto:
-    """Return a node with a constant output."""
-    return helper.make_node("Constant", [], [name], value=helper.make_tensor(name, data_type, [], [value]))
+    """Return a node with a constant output: a number, or a list of numbers."""
+    values, shape = (value, [len(value)]) if isinstance(value, list) else ([value], [])
+    return helper.make_node("Constant", [], [name], value=helper.make_tensor(name, data_type, shape, values))
 
 
 def endless_loop(before: str, after: str) -> list[onnx.NodeProto]:

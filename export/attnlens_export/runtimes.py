@@ -15,7 +15,12 @@ from typing import Any
 
 from attnlens.v1.manifest_pb2 import GateKind
 from attnlens_export.classification import LogitsResult, measure_logits
-from attnlens_export.contributions.measure import Completeness, ContributionsResult, measure_case, open_head
+from attnlens_export.contributions.measure import (
+    Completeness,
+    ContributionsResult,
+    measure_case_of,
+    open_head,
+)
 from attnlens_export.graph.names import (
     ATTENTIONS_PATH,
     CONTRIBUTIONS_PATH,
@@ -31,7 +36,6 @@ from attnlens_export.parity.measure import (
     ParityResult,
     Subject,
     draw_inputs,
-    exact_hidden_states,
     measure_grid,
     summarize,
     to_grid_graph,
@@ -309,12 +313,11 @@ def measure_processes(
     contributions = None
     if CONTRIBUTIONS_PATH in graphs:
         graph = graphs[CONTRIBUTIONS_PATH]
-        dense, head = open_head(subject.directory, config)
+        head = open_head(subject.directory, config)
 
         def measure_contributions(case: Case, inputs: Inputs) -> Completeness:
             hidden = run_fp32(subject.encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
-            exact = exact_hidden_states(subject, case, inputs) if head is not None else None
-            return measure_case(graph.run_feed, case, inputs, config, hidden, dense, head, exact)
+            return measure_case_of(subject, graph.run_feed, case, inputs, hidden, head)
 
         contributions = (CONTRIBUTIONS_PATH, measure_contributions)
     compared = {

@@ -27,6 +27,12 @@ from attnlens.explanations import pool_weighted, pooling_weights
 from attnlens.pooling import Pooling, finish
 from attnlens.v1.manifest_pb2 import GateKind, OutputRole
 from attnlens_export.contributions.heads import limit_to_sweep
+from attnlens_export.contributions.reference import (
+    Contributions,
+    Reference,
+    difference,
+    reference_contributions,
+)
 from attnlens_export.graph.names import (
     BASELINE,
     CONTRIBUTIONS_PATH,
@@ -71,6 +77,7 @@ LIMIT = 1e-5
 SEED = 20_261_122
 HEADS_TOKENS = 16
 _MIN_LENGTH = 8.0
+_MIN_GRADIENT_TEXTS, _MIN_GRADIENT_TOKENS = 4, 7
 
 Float64Array = npt.NDArray[np.float64]
 Feed = dict[str, npt.NDArray[np.generic]]
@@ -92,6 +99,8 @@ class Completeness(FigureSet):
             cancel, in PyTorch too.
         padding_score: Maximum score of padding, which must be 0.
         is_finite: Whether all outputs are finite.
+        score_errors: Errors against PyTorch's gradients, for scores of tokens and of heads. Empty if not
+            measured, as for most cases.
     """
 
     case: str
@@ -101,6 +110,7 @@ class Completeness(FigureSet):
     embedding_limit: float
     padding_score: float
     is_finite: bool
+    score_errors: tuple["ScoreError", ...] = ()
 
     def figures(self) -> list[Figure]:
         """Return every measurement with its limit."""
@@ -108,6 +118,7 @@ class Completeness(FigureSet):
         where = f"{CONTRIBUTIONS_PATH} at {self.case}"
         limit = f"(limit {LIMIT:g})"
         return [
+            *(error.figure(where) for error in self.score_errors),
             Figure(
                 CONTRIBUTIONS_PATH,
                 self.incompleteness,
@@ -146,6 +157,37 @@ class Completeness(FigureSet):
                 f"{where}: padding has the score {self.padding_score:.2e} instead of 0",
             ),
         ]
+
+
+@dataclass(frozen=True)
+class ScoreError:
+    """Largest error of a score against PyTorch's gradients.
+
+    Attributes:
+        of_heads: Whether the scores are those of heads, not of tokens.
+        error: max |ONNX - PyTorch fp32| of parts of d . p, divided by |d| |p|. For a classifier, divided
+            like `Completeness.incompleteness`, times |p|.
+        limit: `LIMIT`, or a multiple of the rounding error of PyTorch fp32.
+    """
+
+    of_heads: bool
+    error: float
+    limit: float
+
+    def figure(self, where: str) -> Figure:
+        """Return the error as a gate."""
+        role = (
+            OutputRole.OUTPUT_ROLE_HEAD_CONTRIBUTIONS
+            if self.of_heads
+            else OutputRole.OUTPUT_ROLE_TOKEN_CONTRIBUTIONS
+        )
+        name = "head" if self.of_heads else "token"
+        failure = (
+            f"{where}: the contribution of a {name} differs from PyTorch's gradient by {self.error:.2e} |d| "
+            f"(limit {self.limit:.2g})"
+        )
+        kind = GateKind.GATE_KIND_MAX_ABS_ERROR
+        return Figure(CONTRIBUTIONS_PATH, self.error, self.limit, failure, kind, role)
 
 
 @dataclass(frozen=True)
@@ -244,6 +286,9 @@ class ContributionsResult(GraphResult):
             f"contributions: scores and baseline add up within {incompleteness:.1e} |d| |p|; alone and in a "
             f"batch they differ by {batch_difference:.1e} |d| (limit of both {LIMIT:g})"
         )
+        errors = [error.error for case in self.cases for error in case.score_errors]
+        if errors:
+            remark += f"; each is within {max_or_nan(errors):.1e} |d| of PyTorch's gradients"
         if self.heads is None:
             return Table(caption, remarks=(remark,))
         of_heads = (
@@ -312,12 +357,78 @@ def _run_graph(
     graph = Graph(subject.directory, CONTRIBUTIONS_PATH)
 
     def measure(case: Case, inputs: Inputs) -> Completeness:
-        exact = exact_hidden_states(subject, case, inputs) if head is not None else None
-        return measure_case(graph.run_feed, case, inputs, subject.config, hidden[case], dense, head, exact)
+        return measure_case_of(subject, graph.run_feed, case, inputs, hidden[case], (dense, head))
 
     grid: GridMeasurements[Completeness] = GridMeasurements()
     measure_grid(subject, inputs, {}, grid, progress, contributions=(CONTRIBUTIONS_PATH, measure))
     return grid.contributions, graph.run_feed(feed)
+
+
+def measure_case_of(
+    subject: Subject,
+    run: Run,
+    case: Case,
+    inputs: Inputs,
+    hidden: npt.NDArray[np.floating],
+    dense_and_head: tuple[Sequence[DenseLayer], Pooling | None],
+) -> Completeness:
+    """Measure one case of a bundle, and for one of the cases also the errors against PyTorch's gradients.
+
+    Args:
+        subject: Bundle and reference.
+        run: Runs the contribution graph.
+        case: Input shape.
+        inputs: Inputs of the case.
+        hidden: Token vectors (B, T, D) of the embeddings graph.
+        dense_and_head: Result of `open_head`.
+    """
+    dense, head = dense_and_head
+    exact = exact_hidden_states(subject, case, inputs) if head is not None else None
+    found = measure_case(run, case, inputs, subject.config, hidden, dense, head, exact)
+    if case != _case_with_gradients(subject.cases):
+        return found
+    feed = make_feed(inputs, subject.config, _size(subject.config, dense), head)
+    if head is not None:
+        # Logits are not normalized: if they are near 0, the direction p / |p| is not exact in fp32.
+        feed[TOWARDS_ITSELF] = np.zeros(len(inputs.input_ids), np.float32)
+    reference = reference_contributions(subject.encoder, inputs, feed, dense)
+    if reference is None:
+        return found
+    outputs = run(feed)
+    scales = _scales(feed, outputs, hidden, dense, is_logit=head is not None)
+    return replace(found, score_errors=_score_errors(outputs, feed, reference, scales))
+
+
+def _case_with_gradients(cases: Sequence[Case]) -> Case:
+    """Return the smallest case with several texts of several tokens, padded in the middle if possible."""
+
+    def key(case: Case) -> tuple[bool, bool, bool, int, bool]:
+        is_small = case.batch_size < _MIN_GRADIENT_TEXTS, case.length < _MIN_GRADIENT_TOKENS
+        size = case.batch_size * case.length
+        return case.padding is Padding.EMPTY_ROW, *is_small, size, case.padding is not Padding.MIDDLE
+
+    return min((case for case in cases if case.with_attentions), key=key)
+
+
+def _score_errors(
+    outputs: Tensors, feed: Feed, reference: Reference, scales: Float64Array
+) -> tuple[ScoreError, ...]:
+    """Compare the parts of d . p of tokens and heads with PyTorch's, for texts with tokens."""
+    live = feed[POOLING_WEIGHTS].any(axis=1)
+    lengths = np.linalg.norm(outputs[EMBEDDING_OUTPUT].astype(np.float64), axis=1)
+    scales = np.maximum(scales * lengths, 1e-12)
+    tokens = outputs[TOKEN_CONTRIBUTIONS] * lengths[:, None]
+    has_heads = reference.fp32.heads is not None
+    heads = outputs[HEAD_CONTRIBUTIONS] * lengths[:, None, None] if has_heads else None
+    found = Contributions(tokens, heads)
+    errors = []
+    rounding = reference.token_error, reference.head_error
+    for of_heads, error, own in zip((False, True), difference(found, reference.fp32), rounding, strict=True):
+        if of_heads and heads is None:
+            continue
+        limit = allowed_error(float((own / scales)[live].max()))
+        errors.append(ScoreError(of_heads, float((error / scales)[live].max()), limit))
+    return tuple(errors)
 
 
 def measure_slope(run: Run, config: EncoderConfig, size: int, head: Pooling | None = None) -> float:
@@ -469,16 +580,8 @@ def measure_case(
     rows = np.flatnonzero(live.any(axis=1))
     vectors = outputs[EMBEDDING_OUTPUT].astype(np.float64)  # (B, E)
     scores = outputs[TOKEN_CONTRIBUTIONS].astype(np.float64)  # (B, T)
-    units = vectors / np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)[:, None]
-    kept = np.arange(size) < feed[NUM_DIMENSIONS].astype(np.int64)[:, None]
-    directions = (feed[DIRECTION] + feed[TOWARDS_ITSELF].astype(np.float64)[:, None] * units) * kept
-    lengths = np.linalg.norm(directions, axis=1)
-    norms = np.maximum(lengths, 1e-12)
-    if head is not None:
-        norms = np.maximum(norms, _sums_of_parts(outputs))
-        for row in rows:
-            scale = lengths[row] / max(float(np.linalg.norm(vectors[row])), 1e-12)
-            norms[row] = max(norms[row], scale * _sum_of_products(feed, int(row), hidden[row], dense))
+    directions, units, kept = _directions(feed, outputs)
+    norms = _scales(feed, outputs, hidden, dense, is_logit=head is not None)
     totals = scores.sum(axis=1) + outputs[BASELINE]
     errors = np.abs(totals - (directions * units).sum(axis=1)) / norms
     embedding_errors, own_errors = [], [0.0]
@@ -527,6 +630,35 @@ def make_feed(inputs: Inputs, config: EncoderConfig, size: int, head: Pooling | 
         NUM_DIMENSIONS: np.where(rows % 4 == 3, (size + 1) // 2, size),  # noqa: PLR2004 - every fourth
         HEAD_GATES: np.ones((count, *(int(axis) for axis in gates)), dtype=np.float32),
     }
+
+
+def _directions(feed: Feed, outputs: Tensors) -> tuple[Float64Array, Float64Array, npt.NDArray[np.bool_]]:
+    """Return d, p / |p| and which components are used, each (B, E)."""
+    vectors = outputs[EMBEDDING_OUTPUT].astype(np.float64)
+    units = vectors / np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)[:, None]
+    kept = np.arange(vectors.shape[1]) < feed[NUM_DIMENSIONS].astype(np.int64)[:, None]
+    return (feed[DIRECTION] + feed[TOWARDS_ITSELF].astype(np.float64)[:, None] * units) * kept, units, kept
+
+
+def _scales(
+    feed: Feed,
+    outputs: Tensors,
+    hidden: npt.NDArray[np.floating],
+    dense: Sequence[DenseLayer],
+    *,
+    is_logit: bool,
+) -> Float64Array:
+    """Return the numbers (B,) that errors of scores are divided by, see `Completeness.incompleteness`."""
+    directions, _, _ = _directions(feed, outputs)
+    lengths = np.linalg.norm(directions, axis=1)
+    scales = np.maximum(lengths, 1e-12)
+    if is_logit:
+        vectors = outputs[EMBEDDING_OUTPUT].astype(np.float64)
+        scales = np.maximum(scales, _sums_of_parts(outputs))
+        for row in np.flatnonzero(feed[POOLING_WEIGHTS].any(axis=1)):
+            factor = lengths[row] / max(float(np.linalg.norm(vectors[row])), 1e-12)
+            scales[row] = max(scales[row], factor * _sum_of_products(feed, int(row), hidden[row], dense))
+    return scales
 
 
 def _embed(

@@ -4,8 +4,9 @@ Shapes: B texts in a batch, T tokens, D hidden size, H heads, N tokens of a batc
 """
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -110,6 +112,21 @@ def run_float64(
     return output.last_hidden_state.numpy()
 
 
+@contextmanager
+def differentiable(encoder: Encoder | ModuleEncoder, inputs: Inputs, dtype: torch.dtype) -> Iterator[None]:
+    """Let PyTorch run an fp32 encoder in fp32 or float64 while the context is active, with gradients."""
+    arithmetic = Float64Arithmetic()
+    with RUN_LOCK, ExitStack() as contexts:
+        contexts.enter_context(_limit_threads(inputs))
+        if dtype == torch.float64:
+            contexts.enter_context(_exact_tables(encoder))
+            # Casts of parameters would take twice the memory of the parameters until the gradient is known.
+            contexts.enter_context(saved_tensors_hooks(arithmetic.pack, arithmetic.unpack))
+            contexts.enter_context(arithmetic)
+        contexts.enter_context(torch.enable_grad())
+        yield
+
+
 class Float64Arithmetic(TorchFunctionMode):
     """Runs an fp32 module in float64 while active, without a float64 copy of its parameters.
 
@@ -122,6 +139,7 @@ class Float64Arithmetic(TorchFunctionMode):
         super().__init__()
         self._parameters: dict[nn.Parameter, Tensor] = {}
         self._free_bytes = MAX_PARAMETER_BYTES
+        self._casts: dict[int, tuple[weakref.ref[Tensor], nn.Parameter]] = {}  # by address
 
     def __torch_function__(
         self,
@@ -145,10 +163,25 @@ class Float64Arithmetic(TorchFunctionMode):
         if value not in self._parameters:
             size_bytes = 8 * value.numel()
             if size_bytes > self._free_bytes:
-                return value.double()
+                cast = value.double()
+                self._casts[cast.untyped_storage().data_ptr()] = weakref.ref(cast), value
+                return cast
             self._free_bytes -= size_bytes
             self._parameters[value] = value.double()
         return self._parameters[value]
+
+    def pack(self, tensor: Tensor) -> tuple[Tensor, tuple[Any, ...] | None]:
+        """Return the parameter in place of a cast that is saved for the gradient."""
+        reference, parameter = self._casts.get(tensor.untyped_storage().data_ptr(), (None, None))
+        if reference is None or parameter is None or reference() is None:
+            return tensor, None
+        return parameter, (tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    @staticmethod
+    def unpack(packed: tuple[Tensor, tuple[Any, ...] | None]) -> Tensor:
+        """Return the saved tensor. Parameters are cast again."""
+        tensor, view = packed
+        return tensor if view is None else tensor.detach().double().as_strided(*view)
 
 
 def _to_float64(value: Any) -> Any:  # noqa: ANN401 - any argument of an operation

@@ -314,7 +314,8 @@ class _GateKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GateKind.Val
     """Never in a valid bundle."""
     GATE_KIND_MAX_ABS_ERROR: _GateKind.ValueType  # 1
     """Maximum of |ONNX - PyTorch fp32|. If the rounding error of fp32 is large, the limit is a multiple of that error:
-    the maximum of |PyTorch fp32 - PyTorch float64| for the same input.
+    the maximum of |PyTorch fp32 - PyTorch float64| for the same input. For the contributions of tokens and heads, the
+    reference is PyTorch's gradient, and errors are divided by |d|.
     """
     GATE_KIND_MIN_COSINE: _GateKind.ValueType  # 2
     """Minimum cosine between a vector and the same vector in fp32."""
@@ -344,7 +345,8 @@ GATE_KIND_UNSPECIFIED: GateKind.ValueType  # 0
 """Never in a valid bundle."""
 GATE_KIND_MAX_ABS_ERROR: GateKind.ValueType  # 1
 """Maximum of |ONNX - PyTorch fp32|. If the rounding error of fp32 is large, the limit is a multiple of that error:
-the maximum of |PyTorch fp32 - PyTorch float64| for the same input.
+the maximum of |PyTorch fp32 - PyTorch float64| for the same input. For the contributions of tokens and heads, the
+reference is PyTorch's gradient, and errors are divided by |d|.
 """
 GATE_KIND_MIN_COSINE: GateKind.ValueType  # 2
 """Minimum cosine between a vector and the same vector in fp32."""

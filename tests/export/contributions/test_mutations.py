@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from attnlens.dense import DenseLayer
@@ -41,7 +41,7 @@ from attnlens_export.parity.measure import Subject
 from attnlens_export.progress import no_progress
 from attnlens_model import Encoder, new_encoder
 from configs import small_config
-from tampered import change_graph
+from tampered import change_graph, constant, through
 
 Run = Callable[[dict[str, Any]], dict[str, np.ndarray]]
 
@@ -196,18 +196,41 @@ def test_wrong_head_contributions_fail_the_gate(
     )
 
 
+def measured_with(
+    directory: Path, quick: ExportOptions, change: Callable[[onnx.GraphProto], None]
+) -> ContributionsResult:
+    """Measure a bundle whose contribution graph was changed."""
+    config = small_config()
+    export_bundle(config, directory, quick)
+    change_graph(directory, CONTRIBUTIONS_PATH, change)
+    subject = Subject(directory, new_encoder(config, seed=0), config, "", small_grid(16))
+    contributions = measure_graphs(subject, {}, no_progress, beyond_grid=False).contributions
+    assert contributions is not None
+    return contributions
+
+
+def test_graph_with_the_right_sum_and_wrong_scores_fails(tmp_path: Path, quick: ExportOptions) -> None:
+    """Every token gets the same score, so that all gates pass that only add scores."""
+    nodes = [
+        helper.make_node("Cast", ["attention_mask"], ["live"], to=1),
+        constant("tokens", [1], TensorProto.INT64),
+        helper.make_node("ReduceSum", ["inner", "tokens"], ["total"], keepdims=1),
+        helper.make_node("ReduceSum", ["live", "tokens"], ["count"], keepdims=1),
+        constant("one", 1.0),
+        helper.make_node("Max", ["count", "one"], ["divisor"]),
+        helper.make_node("Div", ["total", "divisor"], ["mean"]),
+        helper.make_node("Mul", ["mean", "live"], ["token_contributions"]),
+    ]
+    found = measured_with(tmp_path / "bundle", quick, through("token_contributions", *nodes))
+    [failure] = found.failures()
+    assert "the contribution of a token differs from PyTorch's gradient" in failure
+
+
 def test_gate_that_closes_another_head_fails(tmp_path: Path, quick: ExportOptions) -> None:
     """The embedding with some heads removed is that of PyTorch without the same heads."""
 
-    def measured_with(change: Callable[[onnx.GraphProto], None]) -> ContributionsResult:
-        config = small_config()
-        directory = tmp_path / change.__name__
-        export_bundle(config, directory, quick)
-        change_graph(directory, CONTRIBUTIONS_PATH, change)
-        subject = Subject(directory, new_encoder(config, seed=0), config, "", small_grid(16))
-        contributions = measure_graphs(subject, {}, no_progress, beyond_grid=False).contributions
-        assert contributions is not None
-        return contributions
+    def measured(change: Callable[[onnx.GraphProto], None]) -> ContributionsResult:
+        return measured_with(tmp_path / change.__name__, quick, change)
 
     def unchanged(_graph: onnx.GraphProto) -> None:
         pass
@@ -225,9 +248,9 @@ def test_gate_that_closes_another_head_fails(tmp_path: Path, quick: ExportOption
                 node.op_type = "Identity"
                 del node.input[1:]
 
-    assert measured_with(unchanged).failures() == []
-    assert any("embedding differs from PyTorch" in line for line in measured_with(other_layer).failures())
-    assert any("with some heads removed" in line for line in measured_with(never_closed).failures())
+    assert measured(unchanged).failures() == []
+    assert any("embedding differs from PyTorch" in line for line in measured(other_layer).failures())
+    assert any("with some heads removed" in line for line in measured(never_closed).failures())
 
 
 @pytest.mark.parametrize("measure", ["incompleteness", "max_batch_difference", "embedding_error"])

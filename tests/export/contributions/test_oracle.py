@@ -13,6 +13,7 @@ import frozen_encoder
 from attnlens.v1.manifest_pb2 import Activation
 from attnlens_export.contributions.graph import contributions_graph
 from attnlens_export.contributions.measure import make_feed, measure_case
+from attnlens_export.contributions.reference import reference_contributions
 from attnlens_export.contributions.tail import DenseWeights
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.parity.grid import Case, Padding, make_inputs
@@ -123,6 +124,14 @@ def test_scores_are_gradients_times_embeddings_with_the_rest_frozen(name: str) -
         scale = np.linalg.norm(feed["direction"], axis=1)
         assert np.abs(found["token_contributions"] - expected.tokens).max() < 2e-6 * scale.max()
         assert np.abs(found["head_contributions"] - expected.heads).max() < 2e-6 * scale.max()
+        reference = reference_contributions(encoder, inputs, feed, ())
+        assert reference is not None
+        assert reference.fp32.heads is not None
+        lengths = np.linalg.norm(found["embedding"], axis=1)
+        tokens, heads = expected.tokens * lengths[:, None], expected.heads * lengths[:, None, None]
+        limits = 2e-6 * scale.max() * lengths
+        assert (np.abs(reference.fp32.tokens - tokens).max(axis=1) < limits).all()
+        assert (np.abs(reference.fp32.heads - heads).max(axis=(1, 2)) < limits).all()
         hidden = run(plain, dict(inputs.feed()))["last_hidden_state"]
         measured = measure_case(lambda feed: run(session, feed), case, inputs, config, hidden)
         assert not measured.failures()
