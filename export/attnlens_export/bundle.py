@@ -49,7 +49,7 @@ from attnlens_export.published.classifier import (
     write_head,
 )
 from attnlens_export.published.classifier import Head as ClassificationHead
-from attnlens_export.published.heads import Head, find_head
+from attnlens_export.published.heads import Head, find_head, is_masked_language_model
 from attnlens_export.published.modules import MODULES_FILE
 from attnlens_export.published.pooling import (
     POOLINGS,
@@ -413,6 +413,20 @@ def _from_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
             "Token vectors and attention do not depend on it"
         )
     warnings = list(_describe_omissions(directory, has_own_code=checkpoint.has_own_code))
+    if not head and classifier is None and is_masked_language_model(directory):
+        if options.pooling == "max" and not options.without_head:
+            raise SourceError(
+                "this checkpoint has a head for masked language modeling, and the maximum over tokens is how "
+                "sparse encoders (SPLADE) pool its logits. Bundles do not support this head, so --pooling "
+                "max would return dense vectors, which are not those of the publisher: export an embedding "
+                "model, or add --without-head to pool the token vectors of this encoder nevertheless"
+            )
+        warnings.insert(
+            0,
+            "this checkpoint has a head for masked language modeling, which is omitted. If it is a sparse "
+            "encoder (SPLADE), the embeddings are dense vectors, not those of the publisher; otherwise, the "
+            "encoder was pretrained, but may not have been trained to compute embeddings",
+        )
     if head:
         warnings.insert(
             0, f"{head.describe()}. The head is omitted; the encoder was not trained to compute embeddings"

@@ -45,6 +45,8 @@ _TENSORS = re.compile(
     r"^(?!.*sop_classifier)(.*\.)?(pre_classifier|classifier|classification_head|qa_outputs|score)\."
 )
 _COLBERT_TENSORS = re.compile(r"^linear\.")
+_MASKED_LM = "ForMaskedLM"
+_COLBERT_FILE = "artifact.metadata"  # written by the original ColBERT
 _MAX_NAMED = 3
 _REMEDIES = {
     GENERATIVE: "convert it to a ...ForSequenceClassification checkpoint, whose score.weight is the "
@@ -92,16 +94,32 @@ def find_head(directory: Path, unused_tensors: Iterable[str]) -> Head | None:
     kinds = listed_kinds(directory)
     stated = _MODEL_TYPES.get(str(read_object(directory / PROMPTS_FILE).get("model_type")))
     what = next((what for kind in kinds if (what := _module(kind))), None) or stated
+    if what is None and (directory / _COLBERT_FILE).exists():
+        what = LATE_INTERACTION
     if what is None and "Pooling" in kinds:
         return None  # a Pooling module means the checkpoint is for embeddings
     names = tuple(unused_tensors)
     architecture = _architecture(directory)
     tensors = tuple(name for name in names if _TENSORS.match(name))
-    if architecture == LATE_INTERACTION:
+    if LATE_INTERACTION in (architecture, what):
         tensors += tuple(name for name in names if _COLBERT_TENSORS.match(name))
     if what is None and (tensors or architecture in (CLASSIFIER, LISTWISE)):
         what = architecture or "a model for a different task"
     return Head(what, tensors) if what else None
+
+
+def is_masked_language_model(directory: Path) -> bool:
+    """Return whether a checkpoint has a head for masked language modeling, and no pooling is published.
+
+    It is a pretrained encoder, or a sparse encoder in the format of transformers: the files do not say which.
+
+    Raises:
+        SourceError: A checkpoint file is invalid.
+    """
+    if "Pooling" in listed_kinds(directory):
+        return False
+    classes = read_object(directory / "config.json").get("architectures")
+    return any(str(name).endswith(_MASKED_LM) for name in (classes if isinstance(classes, list) else []))
 
 
 def _module(kind: str) -> str | None:

@@ -152,6 +152,31 @@ def test_original_colbert_is_detected_by_its_class_and_tensor(tmp_path: Path) ->
     assert head.tensors == ("linear.weight",)
 
 
+def test_late_interaction_encoder_is_detected_by_the_file_of_the_original_program(tmp_path: Path) -> None:
+    write(tmp_path / "config.json", {"architectures": ["BertModel"]})
+    write(tmp_path / "artifact.metadata", {"dim": 128})
+    head = find_head(tmp_path, ["linear.weight"])
+    assert head is not None
+    assert head.describe().startswith("this checkpoint is a late-interaction encoder")
+
+
+def test_masked_language_model_is_not_pooled_like_a_sparse_encoder_without_a_request(
+    tmp_path: Path, output: Path
+) -> None:
+    """SPLADE in the format of transformers has no file that says so."""
+    source = save("ForMaskedLM", tmp_path / "source")
+    refused = run_export(source, "--output", output, "--pooling", "max")
+    assert refused.exit_code == 1
+    assert "sparse encoders (SPLADE)" in refused.stderr
+    assert "add --without-head to pool the token vectors" in refused.stderr
+    assert not output.exists()
+    for options in (("max", "--without-head"), ("mean",)):
+        result = run_export(source, "--output", output, "--force", "--pooling", *options)
+        assert result.exit_code == 0, result.output
+        [warning] = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
+        assert "a head for masked language modeling, which is omitted. If it is a sparse encoder" in warning
+
+
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Checkpoints that sentence-transformers saved, by the name of the class."""
