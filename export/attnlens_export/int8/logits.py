@@ -85,7 +85,8 @@ class Scorer(TextRunner[Logits]):
         kinds = {}
         for kind, logits in measured.items():
             fp32 = expected[kind]
-            errors = np.abs(np.subtract(logits.per_text, fp32.per_text, dtype=np.float64)) / spread
+            errors = np.abs(np.subtract(logits.per_text, fp32.per_text, dtype=np.float64))
+            errors /= max(spread, np.finfo(np.float64).tiny)  # 0 if all logits are equal
             kinds[kind] = KindLogits(
                 len(errors),
                 rank_agreement(logits.per_text, fp32.per_text, fp32.queries),

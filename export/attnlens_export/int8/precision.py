@@ -136,17 +136,15 @@ class Int8(Precision):
         """
         directory = source.directory
         expected = run_all(judgement, open_session(directory / MODEL_PATH))
-        failures: list[str] = []
         for num_judged, share in enumerate(SEARCH_SHARES, 1):
             chosen = _fastest(search.run(gate.tightened(share)), gate)
             self.save(source, chosen.graph)
             agreement = compare_all(judgement, open_session(directory / self.path), expected)
             if gate.used_share(agreement) <= 1:
                 return chosen, num_judged
-            failures.append(agreement.describe_kinds())
         raise AccuracyError(
-            f"{len(failures)} graphs in int8 pass on the texts for selection, but fail on other texts. The "
-            f"last graph has {failures[-1]}; {gate.remedy}"
+            f"{num_judged} graphs in int8 pass on the texts for selection, but fail on other texts. The "
+            f"last graph has {agreement.describe_kinds()}; {gate.advice(agreement)}"
         )
 
     def measure(self, subject: Subject, stated: Stated, progress: Progress) -> Int8Result:
@@ -185,7 +183,7 @@ def _fastest(candidates: list[Candidate], gate: AccuracyGate) -> Candidate:
     raise AccuracyError(
         f"no graph in int8 meets {limits} for every kind of text with a reserve of 10 %: of "
         f"{len(candidates)} graphs, the best has {len(best.recipes)} groups of matrix products in int8 and "
-        f"{best.agreement.describe_kinds()}; {gate.remedy}"
+        f"{best.agreement.describe_kinds()}; {gate.advice(best.agreement)}"
     )
 
 

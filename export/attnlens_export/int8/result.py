@@ -69,6 +69,11 @@ class AccuracyGate(ABC):
     def remark(self, agreement: Comparison) -> str:
         """Return a further figure of all texts."""
 
+    def advice(self, agreement: Comparison) -> str:
+        """Return what to do if no graph is within the limits, given the figures of the best one."""
+        del agreement
+        return self.remedy
+
     def to_messages(self) -> tuple[manifest_pb2.Gate, ...]:
         """Return the limits as manifest entries without values."""
         return tuple(
@@ -124,17 +129,28 @@ class Gate(AccuracyGate):
                 value,
                 limit,
                 f"{path}: the {statistic} cosine of {kind.num_texts} embeddings ({name}) with fp32 is "
-                f"{value:.7g} (limit {limit:g})",
+                f"{value:.7g}{text} (limit {limit:g})",
                 gate_kind,
                 OutputRole.OUTPUT_ROLE_EMBEDDING,
                 name,
             )
             for name, kind in agreement.kinds.items()
-            for statistic, gate_kind, value, limit in (
-                ("mean", GateKind.GATE_KIND_MEAN_COSINE, kind.mean_cosine, self.min_mean_cosine),
-                ("minimum", GateKind.GATE_KIND_MIN_COSINE, kind.min_cosine, self.min_cosine),
+            for statistic, gate_kind, value, limit, text in (
+                ("mean", GateKind.GATE_KIND_MEAN_COSINE, kind.mean_cosine, self.min_mean_cosine, ""),
+                (
+                    "minimum",
+                    GateKind.GATE_KIND_MIN_COSINE,
+                    kind.min_cosine,
+                    self.min_cosine,
+                    f", for the text {kind.named_text}",
+                ),
             )
         ]
+
+    def advice(self, agreement: Comparison) -> str:
+        """Return `remedy`, without the options if no limit accepts the minimum cosine."""
+        assert isinstance(agreement, Agreement)  # noqa: S101 - the figures of embeddings
+        return self.remedy if agreement.min_cosine > 0 else "export without --precision int8"
 
     def tightened(self, share: float) -> Self:
         """Return a gate that allows only a share of the deviation."""

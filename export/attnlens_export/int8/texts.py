@@ -38,6 +38,7 @@ from attnlens_model import EncoderConfig
 # is not quantized.
 MAX_TEXT_TOKENS = 256
 MAX_BATCH_TOKENS = 1024
+_MAX_NAMED_CHARS = 60
 MIN_TEXTS = 20
 # Files of this package, in data/.
 KINDS = ("sentences", "prose", "very_short", "code_and_numbers", "other_scripts")
@@ -205,10 +206,11 @@ class Session(Protocol):
 
 @dataclass(frozen=True)
 class Vectors:
-    """Embeddings (N, E) and token vectors (M, D) of texts, all of length 1."""
+    """Embeddings (N, E) and token vectors (M, D) of texts, all of length 1 or 0, and the N texts if known."""
 
     embeddings: FloatArray
     tokens: FloatArray
+    texts: Sequence[str] = ()
 
     @property
     def per_text(self) -> FloatArray:
@@ -270,9 +272,15 @@ class Embedder(TextRunner[Vectors]):
     """Computes the embeddings of texts with the pooling of a bundle, without prompts."""
 
     def __init__(
-        self, directory: Path, pooling: PoolingDefaults, hidden_size: int, batches: Sequence[Batch]
+        self,
+        directory: Path,
+        pooling: PoolingDefaults,
+        hidden_size: int,
+        batches: Sequence[Batch],
+        texts: Sequence[str] = (),
     ) -> None:
         super().__init__(batches)
+        self._texts = texts
         self._pooling = pooling
         self._dense = open_layers(directory, pooling.dense, hidden_size)
 
@@ -296,7 +304,11 @@ class Embedder(TextRunner[Vectors]):
             dimensions=self._pooling.truncate_dim or None,
             normalize_last=True,
         )
-        return Vectors(embeddings, normalize(np.concatenate(tokens)))
+        return Vectors(
+            embeddings,
+            normalize(np.concatenate(tokens)),
+            self.select_lines(self._texts) if self._texts else (),
+        )
 
 
 def make_embedders(
@@ -312,7 +324,7 @@ def make_embedders(
     tokenizer = directory / "tokenizer.json"
     return {
         kind: Embedder(
-            directory, pooling, config.vector_size, make_batches(texts, tokenizer, config, max_tokens)
+            directory, pooling, config.vector_size, make_batches(texts, tokenizer, config, max_tokens), texts
         )
         for kind, texts in kinds.items()
     }
@@ -355,11 +367,19 @@ class KindAgreement:
         num_texts: Number of texts.
         mean_cosine: Mean cosine of the embeddings of a text.
         min_cosine: Minimum cosine of the embeddings of a text.
+        worst_text: Text with the minimum cosine. Empty if unknown.
     """
 
     num_texts: int
     mean_cosine: float
     min_cosine: float
+    worst_text: str = ""
+
+    @property
+    def named_text(self) -> str:
+        """The beginning of the text with the minimum cosine, in quotes."""
+        text = self.worst_text
+        return repr(text if len(text) <= _MAX_NAMED_CHARS else f"{text[:_MAX_NAMED_CHARS]}...")
 
 
 @dataclass(frozen=True)
@@ -388,10 +408,12 @@ class Agreement(Comparison):
         return float(np.max([1 - kind.mean_cosine for kind in self.kinds.values()]))
 
     def describe_kinds(self) -> str:
-        """Return both cosines of each kind."""
-        return "the mean and minimum cosines " + ", ".join(
+        """Return both cosines of each kind, and the text with the minimum cosine."""
+        cosines = ", ".join(
             f"{name} {kind.mean_cosine:.6f} and {kind.min_cosine:.6f}" for name, kind in self.kinds.items()
         )
+        worst = min(self.kinds.values(), key=lambda kind: float(np.nan_to_num(kind.min_cosine, nan=-2)))
+        return f"the mean and minimum cosines {cosines}; the minimum is that of the text {worst.named_text}"
 
     def record(self, quantization: Quantization) -> None:
         """Add the cosines of all texts and of each kind."""
@@ -412,20 +434,26 @@ class Agreement(Comparison):
 def compare(measured: Mapping[str, Vectors], expected: Mapping[str, Vectors]) -> Agreement:
     """Compare the vectors of the same texts, by kind. NaN in a vector makes the results NaN.
 
+    The cosine of two zero vectors is 1, because they are equal.
+
     Kinds that were not measured are ignored.
     """
     cosines = {
-        kind: (vectors.embeddings * expected[kind].embeddings).sum(axis=1)
-        for kind, vectors in measured.items()
+        kind: _cosines(vectors.embeddings, expected[kind].embeddings) for kind, vectors in measured.items()
     }
     token_cosines = np.concatenate(
-        [(vectors.tokens * expected[kind].tokens).sum(axis=1) for kind, vectors in measured.items()]
+        [_cosines(vectors.tokens, expected[kind].tokens) for kind, vectors in measured.items()]
     )
     all_cosines = np.concatenate(list(cosines.values()))
     is_same_neighbor = _nearest(measured) == _nearest({kind: expected[kind] for kind in measured})
     return Agreement(
         {
-            kind: KindAgreement(len(values), float(values.mean()), float(values.min()))
+            kind: KindAgreement(
+                len(values),
+                float(values.mean()),
+                float(values.min()),
+                measured[kind].texts[int(values.argmin())] if measured[kind].texts else "",
+            )
             for kind, values in cosines.items()
         },
         float(all_cosines.mean()),
@@ -434,6 +462,12 @@ def compare(measured: Mapping[str, Vectors], expected: Mapping[str, Vectors]) ->
         float(token_cosines.min()),
         float(is_same_neighbor.mean()),
     )
+
+
+def _cosines(first: FloatArray, second: FloatArray) -> FloatArray:
+    """Return the cosine of each row of two arrays, whose rows have the length 1 or 0."""
+    are_zero = ~(first.any(axis=1) | second.any(axis=1))
+    return np.where(are_zero, np.float32(1), (first * second).sum(axis=1))
 
 
 def _nearest(kinds: Mapping[str, Vectors]) -> npt.NDArray[np.intp]:

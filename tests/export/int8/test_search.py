@@ -141,6 +141,27 @@ def test_nearest_text_is_another_text() -> None:
     assert compare(expected, expected).neighbor_agreement == 1
 
 
+def test_zero_vectors_agree_and_the_text_with_the_smallest_cosine_is_named() -> None:
+    """A vector of zeros, such as that of an empty text after ReLU, is equal in both precisions."""
+    embeddings = np.array([[1, 0], [0, 0], [0.6, 0.8]], np.float32)
+    texts = ("a", "", "the text " * 9)
+    expected = {"prose": Vectors(embeddings, embeddings, texts)}
+    same = compare(expected, expected)
+    assert (same.mean_cosine, same.min_cosine, same.min_token_cosine) == (1, 1, 1)
+    turned = np.array([[1, 0], [0, 0], [0.8, 0.6]], np.float32)
+    found = compare({"prose": Vectors(turned, turned, texts)}, expected)
+    assert found.min_cosine == pytest.approx(0.96)
+    named = repr("the text " * 6 + "the te" + "...")
+    assert found.describe_kinds().endswith(f"the minimum is that of the text {named}")
+    [failure] = Int8Result(Gate(0.9, 0.995), found, 3, 9, 0.0).failures()
+    assert f"for the text {named}" in failure
+    lost = np.array([[1, 0], [1, 0], [0.6, 0.8]], np.float32)
+    opposite = compare({"prose": Vectors(lost, lost, texts)}, expected)
+    assert opposite.min_cosine == 0
+    assert Gate().advice(opposite) == "export without --precision int8"
+    assert "--min-cosine" in Gate().advice(found)
+
+
 def agreement(**kinds: tuple[float, float]) -> Agreement:
     """Return a result for kinds of 7 texts with these mean and minimum cosines."""
     return Agreement({name: KindAgreement(7, *each) for name, each in kinds.items()}, 1, 1, 1, 1, 1)
