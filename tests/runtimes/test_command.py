@@ -67,7 +67,7 @@ def test_all_shows_every_runtime_and_missing_ones(
         assert row(result.stdout, name)[6:] == ["5/5", "passed"]
     assert "onnxruntime-web is not installed: npm install onnxruntime-web" in result.stdout
     stages = result.stderr.splitlines()
-    assert stages[-2:] == ["stand-in on 5 input shapes", "onnx.reference on 5 input shapes"]
+    assert stages[-2:] == ["stand-in: 5 steps", "onnx.reference: 5 steps"]
 
 
 def test_runtime_that_fails_exits_1_after_the_others_ran(

@@ -114,7 +114,8 @@ class _StageLines:
     def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
         if stage != self._last_stage:
             self._last_stage, self._started, self._has_estimate = stage, time.monotonic(), False
-            click.echo(f"{stage} on {total} input shapes" if detail else stage, err=True)
+            # The steps are input shapes, texts, graphs or prompts.
+            click.echo(f"{stage}: {counted(total, 'step')}" if detail else stage, err=True)
         elapsed = time.monotonic() - self._started
         if not self._has_estimate and 0 < done < total and elapsed >= SECONDS_BEFORE_ESTIMATE:
             self._has_estimate = True

@@ -106,14 +106,19 @@ def _prepare(tensors: Mapping[str, Tensor], content: Mapping[str, object]) -> Ma
     for kind in ("weight", "bias"):
         names[f"final_norm.{kind}"] = f"{search.prefix}norm.{kind}"
         if content.get("embedding_norm"):
-            names[f"embedding_norm.{kind}"] = (
+            names[f"embedding_norm.{kind}"] = norm = (
                 f"{search.stated.get('embedding_norm', 'embedding_norm')}.{kind}"
             )
+            if kind == "weight" and norm not in tensors:
+                raise CheckpointError(
+                    f"the weights contain no tensor {norm}: set tensors.embedding_norm in config.json to the "
+                    "name of the norm of the embeddings, or embedding_norm to false"
+                )
     token = search.find("token", lambda shape, _name: shape == (vocab_size, hidden_size))
     if token is None:
         raise CheckpointError(
-            f"no tensor has the shape {(vocab_size, hidden_size)} of the token embeddings: check vocab_size "
-            "and d_model in config.json"
+            f"no tensor has the shape {(vocab_size, hidden_size)} of the token embeddings: correct "
+            "vocab_size and d_model in config.json, or set tensors.token to the name of the table"
         )
     names["token.weight"] = token
 
@@ -131,6 +136,12 @@ def _prepare(tensors: Mapping[str, Tensor], content: Mapping[str, object]) -> Ma
             extra["position.weight"] = tensors[position].reshape(-1, hidden_size)[:num_positions]
         elif scheme == "sinusoidal":
             extra["position.weight"] = sinusoidal_positions(num_positions, hidden_size)
+        else:
+            raise CheckpointError(
+                f"no tensor has {num_positions} or more rows of {hidden_size} numbers for position.weight: "
+                "correct max_position_embeddings in config.json, set tensors.position to the name of the "
+                'table, or set position_embedding to "sinusoidal" or "none"'
+            )
     names = {ours: theirs for ours, theirs in names.items() if theirs in tensors}
     others = {name: name for name in tensors if name not in {*names.values(), position}}
     return _Renamed(tensors, others | names, extra)

@@ -15,8 +15,10 @@ def test_long_stage_states_its_remaining_time_once(
             update("Int8 sensitivity of each product", "", step, 10)
             now[0] += 3
         update("Hashing the files", "", 0, 1)
+        update("Faithfulness", "contributions", 0, 30)
     assert capsys.readouterr().err.splitlines() == [
         "Int8 sensitivity of each product",
         "  2 of 10 steps done, about 24 s left in this stage",
         "Hashing the files",
+        "Faithfulness: 30 steps",
     ]

@@ -60,7 +60,7 @@ def test_measurements_are_shown_written_and_kept(bundle: Path) -> None:
     [limits] = [line.split() for line in result.stdout.splitlines() if "gate, for each" in line]
     assert limits[-2:] == ["0.999999", "0.999999"]
     stages = result.stderr.splitlines()
-    assert stages[-2:] == ["openvino in fp32 on 1 input shapes", "openvino in fp32 on texts"]
+    assert stages[-2:] == ["openvino in fp32: 1 step", "openvino in fp32 on texts"]
 
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
