@@ -660,7 +660,7 @@ export interface components {
          * @description Quantity that a gate limits.
          *
          *     - `unspecified`: Never in a valid bundle.
-         *     - `max_abs_error`: Maximum of |ONNX - PyTorch fp32|. If the rounding error of fp32 is large, the limit is a multiple of that error: the maximum of |PyTorch fp32 - PyTorch float64| for the same input.
+         *     - `max_abs_error`: Maximum of |ONNX - PyTorch fp32|. If the rounding error of fp32 is large, the limit is a multiple of that error: the maximum of |PyTorch fp32 - PyTorch float64| for the same input. For the contributions of tokens and heads, the reference is PyTorch's gradient, and errors are divided by |d|.
          *     - `min_cosine`: Minimum cosine between a vector and the same vector in fp32.
          *     - `mean_cosine`: Mean of these cosines.
          *     - `max_fp16_value`: Maximum magnitude of any fp16 value. The limit is 65504.
