@@ -1,9 +1,12 @@
-"""Input files: search, formats and fingerprints."""
+"""Input files: search, formats, fingerprints, and the function that opens local files."""
 
+import errno
 import hashlib
 import json
+import os
 import posixpath
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +37,8 @@ FULL_HASH_BYTES = 4 << 20
 """Files up to this size are hashed completely."""
 END_HASH_BYTES = 1 << 20
 """Size of the head and of the tail of a larger file that are hashed."""
+MAX_JSON_BYTES = 256 << 20
+"""Maximum size of a JSON file that is read as a whole: `run.json`, and those of `datasets`."""
 
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _GLOB = re.compile(r"[*?\[]")
@@ -69,11 +74,12 @@ class InputFile:
 
     def open(self) -> IO[bytes]:
         """Open the file. Its content may be compressed."""
-        return self.fs.open(self.path, "rb")  # type: ignore[no-any-return]
+        return open_file(self.fs, self.path)
 
     def arrow_file(self) -> Any:  # noqa: ANN401 - pyarrow has no types
         """Open the file for pyarrow, which maps local files into memory."""
         if self.is_local:
+            open_file(self.fs, self.path).close()  # pyarrow would wait for a named pipe
             return pa_fs.LocalFileSystem(use_mmap=True).open_input_file(self.path)
         return self.open()
 
@@ -86,7 +92,7 @@ class InputFile:
         digest = hashlib.sha256()
         with _failures_explained(self.fs, self.name), self.open() as file:
             if is_complete:
-                digest.update(file.read())
+                digest.update(file.read(FULL_HASH_BYTES + 1))
             else:
                 digest.update(file.read(END_HASH_BYTES))
                 file.seek(self.size_bytes - END_HASH_BYTES)
@@ -120,7 +126,7 @@ def find_files(inputs: Sequence[str], input_format: InputFormat | None = None) -
         input_format: Format of all files. If None, it follows from the suffix, and is "lines" if unknown.
 
     Raises:
-        InputError: An input has no files, or a file is given twice.
+        InputError: An input has no files, is not a regular file, or is given twice.
     """
     files: dict[str, InputFile] = {}
     for given in inputs:
@@ -139,6 +145,63 @@ def find_files(inputs: Sequence[str], input_format: InputFormat | None = None) -
     return list(files.values())
 
 
+def open_file(fs: Any, path: str, *, follow_links: bool = True) -> IO[bytes]:  # noqa: ANN401 - no types
+    """Open a file for reading. All files of inputs and outputs are opened here.
+
+    Args:
+        fs: File system of fsspec.
+        path: Path in the file system.
+        follow_links: Whether a local path may be a symbolic link.
+
+    Raises:
+        OSError: The file cannot be opened, or is not a regular file. Opening a named pipe does not wait.
+    """
+    if not isinstance(fs, LocalFileSystem):
+        return fs.open(path, "rb")  # type: ignore[no-any-return]
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW)
+    check_regular(os.stat(path).st_mode)  # opening a device may have effects
+    descriptor = os.open(path, flags)
+    try:
+        check_regular(os.fstat(descriptor).st_mode)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def check_regular(mode: int) -> None:
+    """Raise OSError unless a file with this mode is regular."""
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "directory", stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
+        kind = kinds.get(stat.S_IFMT(mode), "device")
+        raise OSError(errno.EINVAL, f"a {kind} is not a regular file")
+
+
+def read_whole(fs: Any, path: str, max_bytes: int) -> bytes:  # noqa: ANN401 - fsspec has no types
+    """Return the content of a file.
+
+    Raises:
+        OSError: The file cannot be opened, is not a regular file, or has more than `max_bytes` bytes.
+    """
+    with open_file(fs, path) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EOVERFLOW, f"it has more than {max_bytes} bytes")
+    return content
+
+
+def join_below(root: str, name: str) -> str:
+    """Return the path of a file in a directory, whose name comes from a file.
+
+    Raises:
+        ValueError: The path is not below the directory.
+    """
+    parts = name.split("/")
+    if not name or ".." in parts or posixpath.isabs(name) or "\0" in name or "\\" in name:
+        raise ValueError(f"{name!r} is not a path below {root}")
+    return f"{root}/{name}"
+
+
 @contextmanager
 def _failures_explained(fs: Any, name: str) -> Iterator[None]:  # noqa: ANN401 - fsspec has no types
     try:
@@ -146,7 +209,8 @@ def _failures_explained(fs: Any, name: str) -> Iterator[None]:  # noqa: ANN401 -
     except Exception as error:
         if not isinstance(error, ValueError) and not is_storage_failure(fs, error):
             raise
-        raise InputError(f"{name} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise InputError(f"{name} cannot be read: {reason}") from error
 
 
 def is_storage_failure(fs: Any, error: BaseException | None) -> bool:  # noqa: ANN401 - fsspec has no types
@@ -157,8 +221,12 @@ def is_storage_failure(fs: Any, error: BaseException | None) -> bool:  # noqa: A
 
 
 def format_of(path: str) -> InputFormat:
-    """Return the format of a file according to its suffix."""
-    return SUFFIXES.get(_suffix(path), "lines")
+    """Return the format of a file according to its suffix.
+
+    Files that end in `.json` are JSON lines. In directories they are omitted, since they often describe data.
+    """
+    suffix = suffix_of(path)
+    return "jsonl" if suffix == ".json" else SUFFIXES.get(suffix, "lines")
 
 
 def is_compressed(path: str) -> bool:
@@ -166,7 +234,8 @@ def is_compressed(path: str) -> bool:
     return path.lower().endswith(_COMPRESSED)
 
 
-def _suffix(path: str) -> str:
+def suffix_of(path: str) -> str:
+    """Return the suffix of a file in lowercase, without that of its compression."""
     name = posixpath.basename(path).lower()
     for suffix in _COMPRESSED:
         name = name.removesuffix(suffix)
@@ -183,9 +252,11 @@ def _paths(fs: Any, root: str, given: str) -> Iterator[str]:  # noqa: ANN401 - f
             known = ", ".join(SUFFIXES)
             raise InputError(f"{given} contains no files that end in {known}: give files or a pattern")
     elif _GLOB.search(root):
-        paths = [path for path in sorted(fs.glob(root)) if fs.isfile(path)]
+        paths = [path for path in sorted(fs.glob(root)) if not fs.isdir(path)]
         if not paths:
             raise InputError(f"no file matches {given}: correct the pattern")
+    elif isinstance(fs, LocalFileSystem) and os.path.exists(root):  # noqa: PTH110 - as returned by fsspec
+        paths = [root]  # not a regular file
     else:
         raise InputError(f"there is no file or directory {given}: correct the name")
     yield from paths
@@ -193,29 +264,57 @@ def _paths(fs: Any, root: str, given: str) -> Iterator[str]:  # noqa: ANN401 - f
 
 def _is_data(path: str, root: str) -> bool:
     inner = path.removeprefix(root).strip("/").split("/")
-    return not any(part.startswith((".", "_")) for part in inner) and _suffix(path) in SUFFIXES
+    return not any(part.startswith((".", "_")) for part in inner) and suffix_of(path) in SUFFIXES
 
 
 def _dataset_paths(fs: Any, root: str) -> list[str]:  # noqa: ANN401 - fsspec has no types
     """Return the files of a directory that `datasets.Dataset.save_to_disk` has written, else none."""
     if fs.exists(f"{root}/dataset_dict.json"):
-        splits = json.loads(fs.cat_file(f"{root}/dataset_dict.json"))["splits"]
+        splits = _json_member(fs, f"{root}/dataset_dict.json", "splits", str)
         raise InputError(f"{root} contains several splits: give one or more of {root}/{{{','.join(splits)}}}")
     if not fs.exists(f"{root}/state.json"):
         return []
-    state = json.loads(fs.cat_file(f"{root}/state.json"))
-    if state.get("_indices_data_files"):
+    if _json_member(fs, f"{root}/state.json", "_indices_data_files", dict):
         raise InputError(
             f"{root} has an index of selected rows: call flatten_indices() before save_to_disk()"
         )
-    return [f"{root}/{entry['filename']}" for entry in state["_data_files"]]
+    entries = _json_member(fs, f"{root}/state.json", "_data_files", dict)
+    names = [entry.get("filename") for entry in entries]
+    if not all(isinstance(name, str) for name in names):
+        raise InputError(f"{root}/state.json is damaged: a file has no name. Save the data set again")
+    return [join_below(root, name) for name in names]
+
+
+def _json_member(fs: Any, path: str, name: str, kind: type) -> list[Any]:  # noqa: ANN401 - no types
+    """Return a member of a JSON object, which is a list of elements of this type, or null or absent."""
+    try:
+        content = json.loads(read_whole(fs, path, MAX_JSON_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {error}. Save the data set again") from error
+    members = (content.get(name) or []) if isinstance(content, dict) else None
+    if not isinstance(members, list) or not all(isinstance(member, kind) for member in members):
+        raise InputError(f"{path} is damaged: {name!r} is not a list as in a data set. Save it again")
+    return members
 
 
 def _input_file(fs: Any, path: str, input_format: InputFormat) -> InputFile:  # noqa: ANN401 - no types
     if input_format not in get_args(InputFormat):
         raise ValueError(f"input format {input_format!r}: use one of {', '.join(get_args(InputFormat))}")
     info = fs.info(path)
-    return InputFile(fs=fs, path=path, format=input_format, size_bytes=info["size"], modified=_modified(info))
+    size_bytes = info.get("size")
+    if isinstance(fs, LocalFileSystem):
+        try:
+            check_regular(os.stat(path).st_mode)
+        except OSError as error:
+            raise InputError(
+                f"{path} cannot be read: {error.strerror}. Use a file, since a run reads its inputs again"
+            ) from error
+    elif not isinstance(size_bytes, int):
+        raise InputError(
+            f"{fs.unstrip_protocol(path)} has no known size, since the server sends none: download the file "
+            "and use the copy"
+        )
+    return InputFile(fs=fs, path=path, format=input_format, size_bytes=size_bytes, modified=_modified(info))
 
 
 def _modified(info: dict[str, Any]) -> str:

@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from attnlens_bulk.columns import UnsupportedTypeError, json_values
+from attnlens_bulk.errors import InputError
 from attnlens_bulk.vectors import Array, TokenVectors, VectorKind
 
 OutputFormat: TypeAlias = Literal["parquet", "arrow", "npy", "jsonl"]
@@ -68,6 +70,34 @@ def encode_part(
     return memoryview(sink.getvalue())
 
 
+def check_columns(output_format: OutputFormat, schema: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Check that a format can contain columns of these types.
+
+    Args:
+        output_format: Format.
+        schema: Plain types by name.
+        names: Names of the columns in the output by their names in the input.
+
+    Raises:
+        InputError: It cannot. The message names column and type.
+    """
+    for name, output in names.items():
+        try:
+            columns = pa.table({output: pa.nulls(1, schema[name])})
+            columns = columns.filter(pa.array([True]))
+            encode_part(output_format, columns, np.zeros((1, 1), np.float32), {})
+        except (pa.ArrowException, OSError) as error:
+            raise _unsupported(name, schema[name], output_format, error) from error
+
+
+def _unsupported(name: str, kind: Any, output_format: OutputFormat, error: Exception) -> InputError:  # noqa: ANN401
+    reason = str(error).partition("\n")[0].rstrip(".")
+    return InputError(
+        f"the column {name!r} is {kind}, which {output_format} output cannot contain ({reason}): do not keep "
+        "it, convert it, or use another output format"
+    )
+
+
 def _arrow_columns(vectors: Array | TokenVectors) -> dict[str, Any]:
     if not isinstance(vectors, TokenVectors):
         return {EMBEDDING: _fixed_size_lists(vectors)}
@@ -84,9 +114,18 @@ def _fixed_size_lists(vectors: Array) -> Any:  # noqa: ANN401 - pyarrow has no t
 
 
 def _json_lines(columns: Any, vectors: Array | TokenVectors) -> Iterator[bytes]:  # noqa: ANN401 - pyarrow has no types
-    for record, members in zip(columns.to_pylist(), _json_members(vectors), strict=True):
-        start = json.dumps(record, ensure_ascii=False, default=str).removesuffix("}")
-        yield f"{start}, {members}}}\n".encode()
+    names = columns.column_names
+    rows = zip(*(_json_column(name, columns[name]) for name in names), strict=True)
+    for row, members in zip(rows, _json_members(vectors), strict=True):
+        start = json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, allow_nan=False)
+        yield f"{start.removesuffix('}')}, {members}}}\n".encode()
+
+
+def _json_column(name: str, column: Any) -> list[Any]:  # noqa: ANN401 - pyarrow has no types
+    try:
+        return json_values(column)
+    except (UnsupportedTypeError, pa.ArrowException) as error:
+        raise _unsupported(name, column.type, "jsonl", error) from error
 
 
 def _json_members(vectors: Array | TokenVectors) -> Iterator[str]:

@@ -9,25 +9,32 @@ import json
 import lzma
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import IO, Any
 
 import fsspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from attnlens_bulk.columns import plain, plain_type
 from attnlens_bulk.errors import InputError
-from attnlens_bulk.files import InputFile, is_compressed, is_storage_failure
+from attnlens_bulk.files import InputFile, is_compressed, is_storage_failure, suffix_of
 
-BLOCK_ROWS = 4096
-"""Rows that are converted at once."""
+BLOCK_ROWS, BLOCK_BYTES = 4096, 64 << 20
+"""Rows that are converted at once, and the size of lines after which no further one is added."""
 TYPED_ROWS = BLOCK_ROWS
 """Rows of the first file from which the types of the columns of JSON lines are inferred."""
 
+DEFAULT_MAX_LINE_BYTES = 64 << 20
 _ARROW_FILE = b"ARROW1"
+_READ_BYTES = 1 << 20
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _INVALID_UTF8 = "not UTF-8"
 
 
@@ -53,6 +60,19 @@ class Reader:
 
     fraction = 0.0
 
+    def __init__(
+        self, file: InputFile, stack: ExitStack, columns: Sequence[str], max_line_bytes: int
+    ) -> None:
+        """Open a file.
+
+        Args:
+            file: File.
+            stack: Closes the file.
+            columns: Columns to read.
+            max_line_bytes: Maximum size of a line, and of a record of CSV.
+        """
+        raise NotImplementedError
+
     def skip(self, num_rows: int) -> int:
         """Skip up to `num_rows` rows, and return how many there were."""
         raise NotImplementedError
@@ -65,14 +85,20 @@ class Reader:
 class TextReader(Reader):
     """Reads plain lines, JSON lines and CSV. CSV columns are strings."""
 
-    def __init__(self, file: InputFile, stack: ExitStack, columns: Sequence[str]) -> None:
+    def __init__(
+        self, file: InputFile, stack: ExitStack, columns: Sequence[str], max_line_bytes: int
+    ) -> None:
         self._file = file
         self._columns = columns
+        self._max_line_bytes = max_line_bytes
+        self._record_bytes = 0  # of the current record of CSV
         self._raw: IO[bytes] = stack.enter_context(file.open())
         content: Any = self._raw
         if is_compressed(file.path):
-            infer = fsspec.utils.infer_compression(file.path)
-            content = stack.enter_context(fsspec.compression.compr[infer](self._raw, mode="rb"))
+            name = fsspec.utils.infer_compression(file.path)
+            if name is None:
+                raise InputError(f"{file.name} needs a package for its compression: `pip install zstandard`")
+            content = stack.enter_context(fsspec.compression.compr[name](self._raw, mode="rb"))
         self._records = self._read_records(content)
 
     def skip(self, num_rows: int) -> int:
@@ -83,7 +109,12 @@ class TextReader(Reader):
 
     def read(self, num_rows: int) -> Rows | None:
         """See `Reader`."""
-        records = list(islice(self._records, min(num_rows, BLOCK_ROWS)))
+        records, size_bytes = [], 0
+        for record in islice(self._records, min(num_rows, BLOCK_ROWS)):
+            records.append(record)
+            size_bytes += len(record) if isinstance(record, bytes) else sum(map(len, record[1]))
+            if size_bytes > BLOCK_BYTES:
+                break
         self._update_fraction(not records)
         if not records:
             return None
@@ -98,28 +129,52 @@ class TextReader(Reader):
         if self._file.format in ("csv", "tsv"):
             yield from self._csv_records(content)
             return
-        for index, line in enumerate(content):
-            raw = line.removeprefix(b"\xef\xbb\xbf") if index == 0 else line
-            if self._file.format == "lines" or raw.strip():
-                yield raw.removesuffix(b"\n").removesuffix(b"\r")
+        must_be_object = suffix_of(self._file.path) == ".json"  # which may be one document
+        for index, line in enumerate(_lines(content, self._max_line_bytes)):
+            raw = line.removeprefix(_BYTE_ORDER_MARK) if index == 0 else line
+            if self._file.format == "jsonl":
+                if not raw.strip():
+                    continue
+                if must_be_object and not _is_object(raw):
+                    raise InputError(
+                        f"{self._file.name} is not JSON lines: write one object per line, without a list "
+                        "around them"
+                    )
+                must_be_object = False
+            yield raw.removesuffix(b"\r")
 
     def _csv_records(self, content: Any) -> Iterator[Any]:  # noqa: ANN401 - any binary file
         csv.field_size_limit(sys.maxsize)  # the default of 128 KiB applies to the whole process
-        lines = (line.decode("utf-8", "surrogateescape").removeprefix("\ufeff") for line in content)
+        lines = self._csv_lines(content)
         records = csv.reader(lines, delimiter="\t" if self._file.format == "tsv" else ",")
         header = next(records, [])
         _check_columns(self._file, self._columns, header)
         for record in records:
+            self._record_bytes = 0
             if record:  # not a blank line
                 yield header, record
 
+    def _csv_lines(self, content: Any) -> Iterator[str]:  # noqa: ANN401 - any binary file
+        for index, line in enumerate(_lines(content, self._max_line_bytes)):
+            self._record_bytes += len(line) + 1
+            if self._record_bytes > self._max_line_bytes:
+                raise InputError(
+                    f"{self._file.name} has a record with more than {self._max_line_bytes} bytes that ends at "
+                    f"line {index + 1} or later: close its quotes, or set a larger maximum size of lines"
+                )
+            raw = line.removeprefix(_BYTE_ORDER_MARK) if index == 0 else line
+            yield raw.decode("utf-8", "surrogateescape") + "\n"
+
     def _parse(self, record: Any, problems: dict[int, str], index: int) -> Mapping[str, Any]:  # noqa: ANN401
         try:
+            if isinstance(record, bytes) and len(record) > self._max_line_bytes:
+                raise ValueError(f"the line has more than {self._max_line_bytes} bytes")  # noqa: TRY301
             match self._file.format:
                 case "lines":
                     return {"text": record.decode()}
                 case "jsonl":
-                    return _checked_object(json.loads(record), self._columns)
+                    content = json.loads(record, object_pairs_hook=self._object)
+                    return _checked_object(content, self._columns)
                 case _:
                     header, values = record
                     if len(values) != len(header):
@@ -130,6 +185,35 @@ class TextReader(Reader):
         except (ValueError, RecursionError) as error:
             problems[index] = f"not JSON: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
         return {}
+
+    def _object(self, members: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(members)
+        if len(result) < len(members):
+            counts = Counter(name for name, _ in members)
+            for name in self._columns:
+                if counts[name] > 1:
+                    raise ValueError(f"{counts[name]} values of {name!r}")
+        return result
+
+
+def _lines(content: Any, max_bytes: int) -> Iterator[bytes]:  # noqa: ANN401 - any binary file
+    """Yield lines without their line breaks. Of a longer line, only the first `max_bytes + 1` bytes."""
+    start = b""
+    while block := content.read(_READ_BYTES):
+        *lines, rest = block.split(b"\n")
+        for line in lines:
+            yield (start + line)[: max_bytes + 1]
+            start = b""
+        start = (start + rest)[: max_bytes + 1]
+    if start:
+        yield start
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _checked_object(content: Any, columns: Sequence[str]) -> Mapping[str, Any]:  # noqa: ANN401 - parsed JSON
@@ -144,7 +228,13 @@ def _checked_object(content: Any, columns: Sequence[str]) -> Mapping[str, Any]: 
 class ArrowReader(Reader):
     """Reads files and streams of Arrow IPC, and the files of `datasets`."""
 
-    def __init__(self, file: InputFile, stack: ExitStack, columns: Sequence[str]) -> None:
+    def __init__(
+        self,
+        file: InputFile,
+        stack: ExitStack,
+        columns: Sequence[str],
+        max_line_bytes: int,  # noqa: ARG002 - there are no lines
+    ) -> None:
         source = stack.enter_context(file.arrow_file())
         is_file = source.read(len(_ARROW_FILE)) == _ARROW_FILE
         source.seek(0)
@@ -186,7 +276,13 @@ class ArrowReader(Reader):
 class ParquetReader(Reader):
     """Reads Parquet. Row groups that are skipped are not decoded."""
 
-    def __init__(self, file: InputFile, stack: ExitStack, columns: Sequence[str]) -> None:
+    def __init__(
+        self,
+        file: InputFile,
+        stack: ExitStack,
+        columns: Sequence[str],
+        max_line_bytes: int,  # noqa: ARG002 - there are no lines
+    ) -> None:
         source = stack.enter_context(file.arrow_file())
         self._file = stack.enter_context(pq.ParquetFile(source, pre_buffer=not file.is_local))
         _check_columns(file, columns, self._file.schema_arrow.names)
@@ -249,7 +345,7 @@ class ParquetReader(Reader):
         return table
 
 
-_READERS: dict[str, Callable[[InputFile, ExitStack, Sequence[str]], Reader]] = {
+_READERS: dict[str, type[Reader]] = {
     "lines": TextReader,
     "jsonl": TextReader,
     "csv": TextReader,
@@ -264,6 +360,8 @@ def _check_columns(file: InputFile, columns: Sequence[str], existing: Sequence[s
         if name not in existing:
             shown = ", ".join(existing) or "none"
             raise InputError(f"{file.name} has no column {name!r}: it has {shown}")
+        if (count := list(existing).count(name)) > 1:
+            raise InputError(f"{file.name} has {count} columns {name!r}: give them different names")
 
 
 class RowSequence:
@@ -277,15 +375,30 @@ class RowSequence:
     """
 
     def __init__(
-        self, files: Sequence[InputFile], columns: Sequence[str], text_columns: Sequence[str]
+        self,
+        files: Sequence[InputFile],
+        columns: Sequence[str],
+        text_columns: Sequence[str],
+        *,
+        max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
+        max_text_bytes: int = 0,
     ) -> None:
-        """Initialize for files, of which each has all columns. Text columns must be strings."""
+        """Initialize for files, of which each has all columns.
+
+        Args:
+            files: Files.
+            columns: Columns to read.
+            text_columns: Those of the columns that must be strings.
+            max_line_bytes: See `Reader`.
+            max_text_bytes: Maximum size of a text. Longer ones are not kept in memory. 0 means no limit.
+        """
         for file in files:
             if file.format == "lines":
                 _check_columns(file, columns, ["text"])
         self.columns = list(columns)
         self.position = 0
         self._text_columns = text_columns
+        self._max_line_bytes, self._max_text_bytes = max_line_bytes, max_text_bytes
         self._files = files
         self._index = 0
         self._file_row = 0
@@ -315,7 +428,7 @@ class RowSequence:
         """
         if not self._types and self._files:
             with ExitStack() as stack, _failures_explained(self._files[0]):
-                rows = _READERS[self._files[0].format](self._files[0], stack, self.columns).read(TYPED_ROWS)
+                rows = self._reader_of(self._files[0], stack).read(TYPED_ROWS)
                 self._types = {name: self._type(name, rows) for name in self.columns}
         return self._types
 
@@ -364,7 +477,7 @@ class RowSequence:
                 if rows is None:
                     self._end_file()
                     continue
-                table = _typed(rows, types, file)
+                table = self._typed(rows, types, file)
             problems |= {done + index: reason for index, reason in rows.problems.items()}
             origins.append((done, file, self._file_row))
             tables.append(table)
@@ -374,13 +487,29 @@ class RowSequence:
         schema = pa.schema([(name, types.get(name, pa.string())) for name in self.columns])
         return Rows(pa.concat_tables([schema.empty_table(), *tables]), problems), origins
 
+    def _typed(self, rows: Rows, types: Mapping[str, Any], file: InputFile) -> Any:  # noqa: ANN401
+        """Return a table with columns of these types. Invalid values become null, and problems of rows."""
+        columns = {}
+        for name, expected in types.items():
+            if isinstance(rows.table, dict):
+                column = _array_of(rows.table[name], expected, name, rows.problems)
+            else:
+                column = _cast(_valid(rows.table[name], rows.problems), expected, name, file)
+            if self._max_text_bytes and name in self._text_columns:
+                column = _limited(column, self._max_text_bytes, rows.problems)
+            columns[name] = column
+        return pa.table(columns)
+
     def _open(self) -> Reader | None:
         if self._reader is None and self._index < len(self._files):
             file = self._files[self._index]
             with _failures_explained(file):
-                self._reader = _READERS[file.format](file, self._stack, self.columns)
+                self._reader = self._reader_of(file, self._stack)
             self._file_row = 0
         return self._reader
+
+    def _reader_of(self, file: InputFile, stack: ExitStack) -> Reader:
+        return _READERS[file.format](file, stack, self.columns, self._max_line_bytes)
 
     def _end_file(self) -> None:
         file = self._files[self._index]
@@ -414,43 +543,55 @@ def _type_of(name: str, rows: Rows | None, file: InputFile) -> Any:  # noqa: ANN
     if rows is None:
         return pa.string()
     if isinstance(rows.table, dict):
-        try:
-            inferred = pa.array(rows.table[name]).type
-        except pa.ArrowException as error:
-            raise InputError(
-                f"the column {name!r} of {file.name} has values of several types ({error}): do not keep it, "
-                "or convert it"
-            ) from error
+        inferred = _inferred(rows.table[name], name, file)
     else:
-        inferred = rows.table.schema.field(name).type
-    if pa.types.is_dictionary(inferred):
-        inferred = inferred.value_type
+        kind = rows.table.schema.field(name).type
+        try:
+            inferred = plain_type(kind)
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            raise InputError(
+                f"the column {name!r} of {file.name} is {kind}, which is not supported ({error}): convert it"
+            ) from error
     return pa.string() if pa.types.is_null(inferred) else inferred
 
 
-def _typed(rows: Rows, types: Mapping[str, Any], file: InputFile) -> Any:  # noqa: ANN401 - pyarrow has no types
-    """Return a table with columns of these types. Invalid values become null, with a problem of their row."""
-    columns = {}
-    for name, expected in types.items():
-        if isinstance(rows.table, dict):
-            columns[name] = _array_of(rows.table[name], expected, name, rows.problems)
-            continue
-        column = rows.table[name]
-        if column.type != expected:
-            try:
-                column = column.cast(expected)
-            except pa.ArrowException as error:
-                raise InputError(
-                    f"the column {name!r} of {file.name} is {column.type}, but {expected} in the first file, "
-                    "and cannot be converted: use files with equal columns"
-                ) from error
-        if pa.types.is_string(expected) or pa.types.is_large_string(expected):
-            column = _valid_strings(column, expected, rows.problems)
-        columns[name] = column
-    return pa.table(columns)
+def _inferred(values: list[Any], name: str, file: InputFile) -> Any:  # noqa: ANN401 - pyarrow has no types
+    """Return the type of the values of a JSON column."""
+    try:
+        try:
+            return pa.array(values).type
+        except OverflowError:
+            if not all(value is None or type(value) is int for value in values):
+                raise
+            return pa.array(values, pa.uint64()).type
+    except OverflowError as error:
+        raise InputError(
+            f"the column {name!r} of {file.name} has integers beyond 64 bits: write them as strings"
+        ) from error
+    except (pa.ArrowException, TypeError) as error:
+        raise InputError(
+            f"the column {name!r} of {file.name} has values of several types ({error}): do not keep it, or "
+            "convert it"
+        ) from error
+
+
+def _cast(column: Any, expected: Any, name: str, file: InputFile) -> Any:  # noqa: ANN401 - no types
+    if column.type == expected:
+        return column
+    try:
+        return column.cast(expected)
+    except pa.ArrowException as error:
+        raise InputError(
+            f"the column {name!r} of {file.name} is {column.type}, but {expected} in the first file, and "
+            "cannot be converted: use files with equal columns"
+        ) from error
 
 
 def _array_of(values: list[Any], expected: Any, name: str, problems: dict[int, str]) -> Any:  # noqa: ANN401
+    for index, value in enumerate(values):
+        if (defect := _defect(value, expected)) is not None:
+            problems.setdefault(index, f"{name!r} {defect}")
+            values[index] = None
     try:
         return pa.array(values, expected)
     except (pa.ArrowException, TypeError, OverflowError):
@@ -463,17 +604,62 @@ def _array_of(values: list[Any], expected: Any, name: str, problems: dict[int, s
         return pa.array(values, expected)
 
 
-def _valid_strings(column: Any, expected: Any, problems: dict[int, str]) -> Any:  # noqa: ANN401
+def _defect(value: Any, expected: Any) -> str | None:  # noqa: ANN401 - parsed JSON
+    """Return why pyarrow would silently change a value, or None. It truncates numbers and omits keys."""
+    defects: Iterator[str | None] = iter(())
+    if isinstance(value, float) and pa.types.is_integer(expected) and not value.is_integer():
+        return f"is not of type {expected}"
+    if pa.types.is_struct(expected) and isinstance(value, list):
+        return f"is not of type {expected}"
+    if pa.types.is_struct(expected) and isinstance(value, dict):
+        types = {field.name: field.type for field in expected}
+        defects = (
+            _defect(member, types[key])
+            if key in types
+            else f"has the key {key!r}, which none of the first {TYPED_ROWS} rows has"
+            for key, member in value.items()
+        )
+    elif pa.types.is_list(expected) and isinstance(value, list):
+        defects = (_defect(element, expected.value_type) for element in value)
+    return next((defect for defect in defects if defect is not None), None)
+
+
+def _limited(column: Any, max_bytes: int, problems: dict[int, str]) -> Any:  # noqa: ANN401 - no types
+    """Return a string column without texts of more than `max_bytes` bytes."""
+    sizes = pc.fill_null(pc.binary_length(column), 0).to_numpy()
+    is_long = sizes > max_bytes
+    if not is_long.any():
+        return column
+    for index in np.flatnonzero(is_long):
+        problems.setdefault(int(index), f"the text has {sizes[index]} bytes, but the limit is {max_bytes}")
+    return pc.if_else(pa.array(is_long), None, column)
+
+
+def _valid(column: Any, problems: dict[int, str]) -> Any:  # noqa: ANN401 - pyarrow has no types
+    """Return a plain column without the rows that contain invalid UTF-8.
+
+    Raises:
+        pa.ArrowInvalid: The file is damaged in another way.
+    """
+    is_damaged = False
     try:
         column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        if "UTF8" not in str(error):
+            raise
+        is_damaged = True
+    column = plain(column)
+    if not is_damaged:
+        return column
+    is_valid = np.array([_is_valid(column.take([index])) for index in range(len(column))])
+    for index in np.flatnonzero(~is_valid):
+        problems.setdefault(int(index), _INVALID_UTF8)
+    return pc.if_else(pa.array(is_valid), column, pa.scalar(None, column.type))
+
+
+def _is_valid(row: Any) -> bool:  # noqa: ANN401 - pyarrow has no types
+    try:
+        row.validate(full=True)
     except pa.ArrowInvalid:
-        values: list[str | None] = []
-        binary = pa.large_binary() if pa.types.is_large_string(expected) else pa.binary()
-        for index, value in enumerate(column.cast(binary).to_pylist()):
-            try:
-                values.append(None if value is None else value.decode())
-            except UnicodeDecodeError:
-                problems.setdefault(index, _INVALID_UTF8)
-                values.append(None)
-        return pa.chunked_array([pa.array(values, expected)])
-    return column
+        return False
+    return True
