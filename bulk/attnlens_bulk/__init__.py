@@ -1,6 +1,13 @@
 """Bulk embedding: files of any size in, parts with embeddings out. The same call resumes a run."""
 
-from attnlens_bulk.errors import BulkError, InputError, OutputError, ResumeError, RowError
+from attnlens_bulk.errors import (
+    BulkError,
+    InputError,
+    OutputError,
+    ResumeError,
+    RowError,
+    ServersUnavailableError,
+)
 from attnlens_bulk.run import Estimate, Progress, Report, RunOptions, embed_files, estimate
 
 __all__ = [
@@ -13,6 +20,7 @@ __all__ = [
     "ResumeError",
     "RowError",
     "RunOptions",
+    "ServersUnavailableError",
     "embed_files",
     "estimate",
 ]

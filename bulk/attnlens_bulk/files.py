@@ -183,9 +183,13 @@ def read_whole(fs: Any, path: str, max_bytes: int) -> bytes:  # noqa: ANN401 - f
     Raises:
         OSError: The file cannot be opened, is not a regular file, or has more than `max_bytes` bytes.
     """
-    with open_file(fs, path) as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
+    if isinstance(fs, LocalFileSystem):
+        with open_file(fs, path) as file:
+            content = file.read(max_bytes + 1)
+        size_bytes = len(content)
+    elif (size_bytes := fs.info(path).get("size") or 0) <= max_bytes:
+        content = fs.cat_file(path)
+    if size_bytes > max_bytes:
         raise OSError(errno.EOVERFLOW, f"it has more than {max_bytes} bytes")
     return content
 

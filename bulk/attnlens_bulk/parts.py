@@ -6,7 +6,7 @@ Texts are computed in batches of similar length. Equal texts are computed once.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,8 @@ from attnlens_bulk.formats import ROW
 from attnlens_bulk.reading import Rows
 from attnlens_bulk.vectors import Array, TextVectors, TokenVectors, joined
 
-NO_TEXT = "no text"
+EmptyPolicy: TypeAlias = Literal["embed", "skip", "reject"]
+NO_TEXT, EMPTY_TEXT = "no text", "the text is empty"
 
 
 @dataclass(slots=True, eq=False)
@@ -31,10 +32,12 @@ class Part:
         texts: Distinct valid texts, longest first.
         text_of_row: Index in `texts` for each row of the part, -1 for an invalid row.
         problems: Reason for each invalid row, by its index in the part.
+        skipped: Reason for each row without content that is omitted on request.
         origins: Index of the first row, file, and its number in the file, for each block of rows.
         fractions: Fractions of the input at which the part begins and ends, approximately.
         vectors: Vectors of each of `texts`, or None until they arrive.
         num_missing: Number of texts without vectors.
+        truncated: Indices of the texts that were truncated.
     """
 
     index: int
@@ -42,10 +45,12 @@ class Part:
     texts: list[str]
     text_of_row: npt.NDArray[np.int64]
     problems: dict[int, str]
+    skipped: dict[int, str]
     origins: list[tuple[int, InputFile, int]]
     fractions: tuple[float, float]
     vectors: list[TextVectors | None] = field(init=False)
     num_missing: int = field(init=False)
+    truncated: set[int] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         self.vectors = [None] * len(self.texts)
@@ -61,32 +66,44 @@ class Part:
         for row in np.flatnonzero(self.text_of_row == text_index):
             self.problems.setdefault(int(row), reason)
 
-    def rejected(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield index and description of each invalid row, in order."""
-        for row in sorted(self.problems):
+    def _described(self, reasons: dict[int, str]) -> Iterator[dict[str, Any]]:
+        """Yield descriptions of rows, in order."""
+        for row in sorted(reasons):
             start, file, file_row = next(origin for origin in reversed(self.origins) if origin[0] <= row)
-            yield (
-                row,
-                {
-                    "row": self.columns[ROW][row].as_py(),
-                    "file": file.name,
-                    "file_row": file_row + row - start,
-                    "reason": self.problems[row],
-                },
-            )
+            yield {
+                "row": self.columns[ROW][row].as_py(),
+                "file": file.name,
+                "file_row": file_row + row - start,
+                "reason": reasons[row],
+            }
 
     def check_rows(self) -> None:
         """Raise RowError if a row is invalid."""
-        for _, entry in self.rejected():
+        for entry in self._described(self.problems):
             raise RowError(
                 f"row {entry['file_row']} of {entry['file']}: {entry['reason']}. Correct it, or skip bad "
                 "rows, which a file then reports"
             )
 
     def report(self) -> bytes:
-        """Return the invalid rows as JSON lines."""
-        lines = [json.dumps(entry, ensure_ascii=False) + "\n" for _, entry in self.rejected()]
-        return "".join(lines).encode()
+        """Return the invalid and skipped rows as JSON lines."""
+        entries = self._described(self.skipped | self.problems)
+        return "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries).encode()
+
+    def counts(self) -> dict[str, int]:
+        """Return numbers of rows for the record of the part."""
+        rows = self.text_of_row[self._is_valid()]
+        empty = [index for index, text in enumerate(self.texts) if not text.strip()]
+        return {
+            "rows": int(self.columns.num_rows),
+            "truncated_rows": int(np.isin(rows, list(self.truncated)).sum()),
+            "empty_rows": int(np.isin(rows, empty).sum()),
+        }
+
+    def _is_valid(self) -> npt.NDArray[np.bool_]:
+        is_valid = self.text_of_row >= 0
+        is_valid[list(self.problems)] = False
+        return is_valid
 
     def result(self, like: TextVectors) -> tuple[Any, Array | TokenVectors]:
         """Return the columns and vectors of the valid rows, in order.
@@ -94,8 +111,7 @@ class Part:
         Args:
             like: See `joined`.
         """
-        is_valid = self.text_of_row >= 0
-        is_valid[list(self.problems)] = False
+        is_valid = self._is_valid()
         vectors = [cast("TextVectors", self.vectors[text]) for text in self.text_of_row[is_valid]]
         return self.columns.filter(pa.array(is_valid)), joined(vectors, like)
 
@@ -109,6 +125,7 @@ def make_part(
     text_columns: Sequence[str],
     kept: dict[str, str],
     max_text_bytes: int,
+    empty: EmptyPolicy,
     fractions: tuple[float, float],
 ) -> Part:
     """Return the part of these rows.
@@ -121,6 +138,7 @@ def make_part(
         text_columns: Columns that are joined by a line break to one text. Null is omitted.
         kept: Names of kept columns in the output by their name in the input.
         max_text_bytes: Maximum size of a text. 0 means no limit.
+        empty: See `RunOptions.empty`.
         fractions: See `Part`.
     """
     table, problems = rows.table, dict(rows.problems)
@@ -130,13 +148,14 @@ def make_part(
         for null_row in np.flatnonzero(table[id_column].is_null().to_numpy()):
             problems.setdefault(int(null_row), f"no value in the column {id_column!r}")
     distinct: dict[str, list[int]] = {}
+    skipped: dict[int, str] = {}
     for row, values in enumerate(zip(*columns, strict=True)):
         texts = [value for value in values if value is not None]
         text = texts[0] if len(texts) == 1 else "\n".join(texts)
         if row in problems:
             continue
-        if not texts:
-            problems[row] = NO_TEXT
+        if not texts or (empty != "embed" and not text.strip()):
+            (skipped if empty == "skip" else problems)[row] = EMPTY_TEXT if texts else NO_TEXT
         elif max_text_bytes and len(text) > max_text_bytes // 4 and len(text.encode()) > max_text_bytes:
             problems[row] = f"the text has {len(text.encode())} bytes, but the limit is {max_text_bytes}"
         else:
@@ -147,4 +166,4 @@ def make_part(
         text_of_row[distinct[text]] = number
     numbers = pa.array(np.arange(first_row, first_row + table.num_rows, dtype=np.int64))
     output = {ROW: numbers} | {output: table[name] for name, output in kept.items()}
-    return Part(index, pa.table(output), ordered, text_of_row, problems, origins, fractions)
+    return Part(index, pa.table(output), ordered, text_of_row, problems, skipped, origins, fractions)

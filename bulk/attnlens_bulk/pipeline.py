@@ -3,27 +3,89 @@
     feeder: reads parts ──▶ queue of batches ──▶ workers: call a model ──▶ queue of finished parts ──▶ caller
 
 One thread feeds. Each worker has one call in flight. The number of parts in memory is limited.
+
+A worker whose call fails for a reason that may pass leaves its batch to the others, waits until its model
+answers, and continues. If the calls of all workers fail for longer than the patience, the run ends.
 """
 
+import math
+import random
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from attnlens_bulk.errors import ResumeError
+from attnlens_bulk.errors import ResumeError, ServersUnavailableError
 from attnlens_bulk.parts import Part
 from attnlens_bulk.vectors import Result, VectorKind, compute
-from attnlens_client import DeadlineExceededError, OverloadedError, UnavailableError
+from attnlens_client import (
+    AttnlensError,
+    DeadlineExceededError,
+    OverloadedError,
+    RateLimitedError,
+    UnavailableError,
+)
 from attnlens_client.client import BlockingMethods
+from attnlens_client.errors import is_reset
 
 MAX_PARTS = 3
 """Parts in memory: one that is read, one that is computed, and one that is written."""
 _QUEUED_BATCHES = 2  # per worker
 _PROGRESS_INTERVAL_S = 0.5
-_OTHER_MODEL_MAY_SUCCEED = (DeadlineExceededError, OverloadedError, UnavailableError)
+_BUSY = (OverloadedError, RateLimitedError)
+_TRANSIENT = (DeadlineExceededError, UnavailableError, *_BUSY)
+_FIRST_DELAY_S, _MAX_DELAY_S = 0.25, 5.0
+
+
+def is_transient(error: AttnlensError) -> bool:
+    """Return whether the same call may succeed later."""
+    is_closed = error.message.endswith("was closed")  # by its owner, while gRPC cancelled the call
+    return (
+        isinstance(error, _TRANSIENT)
+        or error.retry_delay_s is not None
+        or (is_reset(error) and not is_closed)
+    )
+
+
+def name_of(model: BlockingMethods) -> str:
+    """Return the address of a client, or the bundle of a local model."""
+    address = getattr(model, "address", None)
+    if address is None:
+        return repr(model)
+    return address if isinstance(address, str) else ", ".join(address)
+
+
+def servers_unavailable(failures: Mapping[str, AttnlensError], elapsed_s: float) -> ServersUnavailableError:
+    """Return the error for a run that ends because no call succeeds.
+
+    Args:
+        failures: Last error by the name of its model.
+        elapsed_s: Time since the first of the calls that failed.
+    """
+    reasons = "; ".join(f"{name}: {error.message}" for name, error in failures.items())
+    return ServersUnavailableError(
+        f"no call has succeeded for {elapsed_s:.0f} s ({reasons}). Start the servers and repeat the command, "
+        "which continues after the finished parts. To wait longer, increase the patience"
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A thread that calls a model.
+
+    Attributes:
+        model: Client or local model.
+        error: Error of its last call. None if the call succeeded.
+        delay_s: Delay after the next error.
+    """
+
+    model: BlockingMethods
+    error: AttnlensError | None = None
+    delay_s: float = _FIRST_DELAY_S
 
 
 class _Batch(NamedTuple):
@@ -64,8 +126,10 @@ class Pipeline:
         options: dict[str, Any],
         like: Result,
         *,
+        max_tokens: int,
         batch_size: int,
         in_flight: int,
+        patience_s: float = math.inf,
     ) -> None:
         """Initialize without starting.
 
@@ -75,15 +139,19 @@ class Pipeline:
             options: See `compute`. Unless `truncate` is set, texts that exceed the model's maximum are
                 rejected.
             like: Result whose model all others must have.
+            max_tokens: Token limit that all models must have.
             batch_size: Number of texts per call.
             in_flight: Number of concurrent calls per model.
+            patience_s: Time after which the run ends if no call succeeds.
         """
         self.tally = Tally()
-        self._models = [model for model in models for _ in range(in_flight)]
+        self._workers = [_Worker(model) for model in models for _ in range(in_flight)]
         self._kind = kind
         self._may_truncate = options["truncate"]
         self._options = {**options, "truncate": True}  # the usage reports long texts
         self._like = like
+        self._max_tokens = max_tokens
+        self._patience_s = patience_s
         self._batch_size = batch_size
         self._finished: SimpleQueue[Part | BaseException | None] = SimpleQueue()
         self._free_parts = threading.Semaphore(MAX_PARTS)
@@ -91,7 +159,7 @@ class Pipeline:
         self._changed = threading.Condition()
         self._queue: deque[_Batch] = deque()
         self._num_running = 0
-        self._num_workers = len(self._models)
+        self._failing_since: float | None = None  # first failure after the last success
         self._is_fed = False
         self._is_stopped = False
 
@@ -100,12 +168,12 @@ class Pipeline:
         """Start, and return an iterator of finished parts, with None in between to report progress.
 
         The end of the block stops all threads. The iterator raises the error of `parts` after the parts that
-        were read before it, and an error of the models if no model can continue.
+        were read before it, an error of a model that is not transient, and ServersUnavailableError.
         """
         threads = [threading.Thread(target=self._feed, args=(parts,), name="bulk-feed", daemon=True)]
         threads += [
-            threading.Thread(target=self._work, args=(model,), name="bulk-call", daemon=True)
-            for model in self._models
+            threading.Thread(target=self._work, args=(worker,), name="bulk-call", daemon=True)
+            for worker in self._workers
         ]
         for thread in threads:
             thread.start()
@@ -121,13 +189,22 @@ class Pipeline:
                 self._queue.clear()
                 self._changed.notify_all()
             self._free_parts.release(MAX_PARTS)
-            for thread in threads:
-                if not is_interrupted:
+            for thread, worker in zip(threads, [None, *self._workers], strict=True):
+                # A model that is away may delay the end of its call until the timeout.
+                if not is_interrupted and (worker is None or worker.error is None):
                     thread.join()
 
     def release(self) -> None:
         """Report that a part was written, so that another one can be read."""
         self._free_parts.release()
+
+    def failures(self) -> dict[str, AttnlensError]:
+        """Return the last error of each model none of whose calls succeed, by its name."""
+        with self._changed:
+            errors: dict[str, list[AttnlensError | None]] = {}
+            for worker in self._workers:
+                errors.setdefault(name_of(worker.model), []).append(worker.error)
+            return {name: last for name, found in errors.items() if all(found) and (last := found[-1])}
 
     def _results(self) -> Iterator[Part | None]:
         while True:
@@ -164,7 +241,7 @@ class Pipeline:
         self._finished.put(end)
 
     def _put(self, batch: _Batch) -> None:
-        limit = _QUEUED_BATCHES * len(self._models)
+        limit = _QUEUED_BATCHES * len(self._workers)
         with self._changed:
             self._changed.wait_for(lambda: self._is_stopped or len(self._queue) < limit)
             if not self._is_stopped:
@@ -173,19 +250,56 @@ class Pipeline:
 
     # --- workers ----------------------------------------------------------------------------------
 
-    def _work(self, model: BlockingMethods) -> None:
+    def _work(self, worker: _Worker) -> None:
         while (batch := self._take()) is not None:
             try:
                 texts = batch.part.texts[batch.texts.start : batch.texts.stop]
-                result = compute(model, self._kind, texts, self._options)
+                result = compute(worker.model, self._kind, texts, self._options)
                 self._check(result)
-            except _OTHER_MODEL_MAY_SUCCEED as error:
-                self._give_up(batch, error)
-                return
+            except AttnlensError as error:
+                if not is_transient(error):
+                    self._fail(error)
+                    return
+                self._put_back(batch, worker, error)
+                self._recover(worker)
             except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
                 self._fail(error)
                 return
-            self._store(batch, result)
+            else:
+                self._store(batch, result, worker)
+
+    def _recover(self, worker: _Worker) -> None:
+        """Wait until the model of a worker answers. Its batch is with the other workers."""
+        while self._waited(worker) and not isinstance(worker.error, _BUSY):
+            try:
+                worker.model.get_model(self._options.get("model") or "")
+            except AttnlensError as error:
+                if not is_transient(error):
+                    self._fail(error)
+                    return
+                worker.error = error
+            else:
+                return
+
+    def _waited(self, worker: _Worker) -> bool:
+        """Wait before the next call. Return False if there is none, because the pipeline has stopped."""
+        asked_s = (worker.error.retry_delay_s if worker.error else None) or 0.0
+        end = time.monotonic() + max(worker.delay_s * random.uniform(0.5, 1.0), asked_s)  # noqa: S311
+        worker.delay_s = min(2 * worker.delay_s, _MAX_DELAY_S)
+        while not self._is_stopped:
+            now = time.monotonic()
+            with self._changed:
+                since = self._failing_since
+                is_alone = all(other.error is not None for other in self._workers)
+                left_s = self._patience_s - (now - since) if is_alone and since is not None else math.inf
+                if left_s > 0 and now < end:
+                    self._changed.wait(min(end - now, left_s))
+                    continue
+            if left_s <= 0 and since is not None:
+                self._fail(servers_unavailable(self.failures(), now - since), worker.error)
+                return False
+            return True
+        return False
 
     def _take(self) -> _Batch | None:
         """Wait for a batch. Return None after the last one."""
@@ -199,19 +313,22 @@ class Pipeline:
             self._changed.notify_all()
             return self._queue.popleft()
 
-    def _give_up(self, batch: _Batch, error: BaseException) -> None:
-        """Leave the batch to the other workers."""
+    def _put_back(self, batch: _Batch, worker: _Worker, error: AttnlensError) -> None:
+        """Leave a batch to the other workers."""
         with self._changed:
+            worker.error = error
+            if self._failing_since is None:
+                self._failing_since = time.monotonic()
             self._queue.appendleft(batch)
             self._num_running -= 1
-            self._num_workers -= 1
             self._changed.notify_all()
-            is_last = self._num_workers == 0
-        if is_last:
-            self._fail(error)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, cause: BaseException | None = None) -> None:
+        if cause is not None:
+            error.__cause__ = cause
         with self._changed:
+            if self._is_stopped:
+                return  # the first error counts
             self._is_stopped = True
             self._changed.notify_all()
         self._finished.put(error)
@@ -224,13 +341,24 @@ class Pipeline:
                     f"the model's {name} changed from {value!r} to {actual!r}: restart the previous "
                     "model and repeat the command, or start a new run"
                 )
+        for usage in result.usages:
+            if usage.num_tokens != min(usage.num_tokens_total, self._max_tokens):
+                raise ResumeError(
+                    f"a server used {usage.num_tokens} of {usage.num_tokens_total} tokens of a text, but the "
+                    f"max_tokens of the run is {self._max_tokens}: use servers with this limit and repeat the "
+                    "command, or start a new run"
+                )
 
-    def _store(self, batch: _Batch, result: Result) -> None:
+    def _store(self, batch: _Batch, result: Result, worker: _Worker) -> None:
         part, texts = batch
         with self._changed:
+            worker.error, worker.delay_s = None, _FIRST_DELAY_S
+            self._failing_since = None
             part.vectors[texts.start : texts.stop] = result.texts
             for index, usage in zip(texts, result.usages, strict=True):
-                if usage.truncated and not self._may_truncate:
+                if usage.truncated and self._may_truncate:
+                    part.truncated.add(index)
+                elif usage.truncated:
                     total, limit = usage.num_tokens_total, usage.num_tokens
                     part.reject(index, f"the text has {total} tokens, but the limit is {limit}")
             self.tally.texts += len(texts)

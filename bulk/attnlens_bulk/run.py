@@ -1,7 +1,9 @@
 """Runs: vectors of files in parts, which the same call resumes."""
 
+import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -9,23 +11,34 @@ from typing import Any, get_args
 import numpy as np
 import pyarrow as pa
 
+from attnlens_bulk.description import (
+    FORMAT_VERSION,
+    RUN_FILE,
+    check_same,
+    parse_description,
+    resolve_options,
+)
 from attnlens_bulk.errors import BulkError, InputError, ResumeError
 from attnlens_bulk.files import InputFile, InputFormat, find_files
-from attnlens_bulk.formats import OWN_COLUMNS, OutputFormat, encode_part
-from attnlens_bulk.parts import Part, make_part
-from attnlens_bulk.pipeline import Pipeline, Tally
-from attnlens_bulk.reading import Rows, RowSequence
+from attnlens_bulk.formats import OWN_COLUMNS, OutputFormat, check_columns, encode_part
+from attnlens_bulk.parts import EmptyPolicy, Part, make_part
+from attnlens_bulk.pipeline import Pipeline, Tally, is_transient, name_of, servers_unavailable
+from attnlens_bulk.reading import DEFAULT_MAX_LINE_BYTES, Rows, RowSequence
 from attnlens_bulk.storage import Storage
 from attnlens_bulk.vectors import TOKEN_OPTIONS, Result, TokenVectors, VectorKind, compute, joined
+from attnlens_client import AttnlensError, ModelInfo
 from attnlens_client.client import BlockingMethods
 
-FORMAT_VERSION = 1
-RUN_FILE = "run.json"
-PARTS = "parts"
-"""Directory of the part files, which contains nothing else, so that it can be opened as a data set."""
+PARTS, RECORDS = "parts", "records"
+"""Directories of the part files, which contains nothing else, so that it can be opened as a data set, and of a
+record for each part: its size, hash and numbers of rows."""
 DEFAULT_ROWS_PER_PART = 32_768
 DEFAULT_TOKEN_ROWS_PER_PART = 1_024
 """A text has as many vectors as tokens, and parts are in memory."""
+DEFAULT_PATIENCE_S = 900.0
+START_PATIENCE_S = 5.0
+"""Time to wait for the models of a new run, whose addresses may be wrong."""
+_START_DELAY_S = 0.5
 SECONDS_BEFORE_ESTIMATE = 5.0
 SAMPLE_FILES, SAMPLE_ROWS = 4, 256
 """Number of files that an estimate reads, and of rows of each that it computes."""
@@ -49,6 +62,12 @@ class RunOptions:
         shard: Index and number of shards. Shard i of n computes the parts i, i + n, i + 2n, ...
         skip_bad_rows: Whether to omit rows without a valid text and report them in a file, instead of raising
             RowError.
+        empty: Rows whose text is empty or white space: "embed" computes their vectors, "skip" omits them and
+            rows without a text, and reports both in the file, and "reject" makes them bad rows.
+        max_line_bytes: Maximum size of a line of a text file, and of a record of CSV. A longer line is a bad
+            row, and a longer record an InputError.
+        patience_s: Time to wait if no model answers. Then ServersUnavailableError is raised. A new run waits
+            only a few seconds for its first answer.
         batch_size: Number of texts per call.
         in_flight: Number of concurrent calls per model.
         embedding: Arguments of `Client.embed`, such as `embedding_type` and `truncate`. For token vectors
@@ -64,6 +83,9 @@ class RunOptions:
     rows_per_part: int | None = None
     shard: tuple[int, int] = (0, 1)
     skip_bad_rows: bool = False
+    empty: EmptyPolicy = "embed"
+    max_line_bytes: int = DEFAULT_MAX_LINE_BYTES
+    patience_s: float = DEFAULT_PATIENCE_S
     batch_size: int = 128
     in_flight: int = 8
     embedding: Mapping[str, Any] = field(default_factory=dict)
@@ -72,13 +94,19 @@ class RunOptions:
         index, count = self.shard
         if not 0 <= index < count:
             raise ValueError(f"shard is {index}/{count}: use an index from 0 to {count - 1}")
-        for name, choices in (("output_format", OutputFormat), ("vectors", VectorKind)):
+        for name, choices in (
+            ("output_format", OutputFormat),
+            ("vectors", VectorKind),
+            ("empty", EmptyPolicy),
+        ):
             if getattr(self, name) not in get_args(choices):
                 raise ValueError(
                     f"{name} is {getattr(self, name)!r}: use one of {', '.join(get_args(choices))}"
                 )
         self._check_token_options()
-        for name in ("rows_per_part", "batch_size", "in_flight"):
+        if not self.patience_s >= 0:
+            raise ValueError(f"patience_s is {self.patience_s}: use 0 or more seconds")
+        for name in ("rows_per_part", "batch_size", "in_flight", "max_line_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}: use at least 1")
@@ -135,13 +163,14 @@ class RunOptions:
         return list(dict.fromkeys((*self.text_columns, *self.kept)))
 
     def recorded(self) -> dict[str, Any]:
-        """Return the options that determine the output."""
+        """Return the options that determine the output, as given."""
         return {
             "text_columns": list(self.text_columns),
             "id_column": self.id_column,
             "keep": list(self.keep),
             "output_format": self.output_format,
-            **({} if self.vectors == "embeddings" else {"vectors": self.vectors}),  # new in runs of tokens
+            "vectors": self.vectors,
+            "empty": self.empty,
             "rows_per_part": self.part_size,
             **{
                 name: self.embedding[name]
@@ -160,12 +189,14 @@ class Progress:
         elapsed_s: Time since the start in seconds.
         position: Fraction of the input that is done, approximately.
         remaining_s: Estimated remaining time in seconds. None if it is unknown.
+        waiting_for: Models that do not answer, with the reason. Empty if all do.
     """
 
     texts: int
     elapsed_s: float
     position: float
     remaining_s: float | None
+    waiting_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +207,12 @@ class Report:
         num_rows: Number of input rows, of all shards.
         num_parts: Number of parts of this shard.
         num_written: Number of parts that this call has written. The others existed.
-        num_rejected: Number of invalid rows in the parts of this shard.
+        num_rejected: Number of invalid and skipped rows in the parts of this shard.
         tally: Texts and tokens that this call has computed.
         elapsed_s: Duration of this call in seconds.
+        num_shard_rows: Number of input rows in the parts of this shard.
+        num_truncated: Number of truncated rows in the parts of this shard, except parts of older versions.
+        num_empty: Number of rows with the vector of an empty text, in the same parts.
     """
 
     num_rows: int
@@ -187,6 +221,9 @@ class Report:
     num_rejected: int
     tally: Tally
     elapsed_s: float
+    num_shard_rows: int
+    num_truncated: int
+    num_empty: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +274,11 @@ def embed_files(
         ValueError: An option is invalid.
         InputError: An input is missing, unreadable or invalid. Finished parts are kept.
         ResumeError: The output belongs to a run with other inputs, another model or other options.
+        ServersUnavailableError: No call has succeeded for `patience_s`. Finished parts are kept.
         OutputError: The output cannot be written. Finished parts are kept.
-        AttnlensError: A call failed. Finished parts are kept.
+        AttnlensError: A call failed, and a repetition would fail too. Finished parts are kept.
     """
-    return _Run(inputs, output, models, options or RunOptions()).execute(progress)
+    return _Run(inputs, output, models, options or RunOptions(), progress).execute()
 
 
 def estimate(
@@ -258,29 +296,50 @@ def estimate(
 
 class _Run:
     def __init__(
-        self, inputs: Sequence[str], output: str, models: Sequence[BlockingMethods], options: RunOptions
+        self,
+        inputs: Sequence[str],
+        output: str,
+        models: Sequence[BlockingMethods],
+        options: RunOptions,
+        progress: Callable[[Progress], None] | None = None,
     ) -> None:
         if not models:
             raise ValueError("models is empty: pass at least one client or local model")
         self._options = options
         self._models = models
+        self._progress = progress
         self._storage = Storage(output)
-        self._parts_storage = Storage(f"{self._storage.name}/{PARTS}")
+        self._parts_storage = Storage(f"{self._storage.name}/{PARTS}", is_inner=True)
+        self._records = Storage(f"{self._storage.name}/{RECORDS}", is_inner=True)
         self._files = self._find(inputs)
         self._embedding = options.call_options
-        self._like = self._compared_models()
-        self._max_text_bytes = self._text_limit()
+        self._found = self._read_description()
+        self._like, self._info, self._max_text_bytes = self._open_models()
+        self._existing: Counter[str] = Counter()  # parts and rows of the shard. Written by the feeder
+        self._written: Counter[str] = Counter()  # by the caller's thread
 
-    def execute(self, progress: Callable[[Progress], None] | None) -> Report:
+    def execute(self) -> Report:
         """Compute the missing parts."""
         index, count = self._options.shard
         with self._storage.locked(f"shard-{index}-of-{count}"):
             self._open_run()
-            rows = RowSequence(self._files, self._options.columns, self._options.text_columns)
+            rows = self._rows(self._files)
             try:
-                return self._compute(rows, progress)
+                if self._files:
+                    check_columns(self._options.output_format, rows.types(), self._options.kept)
+                return self._compute(rows)
             finally:
                 rows.close()
+
+    def _rows(self, files: Sequence[InputFile]) -> RowSequence:
+        options = self._options
+        return RowSequence(
+            files,
+            options.columns,
+            options.text_columns,
+            max_line_bytes=options.max_line_bytes,
+            max_text_bytes=self._max_text_bytes,
+        )
 
     def estimate(self) -> Estimate:
         """Measure a sample."""
@@ -289,8 +348,9 @@ class _Run:
         parts, num_read_rows, fraction = [], 0, 0.0
         total_bytes = max(1, sum(file.size_bytes for file in self._files))
         for file in self._files[::step][:SAMPLE_FILES]:
-            rows = RowSequence([file], options.columns, options.text_columns)
+            rows = self._rows([file])
             try:
+                check_columns(options.output_format, rows.types(), options.kept)
                 parts.append(self._read_sample(rows))
             finally:
                 rows.close()
@@ -326,26 +386,77 @@ class _Run:
                 raise InputError(f"{file.name} is in the output directory: use another directory")
         return files
 
-    def _compared_models(self) -> Result:
-        """Return the vectors of a text by the first model. All models must be the same."""
-        kind = self._options.vectors
-        first, *others = (compute(model, kind, ["a"], self._embedding) for model in self._models)
-        for model, result in zip(self._models[1:], others, strict=True):
-            if result.identity != first.identity:
-                raise BulkError(
-                    f"{model!r} differs from {self._models[0]!r}: {result.identity}, not {first.identity}. "
-                    "Use servers with the same model, engine and precision"
-                )
-        return first
+    def _read_description(self) -> dict[str, Any] | None:
+        content = self._storage.read(RUN_FILE)
+        return None if content is None else parse_description(content, self._storage.name)
 
-    def _text_limit(self) -> int:
+    def _open_models(self) -> tuple[Result, ModelInfo, int]:
+        """Wait until a model answers, and compare those that do. Others are compared with each result.
+
+        Returns:
+            Vectors of a text, the description of the model, and the maximum size of a text in bytes.
+        """
+        start = time.monotonic()
+        while True:
+            failures: dict[str, AttnlensError] = {}
+            answers: list[tuple[BlockingMethods, Result, ModelInfo]] = []
+            for model in self._models:
+                try:
+                    info = model.get_model(self._embedding.get("model") or "")
+                    result = compute(model, self._options.vectors, ["a"], self._embedding)
+                except AttnlensError as error:
+                    if not is_transient(error):
+                        raise
+                    failures[name_of(model)] = error
+                else:
+                    answers.append((model, result, info))
+            if answers:
+                self._compare(answers)
+                _, first, info = answers[0]
+                limits = [limit for _, _, other in answers if (limit := self._text_limit(other))]
+                return first, info, min(limits, default=0)
+            self._wait(failures, time.monotonic() - start)
+
+    def _compare(self, answers: list[tuple[BlockingMethods, Result, ModelInfo]]) -> None:
+        (first, like, info), *others = answers
+        expected = like.identity | {"max_tokens": info.max_tokens}
+        for model, result, other_info in others:
+            identity = result.identity | {"max_tokens": other_info.max_tokens}
+            if identity != expected:
+                raise BulkError(
+                    f"{model!r} differs from {first!r}: {identity}, not {expected}. Use servers with the same "
+                    "model, engine, precision and token limit"
+                )
+
+    def _wait(self, failures: dict[str, AttnlensError], elapsed_s: float) -> None:
+        """Wait before the models are called again.
+
+        Raises:
+            AttnlensError: A new run has no more patience.
+            ServersUnavailableError: A continued run has none.
+        """
+        *_, last = failures.values()
+        is_starting = last.retry_delay_s is not None
+        patience_s = self._options.patience_s
+        if self._found is None and not is_starting:
+            patience_s = min(patience_s, START_PATIENCE_S)
+        if elapsed_s >= patience_s:
+            if self._found is None:
+                raise last
+            raise servers_unavailable(failures, elapsed_s) from last
+        if self._progress is not None:
+            self._progress(Progress(0, elapsed_s, 0.0, None, _waiting_for(failures)))
+        time.sleep(min(max(_START_DELAY_S, last.retry_delay_s or 0.0), patience_s - elapsed_s))
+
+    def _text_limit(self, info: ModelInfo) -> int:
         """Return the maximum size of a text in bytes, without its prompt. 0 means no limit."""
-        info = self._models[0].get_model(self._embedding.get("model", ""))
-        prompt = self._embedding.get("prompt")
-        if prompt is None:
-            prompt = info.prompts.get(self._embedding.get("prompt_name") or info.default_prompt_name, "")
+        prompt = resolve_options(self._options.recorded(), info)["prompt"]
         limit = info.limits.max_text_bytes
         return max(1, limit - len(prompt.encode())) if limit else 0
+
+    @property
+    def _embedding_type(self) -> str:
+        return self._embedding.get("embedding_type") or "float"
 
     def _description(self) -> dict[str, Any]:
         """Return the content of `run.json`."""
@@ -354,15 +465,16 @@ class _Run:
         ranges = None if self._like.ranges is None else self._like.ranges.tolist()
         return {
             "format_version": FORMAT_VERSION,
-            "model": self._like.identity,
+            "model": self._like.identity | {"max_tokens": self._info.max_tokens},
             "vectors": {
                 "type": array.dtype.name,
                 "columns": array.shape[1],
-                "embedding_type": self._embedding.get("embedding_type", "float"),
+                "embedding_type": self._embedding_type,
                 "ranges": ranges,
             },
-            "options": self._options.recorded(),
+            "options": resolve_options(self._options.recorded(), self._info),
             "inputs": [file.fingerprint() for file in self._files],
+            "records": RECORDS,
         }
 
     def _open_run(self) -> None:
@@ -371,51 +483,59 @@ class _Run:
         Raises:
             ResumeError: It differs.
         """
-        content = self._storage.read(RUN_FILE)
+        self._found = self._read_description()  # another shard may have written it
         expected = self._description()
-        if content is not None:
-            _check_same(json.loads(content), expected, self._storage.name)
-            return
-        if self._parts_storage.names():
+        if self._found is not None:
+            check_same(self._found, expected, self._info, self._storage.name)
+            if "max_tokens" in self._found["model"]:
+                return
+            # A run of an older version: the later calls must have the limit of this one.
+            expected = self._found | {"model": expected["model"]}
+        elif self._parts_storage.names():
             raise ResumeError(
                 f"{self._parts_storage.name} contains files, but {self._storage.name} has no {RUN_FILE}: use "
                 "another directory, or delete them"
             )
-        self._storage.commit(RUN_FILE, (json.dumps(expected, ensure_ascii=False, indent=1) + "\n").encode())
+        content = json.dumps(expected, ensure_ascii=False, indent=1, default=_plain_number)
+        self._storage.commit(RUN_FILE, f"{content}\n".encode())
+        self._found = expected
 
     # --- parts ------------------------------------------------------------------------------------
 
-    def _compute(self, rows: RowSequence, progress: Callable[[Progress], None] | None) -> Report:
+    def _compute(self, rows: RowSequence) -> Report:
         done = self._parts_storage.names()
-        num_existing = sum(self._is_own(name) for name in done)
         pipeline = self._pipeline()
-        num_written = 0
         start = time.monotonic()
         with pipeline.run(self._parts(rows, done)) as finished:
             for part in finished:
                 if part is not None:
                     self._write(part)
-                    num_written += 1
                     pipeline.release()
-                if progress is not None:
-                    progress(self._progress(pipeline.tally, time.monotonic() - start))
-        num_rejected = self._num_rejected()
+                self._report_progress(pipeline, time.monotonic() - start)
+        totals = self._existing + self._written
         report = Report(
             num_rows=rows.position,
-            num_parts=num_existing + num_written,
-            num_written=num_written,
-            num_rejected=num_rejected,
+            num_parts=totals["parts"],
+            num_written=self._written["parts"],
+            num_rejected=self._num_rejected(),
             tally=pipeline.tally,
             elapsed_s=time.monotonic() - start,
+            num_shard_rows=totals["rows"],
+            num_truncated=totals["truncated_rows"],
+            num_empty=totals["empty_rows"],
         )
         self._write_summary(report)
         return report
 
-    def _progress(self, tally: Tally, elapsed_s: float) -> Progress:
+    def _report_progress(self, pipeline: Pipeline, elapsed_s: float) -> None:
+        if self._progress is None:
+            return
+        tally = pipeline.tally
         left = (1 - tally.position) / self._options.shard[1]
         is_known = tally.work > 0 and elapsed_s >= SECONDS_BEFORE_ESTIMATE
         remaining_s = elapsed_s * left / tally.work if is_known else None
-        return Progress(tally.texts, elapsed_s, tally.position, remaining_s)
+        waiting_for = _waiting_for(pipeline.failures())
+        self._progress(Progress(tally.texts, elapsed_s, tally.position, remaining_s, waiting_for))
 
     def _pipeline(self) -> Pipeline:
         options = self._options
@@ -424,8 +544,10 @@ class _Run:
             options.vectors,
             self._embedding,
             self._like,
+            max_tokens=self._info.max_tokens,
             batch_size=options.batch_size,
             in_flight=options.in_flight,
+            patience_s=options.patience_s,
         )
 
     def _parts(self, rows: RowSequence, done: set[str]) -> Iterator[Part]:
@@ -434,8 +556,13 @@ class _Run:
         index = 0
         while True:
             start = rows.position
-            if index % num_shards != shard or self._part_name(index) in done:
-                if rows.skip(size) < size:
+            is_own = index % num_shards == shard
+            record = self._record(index) if is_own and self._part_name(index) in done else None
+            if not is_own or record is not None:
+                count = rows.skip(size)
+                if record is not None and count:
+                    self._existing.update(record | {"parts": 1, "rows": count})
+                if count < size:
                     return
             else:
                 part = self._read_part(rows, index, start, size)
@@ -474,6 +601,7 @@ class _Run:
             text_columns=self._options.text_columns,
             kept=self._options.kept,
             max_text_bytes=self._max_text_bytes,
+            empty=self._options.empty,
             fractions=fractions,
         )
         if not self._options.skip_bad_rows:
@@ -481,33 +609,45 @@ class _Run:
         return part
 
     def _write(self, part: Part) -> None:
-        if part.problems:
-            if not self._options.skip_bad_rows:
-                part.check_rows()
+        if not self._options.skip_bad_rows:
+            part.check_rows()
+        if part.problems or part.skipped:
             self._storage.commit(_report_name(part.index), part.report())
-        self._parts_storage.commit(self._part_name(part.index), self._encoded(part))
+        content, counts = self._encoded(part), part.counts()
+        record = {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), **counts}
+        # First, so that a part of another call never fits the record.
+        self._records.commit(_record_name(part.index), (json.dumps(record) + "\n").encode())
+        self._parts_storage.commit(self._part_name(part.index), content)
+        self._written.update(counts | {"parts": 1})
+
+    def _record(self, index: int) -> dict[str, int] | None:
+        """Return the numbers of rows of a finished part, or None if it has to be computed again."""
+        content = self._records.read(_record_name(index))
+        if content is None:
+            is_old = self._found is not None and "records" not in self._found
+            return {} if is_old else None
+        try:
+            record = json.loads(content)
+            counts = {name: int(record[name]) for name in ("truncated_rows", "empty_rows")}
+            expected = (record["size_bytes"], record["sha256"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        return counts if self._parts_storage.digest(self._part_name(index)) == expected else None
 
     def _encoded(self, part: Part) -> memoryview:
         columns, vectors = part.result(self._like.texts[0])
-        metadata = {
-            **self._like.identity,
-            "embedding_type": self._embedding.get("embedding_type", "float"),
-        }
-        return encode_part(self._options.output_format, columns, vectors, metadata)
+        metadata = {**self._like.identity, "embedding_type": self._embedding_type}
+        try:
+            return encode_part(self._options.output_format, columns, vectors, metadata)
+        except pa.ArrowException as error:
+            reason = str(error).partition("\n")[0]
+            raise InputError(
+                f"part {part.index} cannot be written as {self._options.output_format}: {reason}. Keep other "
+                "columns, or use another output format"
+            ) from error
 
     def _part_name(self, index: int) -> str:
         return f"part-{index:06d}.{self._options.output_format}"
-
-    def _is_own(self, name: str) -> bool:
-        index, count = self._options.shard
-        stem, _, suffix = name.partition(".")
-        number = stem.removeprefix("part-")
-        return (
-            suffix == self._options.output_format
-            and number != stem
-            and number.isdigit()
-            and int(number) % count == index
-        )
 
     def _num_rejected(self) -> int:
         index, count = self._options.shard
@@ -523,8 +663,11 @@ class _Run:
         index, count = self._options.shard
         content = {
             "rows_of_all_shards": report.num_rows,
+            "rows": report.num_shard_rows,
             "parts": report.num_parts,
             "rejected_rows": report.num_rejected,
+            "truncated_rows": report.num_truncated,
+            "empty_rows": report.num_empty,
         }
         self._storage.commit(f"complete-{index}-of-{count}.json", (json.dumps(content) + "\n").encode())
 
@@ -533,43 +676,13 @@ def _report_name(index: int) -> str:
     return f"rejected-{index:06d}.jsonl"
 
 
-def _check_same(found: dict[str, Any], expected: dict[str, Any], output: str) -> None:
-    """Compare the contents of `run.json`.
-
-    Raises:
-        ResumeError: They differ. The message names the first difference.
-    """
-    remedy = f"restore it and repeat the command, or start a new run in another directory than {output}"
-    if found.get("format_version") != FORMAT_VERSION:
-        raise ResumeError(
-            f"{output} has format version {found.get('format_version')}, but this version writes "
-            f"{FORMAT_VERSION}: use another directory"
-        )
-    for section, noun in (("options", "option"), ("model", "model's"), ("vectors", "vectors'")):
-        for name in found[section].keys() | expected[section].keys():
-            before, now = found[section].get(name), expected[section].get(name)
-            if before != now:
-                raise ResumeError(f"the {noun} {name} was {before!r} and is {now!r}: {remedy}")
-    before_files = {entry["file"]: entry for entry in found["inputs"]}
-    now_files = {entry["file"]: entry for entry in expected["inputs"]}
-    for name in before_files.keys() - now_files.keys():
-        raise ResumeError(f"the input {name} of the run is missing: {remedy}")
-    for name in now_files.keys() - before_files.keys():
-        raise ResumeError(f"the input {name} is new: {remedy}")
-    if list(before_files) != list(now_files):
-        raise ResumeError(f"the inputs have another order: {remedy}")
-    for name, entry in now_files.items():
-        _check_same_file(name, before_files[name], entry, remedy)
+def _record_name(index: int) -> str:
+    return f"part-{index:06d}.json"
 
 
-def _check_same_file(name: str, before: dict[str, Any], now: dict[str, Any], remedy: str) -> None:
-    for key in ("format", "size_bytes", "sha256"):
-        if before[key] != now[key]:
-            raise ResumeError(
-                f"the input {name} has changed: its {key} was {before[key]}, now {now[key]}: {remedy}"
-            )
-    if before["sha256_of"] != "content" and before["modified"] != now["modified"]:
-        raise ResumeError(
-            f"the input {name} may have changed: its time of change was {before['modified']}, now "
-            f"{now['modified']}, and only its head and tail were compared: {remedy}"
-        )
+def _waiting_for(failures: Mapping[str, AttnlensError]) -> str:
+    return "; ".join(f"{name} ({error.message})" for name, error in failures.items())
+
+
+def _plain_number(value: Any) -> Any:  # noqa: ANN401 - a NumPy number in the options
+    return value.item()

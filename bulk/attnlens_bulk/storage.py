@@ -15,7 +15,6 @@ from fsspec.implementations.local import LocalFileSystem
 from attnlens_bulk.errors import OutputError
 from attnlens_bulk.files import MAX_JSON_BYTES, check_regular, is_storage_failure, open_file, read_whole
 
-
 _BLOCK_BYTES = 1 << 20
 # Files of this package in an output are never links, so a link is the work of someone else.
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -202,8 +202,8 @@ def test_new_missing_and_renamed_inputs_are_refused_by_name(tmp_path: Path, mode
     ("options", "message"),
     [
         (RunOptions(rows_per_part=5), "the option rows_per_part was 32768 and is 5"),
-        (RunOptions(embedding={"pooling": "cls"}), "the option pooling was None and is 'cls'"),
-        (RunOptions(embedding={"dtype": "float16"}), "the option dtype was None and is 'float16'"),
+        (RunOptions(embedding={"pooling": "cls"}), "the option pooling was 'mean' and is 'cls'"),
+        (RunOptions(embedding={"dtype": "float16"}), "the option dtype was 'float32' and is 'float16'"),
     ],
 )
 def test_changed_option_is_refused_by_name(
@@ -272,6 +272,8 @@ def test_output_and_inputs_can_be_in_an_object_store(model: Local) -> None:
             "/out/run/complete-0-of-1.json",
             "/out/run/parts/part-000000.parquet",
             "/out/run/parts/part-000001.parquet",
+            "/out/run/records/part-000000.json",
+            "/out/run/records/part-000001.json",
             "/out/run/run.json",
         ]
         with store.open(names[2]) as file:

@@ -112,7 +112,7 @@ def test_long_texts_are_truncated_on_request(tmp_path: Path, model: Local) -> No
 def test_embeddings_and_token_vectors_do_not_share_a_run(tmp_path: Path, model: Local) -> None:
     source = _source(tmp_path)
     embed_files([source], str(tmp_path / "run"), [model], RunOptions(rows_per_part=4))
-    with pytest.raises(ResumeError, match="the option vectors was None and is 'tokens'"):
+    with pytest.raises(ResumeError, match="the option vectors was 'embeddings' and is 'tokens'"):
         embed_files([source], str(tmp_path / "run"), [model], RunOptions(rows_per_part=4, vectors="tokens"))
 
 

@@ -31,7 +31,7 @@ from attnlens_cli.files.output_file import check_is_other, checked_path, replaci
 from attnlens_cli.files.text_lines import STDIO, Batches, InputFile, Line, input_file
 from attnlens_cli.frame.options import Command, in_section
 from attnlens_cli.frame.server import ServerOptions, servers_options
-from attnlens_cli.printable import counted
+from attnlens_cli.printable import counted, printable
 from attnlens_cli.show.progress import Counts, TextProgress, shown_progress
 
 if TYPE_CHECKING:
@@ -65,6 +65,9 @@ _RUN_OPTIONS = (
     "rows_per_part",
     "shard",
     "bad_rows",
+    "empty",
+    "max_line_bytes",
+    "patience_s",
     "dry_run",
 )
 _PROCESS_OPTIONS = ("engine", "precision", "threads")
@@ -201,6 +204,30 @@ Example:
     show_default=True,
     help="Rows without a valid text: end the command, or omit them and list them in rejected-*.jsonl.",
 )
+@_run_option(
+    "--empty",
+    type=click.Choice(["embed", "skip", "reject"]),
+    default="embed",
+    show_default=True,
+    help="Rows whose text is empty or white space: embed them, omit them together with rows without a text and "
+    "list them in rejected-*.jsonl, or treat them as bad rows.",
+)
+@_run_option(
+    "--max-line-bytes",
+    type=click.IntRange(min=1),
+    default=64 << 20,
+    show_default=True,
+    help="Maximum size of a line of a text file, and of a record of CSV. A longer line is a bad row.",
+)
+@_run_option(
+    "--patience",
+    "patience_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    default=900.0,
+    show_default=True,
+    help="Time to wait for servers that do not answer, before the command ends. It can be continued.",
+)
 @_run_option("--dry-run", is_flag=True, help="Estimate duration and size from a sample. Write nothing.")
 @batch_size_option(128)
 @in_section("Requests")(
@@ -309,6 +336,7 @@ class _Models:
             from attnlens_client import Client
 
             options: dict[str, Any] = {"batch_size": self.batch_size, "priority": "bulk"}
+            options["max_attempts"] = 1  # the run itself retries, and reports what it waits for
             yield [
                 stack.enter_context(Client(address, **options, **self.server.client_settings()))
                 for address in self.server.addresses
@@ -395,11 +423,19 @@ def _show_estimate(result: "Estimate") -> None:
 def _show_report(report: "Report", output: str) -> None:
     tally, seconds = report.tally, report.elapsed_s
     kept = report.num_parts - report.num_written
-    rejected = f", {counted(report.num_rejected, 'row')} rejected" if report.num_rejected else ""
+    rows = counted(report.num_rows, "row")
+    if report.num_shard_rows != report.num_rows:
+        rows = f"{report.num_shard_rows:,} of {rows}"
+    found = (
+        (report.num_rejected, "rejected"),
+        (report.num_truncated, "truncated"),
+        (report.num_empty, "empty"),
+    )
+    special = "".join(f", {counted(number, 'row')} {name}" for number, name in found if number)
     existing = f" ({kept:,} existed)" if kept else ""
     rate = f"{tally.texts / seconds:,.0f} texts/s"
     click.echo(
-        f"{counted(report.num_rows, 'row')}{rejected}, {counted(report.num_parts, 'part')}{existing}, "
+        f"{rows}{special}, {counted(report.num_parts, 'part')}{existing}, "
         f"{counted(tally.texts, 'distinct text')}, {counted(tally.tokens, 'token')} in {seconds:.1f} s "
         f"({rate}) -> {output}",
         err=True,
@@ -411,19 +447,25 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{minutes // 60} h {minutes % 60} min"  # noqa: PLR2004
 
 
+def _waiting(state: "RunProgress") -> str:
+    return f", waiting for {printable(state.waiting_for)}" if state.waiting_for else ""
+
+
 @contextmanager
 def _shown_run() -> "Iterator[Callable[[RunProgress], None]]":
     """Show a bar on a terminal, otherwise a line per minute."""
     if not sys.stderr.isatty():
-        last = time.monotonic()
+        last, waiting_for = time.monotonic(), ""
 
         def write_line(state: "RunProgress") -> None:
-            nonlocal last
-            if time.monotonic() - last >= _LINE_INTERVAL_S:
+            nonlocal last, waiting_for
+            is_new = bool(state.waiting_for) and not waiting_for
+            waiting_for = state.waiting_for
+            if is_new or time.monotonic() - last >= _LINE_INTERVAL_S:
                 last = time.monotonic()
                 left = "" if state.remaining_s is None else f", about {_duration(state.remaining_s)} left"
-                rate = state.texts / state.elapsed_s
-                click.echo(f"{state.position:.1%}, {rate:,.0f} texts/s{left}", err=True)
+                rate = state.texts / (state.elapsed_s or 1.0)
+                click.echo(f"{state.position:.1%}, {rate:,.0f} texts/s{left}{_waiting(state)}", err=True)
 
         yield write_line
         return
@@ -442,6 +484,7 @@ def _shown_run() -> "Iterator[Callable[[RunProgress], None]]":
 
         def advance(state: "RunProgress") -> None:
             left = "" if state.remaining_s is None else f"about {_duration(state.remaining_s)} left"
+            left += _waiting(state)
             bar.update(task, completed=state.position, rate=state.texts / (state.elapsed_s or 1.0), left=left)
 
         yield advance
