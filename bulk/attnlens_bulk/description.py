@@ -76,7 +76,7 @@ def check_same(found: dict[str, Any], expected: dict[str, Any], info: ModelInfo,
     remedy = f"restore it and repeat the command, or start a new run in another directory than {output}"
     found = found | {"options": resolve_options(found["options"], info)}
     for section, noun in _SECTIONS:
-        for name in (expected[section] | found[section]).keys():
+        for name in expected[section] | found[section]:
             before, now = found[section].get(name), expected[section].get(name)
             is_unknown = name == "max_tokens" and name not in found[section]  # a run of an older version
             if before != now and not is_unknown:

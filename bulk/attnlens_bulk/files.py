@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias, get_args
 
 import fsspec
@@ -159,7 +160,7 @@ def open_file(fs: Any, path: str, *, follow_links: bool = True) -> IO[bytes]:  #
     if not isinstance(fs, LocalFileSystem):
         return fs.open(path, "rb")  # type: ignore[no-any-return]
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW)
-    check_regular(os.stat(path).st_mode)  # opening a device may have effects
+    check_regular(Path(path).stat().st_mode)  # opening a device may have effects
     descriptor = os.open(path, flags)
     try:
         check_regular(os.fstat(descriptor).st_mode)
@@ -308,7 +309,7 @@ def _input_file(fs: Any, path: str, input_format: InputFormat) -> InputFile:  # 
     size_bytes = info.get("size")
     if isinstance(fs, LocalFileSystem):
         try:
-            check_regular(os.stat(path).st_mode)
+            check_regular(Path(path).stat().st_mode)
         except OSError as error:
             raise InputError(
                 f"{path} cannot be read: {error.strerror}. Use a file, since a run reads its inputs again"

@@ -345,8 +345,8 @@ class Pipeline:
             if usage.num_tokens != min(usage.num_tokens_total, self._max_tokens):
                 raise ResumeError(
                     f"a server used {usage.num_tokens} of {usage.num_tokens_total} tokens of a text, but the "
-                    f"max_tokens of the run is {self._max_tokens}: use servers with this limit and repeat the "
-                    "command, or start a new run"
+                    f"max_tokens of the run is {self._max_tokens}: use servers with this limit and repeat "
+                    "the command, or start a new run"
                 )
 
     def _store(self, batch: _Batch, result: Result, worker: _Worker) -> None:

@@ -159,8 +159,8 @@ class TextReader(Reader):
             self._record_bytes += len(line) + 1
             if self._record_bytes > self._max_line_bytes:
                 raise InputError(
-                    f"{self._file.name} has a record with more than {self._max_line_bytes} bytes that ends at "
-                    f"line {index + 1} or later: close its quotes, or set a larger maximum size of lines"
+                    f"{self._file.name} has a record of more than {self._max_line_bytes} bytes before line "
+                    f"{index + 2}: close its quotes, or set a larger maximum size of lines"
                 )
             raw = line.removeprefix(_BYTE_ORDER_MARK) if index == 0 else line
             yield raw.decode("utf-8", "surrogateescape") + "\n"

@@ -30,8 +30,8 @@ from attnlens_client import AttnlensError, ModelInfo
 from attnlens_client.client import BlockingMethods
 
 PARTS, RECORDS = "parts", "records"
-"""Directories of the part files, which contains nothing else, so that it can be opened as a data set, and of a
-record for each part: its size, hash and numbers of rows."""
+"""Directories of the part files, which contains nothing else, so that it can be opened as a data set, and of
+a record for each part: its size, hash and numbers of rows."""
 DEFAULT_ROWS_PER_PART = 32_768
 DEFAULT_TOKEN_ROWS_PER_PART = 1_024
 """A text has as many vectors as tokens, and parts are in memory."""
@@ -104,12 +104,7 @@ class RunOptions:
                     f"{name} is {getattr(self, name)!r}: use one of {', '.join(get_args(choices))}"
                 )
         self._check_token_options()
-        if not self.patience_s >= 0:
-            raise ValueError(f"patience_s is {self.patience_s}: use 0 or more seconds")
-        for name in ("rows_per_part", "batch_size", "in_flight", "max_line_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}: use at least 1")
+        self._check_numbers()
         if not self.text_columns:
             raise ValueError("text_columns is empty: name at least one column")
         if self.output_format == "npy" and self.kept:
@@ -117,6 +112,14 @@ class RunOptions:
         for name in self.keep:
             if name in OWN_COLUMNS[self.vectors]:
                 raise ValueError(f"keep contains {name!r}, a column of the output: rename it in the input")
+
+    def _check_numbers(self) -> None:
+        if not self.patience_s >= 0:
+            raise ValueError(f"patience_s is {self.patience_s}: use 0 or more seconds")
+        for name in ("rows_per_part", "batch_size", "in_flight", "max_line_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}: use at least 1")
 
     def _check_token_options(self) -> None:
         if self.vectors != "tokens":
@@ -424,8 +427,8 @@ class _Run:
             identity = result.identity | {"max_tokens": other_info.max_tokens}
             if identity != expected:
                 raise BulkError(
-                    f"{model!r} differs from {first!r}: {identity}, not {expected}. Use servers with the same "
-                    "model, engine, precision and token limit"
+                    f"{model!r} differs from {first!r}: {identity}, not {expected}. Use servers with the "
+                    "same model, engine, precision and token limit"
                 )
 
     def _wait(self, failures: dict[str, AttnlensError], elapsed_s: float) -> None:

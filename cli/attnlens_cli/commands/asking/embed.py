@@ -209,8 +209,8 @@ Example:
     type=click.Choice(["embed", "skip", "reject"]),
     default="embed",
     show_default=True,
-    help="Rows whose text is empty or white space: embed them, omit them together with rows without a text and "
-    "list them in rejected-*.jsonl, or treat them as bad rows.",
+    help="Rows whose text is empty or white space: embed them, omit and list them (and rows without a text) "
+    "in rejected-*.jsonl, or treat them as bad rows.",
 )
 @_run_option(
     "--max-line-bytes",
@@ -426,12 +426,12 @@ def _show_report(report: "Report", output: str) -> None:
     rows = counted(report.num_rows, "row")
     if report.num_shard_rows != report.num_rows:
         rows = f"{report.num_shard_rows:,} of {rows}"
-    found = (
-        (report.num_rejected, "rejected"),
-        (report.num_truncated, "truncated"),
-        (report.num_empty, "empty"),
-    )
-    special = "".join(f", {counted(number, 'row')} {name}" for number, name in found if number)
+    numbers = {
+        "rejected": report.num_rejected,
+        "truncated": report.num_truncated,
+        "with an empty text": report.num_empty,
+    }
+    special = "".join(f", {counted(number, 'row')} {name}" for name, number in numbers.items() if number)
     existing = f" ({kept:,} existed)" if kept else ""
     rate = f"{tally.texts / seconds:,.0f} texts/s"
     click.echo(
