@@ -296,7 +296,9 @@ def _json_member(fs: Any, path: str, name: str, kind: type) -> list[Any]:  # noq
         content = json.loads(read_whole(fs, path, MAX_JSON_BYTES))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON: {error}. Save the data set again") from error
-    members = (content.get(name) or []) if isinstance(content, dict) else None
+    members = content.get(name) if isinstance(content, dict) else ()
+    if members is None:
+        return []
     if not isinstance(members, list) or not all(isinstance(member, kind) for member in members):
         raise InputError(f"{path} is damaged: {name!r} is not a list as in a data set. Save it again")
     return members

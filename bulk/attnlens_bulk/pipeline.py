@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -68,7 +68,7 @@ def servers_unavailable(failures: Mapping[str, AttnlensError], elapsed_s: float)
     """
     reasons = "; ".join(f"{name}: {error.message}" for name, error in failures.items())
     return ServersUnavailableError(
-        f"no call has succeeded for {elapsed_s:.0f} s ({reasons}). Start the servers and repeat the command, "
+        f"no call has succeeded for {elapsed_s:.1f} s ({reasons}). Start the servers and repeat the command, "
         "which continues after the finished parts. To wait longer, increase the patience"
     )
 
@@ -85,7 +85,7 @@ class _Worker:
 
     model: BlockingMethods
     error: AttnlensError | None = None
-    delay_s: float = _FIRST_DELAY_S
+    delay_s: float = field(default_factory=lambda: _FIRST_DELAY_S)
 
 
 class _Batch(NamedTuple):
@@ -342,7 +342,7 @@ class Pipeline:
                     "model and repeat the command, or start a new run"
                 )
         for usage in result.usages:
-            if usage.num_tokens != min(usage.num_tokens_total, self._max_tokens):
+            if self._max_tokens and usage.num_tokens != min(usage.num_tokens_total, self._max_tokens):
                 raise ResumeError(
                     f"a server used {usage.num_tokens} of {usage.num_tokens_total} tokens of a text, but the "
                     f"max_tokens of the run is {self._max_tokens}: use servers with this limit and repeat "

@@ -14,3 +14,10 @@ def model(minilm_bundle: Path) -> Iterator[Local]:
     """MiniLM in this process."""
     with attnlens_server.local(minilm_bundle, threads=1) as model:
         yield model
+
+
+@pytest.fixture(scope="session")
+def short_model(minilm_bundle: Path) -> Iterator[Local]:
+    """MiniLM in this process with a limit of 32 tokens."""
+    with attnlens_server.local(minilm_bundle, threads=1, max_tokens=32) as model:
+        yield model
