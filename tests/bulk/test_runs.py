@@ -321,6 +321,72 @@ def test_unreachable_object_store_is_reported(
         store.rm("/", recursive=True)
 
 
+@pytest.mark.parametrize(
+    ("empty", "rows", "omitted"),
+    [
+        ("embed", [0, 1, 2, 4], {3: "no text"}),
+        ("skip", [0, 4], {1: "the text is empty", 2: "the text is empty", 3: "no text"}),
+        ("reject", [0, 4], {1: "the text is empty", 2: "the text is empty", 3: "no text"}),
+    ],
+)
+def test_empty_texts_follow_their_option(
+    tmp_path: Path, model: Local, empty: Any, rows: list[int], omitted: dict[int, str]
+) -> None:
+    source = _source(tmp_path, ["a", "", " \t\n", None, "b"])
+    if empty != "skip":
+        options = RunOptions(empty=empty)
+        with pytest.raises(RowError, match=f"row {min(omitted)} of .*: {omitted[min(omitted)]}"):
+            embed_files([str(source)], str(tmp_path / "fails"), [model], options)
+    options = RunOptions(empty=empty, skip_bad_rows=empty != "skip")
+    report = embed_files([str(source)], str(tmp_path / "run"), [model], options)
+    assert (report.num_rows, report.num_rejected) == (5, len(omitted))
+    assert report.num_empty == (2 if empty == "embed" else 0)
+    assert pq.read_table(tmp_path / "run" / "parts")["row"].to_pylist() == rows
+    lines = (tmp_path / "run" / "rejected-000000.jsonl").read_text("utf-8").splitlines()
+    assert {row["row"]: row["reason"] for row in map(json.loads, lines)} == omitted
+
+
+def test_empty_field_of_csv_is_an_empty_text(tmp_path: Path, model: Local) -> None:
+    source = tmp_path / "a.csv"
+    source.write_text('text,key\na,1\n,2\n"",3\n')
+    report = embed_files([str(source)], str(tmp_path / "run"), [model], RunOptions(empty="skip"))
+    assert (report.num_rows, report.num_rejected) == (3, 2)
+
+
+def test_skipped_texts_do_not_hide_bad_rows(tmp_path: Path, model: Local) -> None:
+    source = _source(tmp_path, ["", "word " * 300])
+    with pytest.raises(RowError, match=r"row 1 of .*: the text has 302 tokens"):
+        embed_files([str(source)], str(tmp_path / "run"), [model], RunOptions(empty="skip"))
+
+
+def test_truncated_rows_of_all_calls_are_counted(tmp_path: Path, model: Local) -> None:
+    long = "word " * 300
+    source = str(_source(tmp_path, [long, "a", long, "b", long + "x", ""]))
+    options = RunOptions(rows_per_part=2, embedding={"truncate": True})
+    run = tmp_path / "run"
+    assert embed_files([source], str(run), [model], options).num_truncated == 3
+    (run / "parts" / "part-000002.parquet").unlink()
+    report = embed_files([source], str(run), [model], options)
+    assert (report.num_written, report.num_truncated, report.num_empty) == (1, 3, 1)
+    summary = json.loads((run / "complete-0-of-1.json").read_bytes())
+    assert summary == {
+        "rows_of_all_shards": 6,
+        "rows": 6,
+        "parts": 3,
+        "rejected_rows": 0,
+        "truncated_rows": 3,
+        "empty_rows": 1,
+    }
+
+
+def test_shard_reports_its_own_rows(tmp_path: Path, model: Local) -> None:
+    source = str(_source(tmp_path, [f"text {index}" for index in range(7)]))
+    for _ in range(2):  # computed, and found
+        options = RunOptions(rows_per_part=2, shard=(1, 2))
+        report = embed_files([source], str(tmp_path / "run"), [model], options)
+        assert (report.num_rows, report.num_shard_rows, report.num_parts) == (7, 3, 2)
+
+
 def test_several_servers_share_the_texts_and_one_may_die(
     tmp_path: Path, model: Local, minilm_bundle: Path, minilm_server: ServerProcess
 ) -> None:
@@ -358,6 +424,10 @@ def test_estimate_knows_the_number_of_rows_and_writes_nothing(tmp_path: Path, mo
         ({"output_format": "npy", "keep": ("name",)}, "which contains embeddings alone"),
         ({"keep": ("row",)}, "keep contains 'row', a column of the output"),
         ({"text_columns": ()}, "text_columns is empty"),
+        ({"empty": "drop"}, "empty is 'drop': use one of embed, skip, reject"),
+        ({"patience_s": -1.0}, "patience_s is -1.0: use 0 or more seconds"),
+        ({"patience_s": float("nan")}, "patience_s is nan"),
+        ({"max_line_bytes": 0}, "max_line_bytes is 0: use at least 1"),
         ({"output_format": "csv"}, "output_format is 'csv': use one of parquet, arrow, npy, jsonl"),
     ],
 )

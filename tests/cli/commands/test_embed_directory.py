@@ -117,6 +117,35 @@ def test_skipped_rows_are_counted(run: Run, minilm_server: ServerProcess, tmp_pa
     assert json.loads(entry) == {"row": 1, "file": str(source), "file_row": 1, "reason": "no text"}
 
 
+def test_special_rows_and_rows_of_a_shard_are_counted(
+    run: Run, minilm_server: ServerProcess, tmp_path: Path
+) -> None:
+    source = tmp_path / "texts.txt"
+    source.write_text(f"a\n\n{'word ' * 300}\nb\n")
+    args = ("embed", source, "--address", minilm_server.address, "--truncate", "--rows-per-part", "3")
+    result = run(*args, "-o", f"{tmp_path}/out/")
+    assert result.stderr.startswith("4 rows, 1 row truncated, 1 row with an empty text, 2 parts, ")
+    result = run(*args, "-o", f"{tmp_path}/shard/", "--shard", "1/2", "--empty", "skip")
+    assert result.stderr.startswith("1 of 4 rows, 1 part, 1 distinct text, "), result.stderr
+
+
+def test_servers_that_stay_away_are_named_with_the_remedy(
+    run: Run, minilm_server: ServerProcess, tmp_path: Path
+) -> None:
+    source, output = tmp_path / "texts.txt", tmp_path / "out"
+    source.write_text("a\nb\n")
+    command = ("embed", source, "-o", f"{output}/", "--rows-per-part", "1")
+    assert run(*command, "--address", minilm_server.address).returncode == 0
+    (output / "parts" / "part-000001.parquet").unlink()
+    result = run(*command, "--address", "127.0.0.1:1,127.0.0.1:2", "--patience", "0.1")
+    assert result.returncode == 1
+    waiting, last = result.stderr.splitlines()
+    expected = r"127\.0\.0\.1:1 \(no server answers at .*; 127\.0\.0\.1:2 \(no server answers at "
+    assert re.match(rf"0\.0%, 0 texts/s, waiting for {expected}", waiting)
+    assert re.match(r"attnlens embed: no call has succeeded for 0\.\d s \(127\.0\.0\.1:1: no server", last)
+    assert "Start the servers and repeat the command, which continues after the finished parts" in last
+
+
 def test_progress_is_written_in_lines_without_a_terminal(
     run: Run, minilm_server: ServerProcess, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
