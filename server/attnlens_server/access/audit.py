@@ -14,7 +14,7 @@ from attnlens_server.rates import Bucket
 audit = logging.getLogger("attnlens_server.audit")
 
 PAUSE_S = 60.0
-"""Minimum time between two lines about the same sender and reason."""
+"""Minimum time between two lines about the same sender and cause."""
 _MAX_SENDERS = 1024
 _LINES_PER_S, _BURST_LINES = 2.0, 50.0
 _MAX_NAMES = 50
@@ -23,8 +23,9 @@ _MAX_NAMES = 50
 class RefusalLog:
     """Logs refused calls.
 
-    Each sender gets one line per reason and minute, with the number of omitted ones, and all senders together
-    a limited number, so that nobody can flood the log.
+    Each sender gets one line per cause and minute, with the number of omitted ones, and all senders together
+    a limited number, so that nobody can flood the log. Causes are messages of access control, which contain
+    nothing that a sender has chosen: a missing key does not hide wrong ones.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,7 +43,7 @@ class RefusalLog:
             name: Name of the sender. Empty if it is unknown.
             method: Name of the method.
         """
-        now, sender = self._clock(), (client_at(peer).name, name, error.reason)
+        now, sender = self._clock(), (client_at(peer).name, name, error.message)
         until, num_omitted = self._senders.pop(sender, (now, 0))
         if now < until or self._lines.level() < 1:
             self._senders[sender] = until, num_omitted + 1

@@ -273,6 +273,17 @@ def test_refused_identities_are_logged_without_keys_and_cannot_flood_the_log(
     assert len(log._senders) <= 1024
 
 
+def test_missing_key_does_not_hide_invalid_keys_of_the_same_address(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    control = make()
+    for header in ("", "Bearer wrong", "Bearer guessed", ""):
+        with pytest.raises(UnauthenticatedError):
+            control.identify(PEER, ("Embed",), header)
+    causes = [vars(record)["cause"].partition(":")[0] for record in caplog.records]
+    assert causes == ["the key is missing", "the key is invalid"]
+
+
 def test_changed_names_are_logged_without_digests(caplog: pytest.LogCaptureFixture, tmp_path: Any) -> None:
     caplog.set_level(logging.INFO, "attnlens_server.audit")
     log_changes(tmp_path, None, {"a": b"1", "b": b"2"})
