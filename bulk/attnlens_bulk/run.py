@@ -11,6 +11,7 @@ from typing import Any, get_args
 import numpy as np
 import pyarrow as pa
 
+from attnlens.short_repr import short_repr
 from attnlens_bulk.description import (
     FORMAT_VERSION,
     RUN_FILE,
@@ -47,6 +48,7 @@ SAMPLE_FILES, SAMPLE_ROWS = 4, 256
 _OTHERWISE_RECORDED = {"model", "ranges"}
 
 
+@short_repr
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """Options of a run.
@@ -202,6 +204,7 @@ class Progress:
     waiting_for: str = ""
 
 
+@short_repr
 @dataclass(frozen=True, slots=True)
 class Report:
     """Result of a run.

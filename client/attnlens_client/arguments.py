@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from attnlens.reductions import AttentionReduction
+from attnlens.short_repr import short_repr
 from attnlens.signatures import checks_arguments
 
 PoolingName: TypeAlias = Literal["mean", "cls", "max", "last_token", "weighted_mean", "mean_sqrt_length"]
@@ -24,6 +25,7 @@ PairMatrixName: TypeAlias = Literal["output", "interaction", "input"]
 MAX_INT32 = 2**31 - 1
 
 
+@short_repr
 @checks_arguments
 @dataclass(frozen=True, slots=True)
 class TokenIds:
@@ -42,6 +44,7 @@ class TokenIds:
 Text: TypeAlias = str | tuple[str, str] | Sequence[int] | TokenIds
 
 
+@short_repr
 @checks_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionQuery:

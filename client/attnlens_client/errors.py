@@ -31,6 +31,7 @@ from typing import cast
 import grpc
 from google.protobuf.message import DecodeError
 
+from attnlens.short_repr import short_repr
 from attnlens.v1 import error_pb2 as pb
 from attnlens_client.colored_text import printable
 
@@ -61,6 +62,7 @@ _UNHEALTHY = "backend unhealthy"
 _SIGNS_OF_RESET = ("Stream removed", "RST_STREAM")
 
 
+@short_repr
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
     """An invalid argument.

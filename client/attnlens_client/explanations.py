@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnlens.explanations import LOW_FAITHFULNESS
+from attnlens.short_repr import short_repr
 from attnlens_client import colored_text
 from attnlens_client.colored_text import printable
 from attnlens_client.results import Array, Token, Usage
@@ -16,6 +17,7 @@ from attnlens_client.results import Array, Token, Usage
 _DEFAULT_COUNT = 3
 
 
+@short_repr
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TokenScores:
     """Scores of one method for one text. The array is read-only.
@@ -49,6 +51,7 @@ class TokenScores:
         return f"TokenScores({', '.join(parts)})"
 
 
+@short_repr
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Explanation:
     """Contributions of the tokens of a text to a logit, or to d . p / |p| with embedding p and direction d.
@@ -153,6 +156,7 @@ class Explanation:
         )
 
 
+@short_repr
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Comparison:
     """Contributions of the tokens of two texts to their similarity.

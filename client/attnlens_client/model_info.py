@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from attnlens.short_repr import short_repr
 from attnlens_client.colored_text import printable
 
 
+@short_repr
 @dataclass(frozen=True, slots=True)
 class LayerInfo:
     """Attention of one layer.
@@ -25,6 +27,7 @@ class LayerInfo:
     window_radius: int
 
 
+@short_repr
 @dataclass(frozen=True, slots=True)
 class OutputInfo:
     """Output that `encode` can return.
@@ -44,6 +47,7 @@ class OutputInfo:
     row_sum: str
 
 
+@short_repr
 @dataclass(frozen=True, slots=True)
 class Dense:
     """Dense layer after the pooling."""
@@ -83,6 +87,7 @@ class Limits:
     max_computed_tokens: int
 
 
+@short_repr
 @dataclass(frozen=True, slots=True)
 class Gate:
     """A gate of the parity check.
@@ -104,6 +109,7 @@ class Gate:
     text_kind: str
 
 
+@short_repr
 @dataclass(frozen=True, slots=True)
 class ParityFigure:
     """Largest errors of one output role of a graph compared with the PyTorch encoder."""
@@ -144,6 +150,7 @@ class LongContext:
     probe_limit: float
 
 
+@short_repr
 @dataclass(frozen=True, slots=True)
 class Parity:
     """Result of the export's parity check on `num_cases` input shapes.
@@ -159,6 +166,7 @@ class Parity:
     long_context: LongContext | None = None
 
 
+@short_repr
 @dataclass(frozen=True, slots=True)
 class EngineCheck:
     """Comparison of one engine with PyTorch, measured by `attnlens check --engine`.
@@ -188,6 +196,7 @@ class EngineCheck:
     figures: tuple[ParityFigure, ...]
 
 
+@short_repr
 @dataclass(frozen=True, slots=True)
 class Faithfulness:
     """Faithfulness of a method's token ranking, measured by the export.
@@ -213,6 +222,7 @@ class Faithfulness:
     control: str = ""
 
 
+@short_repr
 @dataclass(frozen=True, slots=True, repr=False)
 class ModelInfo:
     """Description of a model and its server.

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from attnlens.patterns import Band, Blocks
 from attnlens.reductions import RowStatistics, SparseWeights, TopKWeights
 from attnlens.reductions.forms import from_levels
+from attnlens.short_repr import short_repr
 from attnlens_client import colored_text
 from attnlens_client.arguments import AttentionQuery
 from attnlens_client.colored_text import printable
@@ -27,6 +28,7 @@ _VERSION_CHARS = 12
 _MAX_TOKENS = 12
 
 
+@short_repr
 @dataclass(frozen=True, slots=True)
 class Token:
     """A token with its offsets.
@@ -67,6 +69,7 @@ class Usage:
     truncated: bool
 
 
+@short_repr
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Embeddings:
     """Embeddings with the number of tokens of each text and the model. Iteration yields vectors (D,).
@@ -102,6 +105,7 @@ class Embeddings:
         return f"Embeddings({describe(self.vectors)}, {describe_model(self.model, self.model_version)})"
 
 
+@short_repr
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Attention:
     """Result of one query for one text. Arrays are read-only.
@@ -219,6 +223,7 @@ class Attention:
         return f"Attention({self.role}, {self.view}, layers={list(self.layers)}, {data})"
 
 
+@short_repr
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class EncodedText:
     """Result of `encode` for one text or pair. Arrays are read-only.
@@ -270,6 +275,7 @@ class EncodedText:
         return f"EncodedText({', '.join(parts)}, {describe_model(self.model, self.model_version)})"
 
 
+@short_repr
 @dataclass(frozen=True, slots=True, eq=False)
 class TextPart:
     """First part of a text in a stream.
@@ -285,6 +291,7 @@ class TextPart:
     num_attention_parts: int
 
 
+@short_repr
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AttentionPart:
     """Result of one query for one layer of a text. See `Attention` for attributes not described here.
@@ -319,6 +326,7 @@ class AttentionPart:
         )
 
 
+@short_repr
 @dataclass(frozen=True, slots=True, repr=False)
 class TokenizedText:
     """All tokens of a text or pair, including special tokens, without truncation."""

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attnlens.short_repr import short_repr
 from attnlens_client import colored_text
 from attnlens_client.explanations import Explanation
 from attnlens_client.results import Array, Usage, describe, describe_model
 
 
+@short_repr
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Scores:
     """Relevance of N documents to a query, or of N pairs, in their order.
@@ -45,6 +47,7 @@ class Scores:
         return f"Scores({describe(self.scores)}, {self.activation}, {model})"
 
 
+@short_repr
 @dataclass(frozen=True, slots=True)
 class RankedDocument:
     """A document with its relevance to a query.
@@ -75,6 +78,7 @@ class RankedDocument:
         return colored_text.rows(colored_text.line(head), self.explanation._repr_html_())
 
 
+@short_repr
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Classification:
     """Logits and scores of N texts for C labels.

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from torch import nn
 
 from attnlens.bundle import embedding_size, write_manifest
+from attnlens.short_repr import short_repr
 from attnlens.v1.manifest_pb2 import Activation, Dense, Manifest, Pooling
 from attnlens_export.classification import logits_graph
 from attnlens_export.contents import Verdict, check_graphs, measure_graphs
@@ -83,6 +84,7 @@ _MAX_LABELS = 5
 _HEAD_FILES = ("colbert_linear.pt", "sparse_linear.pt")
 
 
+@short_repr
 @dataclass(frozen=True)
 class ExportOptions:
     """Options of an export. They override the settings of the checkpoint.
@@ -139,6 +141,7 @@ class ExportOptions:
     faithfulness: bool = True
 
 
+@short_repr
 @dataclass(frozen=True)
 class BundleSummary:
     """Result of an export.
@@ -160,6 +163,11 @@ class BundleSummary:
     built_tokenizer: str
     decisions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        counts = {name: len(getattr(self, name)) for name in ("unused_tensors", "decisions", "warnings")}
+        parts = [f"{number} {name.replace('_', ' ')}" for name, number in counts.items()]
+        return f"BundleSummary({str(self.directory)!r}, {self.verdict!r}, {', '.join(parts)})"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from torch import nn
 
 from attnlens.bundle import read_manifest, verify_files
+from attnlens.short_repr import short_repr
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.claims import check_claims
 from attnlens_export.contents import Verdict, check_graphs, graph_purposes, measure_graphs
@@ -36,6 +37,7 @@ from attnlens_export.runtimes import (
 from attnlens_model import Encoder, EncoderConfig, ModuleEncoder, load_checkpoint, read_config
 
 
+@short_repr
 @dataclass(frozen=True)
 class CheckSummary:
     """Result of a check.
@@ -53,6 +55,11 @@ class CheckSummary:
     not_stated: tuple[str, ...] = ()
     runtimes: tuple[RuntimeResult, ...] = ()
     missing: tuple[Missing, ...] = ()
+
+    def __repr__(self) -> str:
+        counts = {name: len(getattr(self, name)) for name in ("not_stated", "runtimes", "missing")}
+        parts = [f"{number} {name.replace('_', ' ')}" for name, number in counts.items()]
+        return f"CheckSummary({self.manifest.model_name!r}, {self.verdict!r}, {', '.join(parts)})"
 
 
 def check_bundle(

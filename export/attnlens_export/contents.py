@@ -14,6 +14,7 @@ import numpy.typing as npt
 import onnx
 
 from attnlens.bundle import MANIFEST_NAME
+from attnlens.short_repr import short_repr
 from attnlens.v1 import manifest_pb2
 from attnlens.v1.manifest_pb2 import Graph, GraphPurpose, Parity
 from attnlens_export.classification import LogitsResult, measure_logits
@@ -62,6 +63,7 @@ MAX_CONCURRENT_BYTES = 2**31
 """Maximum memory of the contributions graph for which it is measured while PyTorch computes references."""
 
 
+@short_repr
 @dataclass(frozen=True)
 class Verdict:
     """All measurements of a bundle.
@@ -81,6 +83,11 @@ class Verdict:
     logits: LogitsResult | None = None
     long_context: LongContext | None = None
     repeats: RepeatsResult | None = None
+
+    def __repr__(self) -> str:
+        results, failures = self.results, self.failures()
+        verdict = "passed" if self.passed else f"failed: {'; '.join(failures)}"
+        return f"Verdict({len(results)} results, {verdict})"
 
     @property
     def further(self) -> tuple[GraphResult, ...]:

@@ -6,6 +6,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Literal, get_args
 
+from attnlens.short_repr import short_repr
 from attnlens_server.listening.address import Address, TcpAddress, parse_address
 
 Provider = Literal["auto", "cpu", "cuda"]
@@ -106,6 +107,7 @@ class ConfigError(ValueError):
     """An option has an invalid value. The message states the option, the value and the limit."""
 
 
+@short_repr
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Server configuration. The defaults suit a laptop.

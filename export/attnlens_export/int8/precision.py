@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import TensorProto
 
+from attnlens.short_repr import short_repr
 from attnlens.v1 import manifest_pb2
 from attnlens.v1.manifest_pb2 import Graph
 from attnlens.v1.quantization_pb2 import (
@@ -65,6 +66,7 @@ _METHODS = {
 }
 
 
+@short_repr
 @dataclass(frozen=True)
 class Int8(Precision):
     """As many matrix products in int8 as the gate allows.

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from attnlens.short_repr import short_repr
 from attnlens.signatures import checks_arguments
 
 Level: TypeAlias = Literal["tokens", "words"]
@@ -59,6 +60,7 @@ class SqrtUint8:
 Form: TypeAlias = TopK | Threshold | Statistics | SqrtUint8
 
 
+@short_repr
 @checks_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionReduction:
