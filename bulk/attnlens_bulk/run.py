@@ -185,6 +185,7 @@ class RunOptions:
         }
 
 
+@short_repr
 @dataclass(frozen=True, slots=True)
 class Progress:
     """State of a running run.
@@ -232,6 +233,7 @@ class Report:
     num_empty: int
 
 
+@short_repr
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Estimate of a run from a sample of its rows.
