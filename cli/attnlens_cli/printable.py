@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # importing NumPy would slow down every command
     import numpy.typing as npt
 
+MAX_LINE, _END = 8192, 1024
+"""Maximum number of characters of a logged text, and of these at its end."""
 _CONTROLS = re.compile(r"[\x7f-\x9f]")  # json escapes the characters below
 # Enough digits to restore each number exactly.
 _FORMATS = {"float16": "%.5g", "float32": "%.9g", "int8": "%d", "uint8": "%d"}
@@ -27,6 +29,13 @@ def is_utf8(text: str) -> bool:
 def printable(text: str) -> str:
     r"""Return `text` with escapes such as `\x1b` in place of unprintable characters."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def bounded(text: str) -> str:
+    """Return `text` for a log or an error, without its middle if it is long."""
+    if len(text) <= MAX_LINE:
+        return text
+    return f"{text[: MAX_LINE - _END]} ... {len(text) - MAX_LINE} more characters ... {text[-_END:]}"
 
 
 def counted(number: int, noun: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from attnlens.short_repr import short_repr
-from attnlens_server.listening.address import Address, TcpAddress, parse_address
+from attnlens_server.listening.address import Address, TcpAddress, parse_address, tcp_address
 
 Provider = Literal["auto", "cpu", "cuda"]
 EngineName = Literal["onnxruntime", "openvino"]
@@ -185,10 +185,12 @@ class ServerConfig:
         cors_origins: Origins of other web pages that may call the HTTP APIs, separated by commas, or `*`.
         http_token_ids: Whether OpenAI's API accepts token ids. Only for clients that use this model's
             tokenizer.
-        metrics_port: Port for health checks and Prometheus metrics, on `http_host`, without TLS and without
-            access control. It is served by a thread of its own. 0 selects a free port. None leaves them on
-            the HTTP port only.
-        max_connections: Number of HTTP connections. If there are more, idle ones are closed first.
+        metrics_port: Port for health checks and Prometheus metrics, without TLS and without access control.
+            It is served by a thread of its own. 0 selects a free port. None leaves them on the HTTP port
+            only.
+        metrics_host: Host to listen on for `metrics_port`.
+        max_connections: Number of HTTP connections, including those before their TLS handshake. If there are
+            more, idle ones are closed first.
         request_timeout_s: Maximum time in seconds to receive the head of an HTTP request, to receive its
             body, and for the handshake of a gRPC connection.
         access_log: Which requests are logged after they end: `off`, `errors`, `slow` (at least 1 s, or
@@ -241,6 +243,7 @@ class ServerConfig:
     cors_origins: str = ""
     http_token_ids: bool = False
     metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
     max_connections: int = 512
     request_timeout_s: float = 30.0
     access_log: str = "off"
@@ -272,7 +275,17 @@ class ServerConfig:
     @property
     def listens_at(self) -> Address:
         """Address to listen on."""
-        return parse_address(self.address) if self.address is not None else TcpAddress(self.host, self.port)
+        return tcp_address(self.host, self.port) if self.address is None else parse_address(self.address)
+
+    @property
+    def http_address(self) -> TcpAddress | None:
+        """Address of the HTTP port, or None without one."""
+        return None if self.http_port is None else tcp_address(self.http_host, self.http_port)
+
+    @property
+    def metrics_address(self) -> TcpAddress | None:
+        """Address of the port for health checks and metrics, or None without one."""
+        return None if self.metrics_port is None else tcp_address(self.metrics_host, self.metrics_port)
 
     @property
     def access_log_selection(self) -> AccessLogSelection:
@@ -356,6 +369,11 @@ class ServerConfig:
             ) from error
 
     def _check_address(self) -> None:
+        for name in ("host", "http_host", "metrics_host"):
+            try:
+                tcp_address(getattr(self, name), 0)
+            except ValueError as error:
+                raise ConfigError(f"{name} {error}") from error
         try:
             address = self.listens_at
         except ValueError as error:

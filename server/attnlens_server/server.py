@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 
-from attnlens_server.access import open_access, warn_if_exposed
+from attnlens_server.access import METRICS_HOST, open_access, warn_if_exposed
 from attnlens_server.access.files import WatchedFiles, watch
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import StartupError
@@ -440,6 +440,8 @@ def _hosts(config: ServerConfig) -> dict[str, str]:
         hosts["--host" if config.address is None else "--address"] = address.host
     if config.http_port is not None:
         hosts["--http-host"] = config.http_host
+    if config.metrics_port is not None:
+        hosts[METRICS_HOST] = config.metrics_host
     return hosts
 
 

@@ -190,6 +190,26 @@ def test_http_requests_are_logged_without_possible_text(logged: Logged) -> None:
     assert (line["method"], line["status"], line["reason"]) == ("DELETE /", "405", "METHOD_NOT_ALLOWED")
 
 
+KEY = "attnlens_Zk3yQ8Zk3yQ8Zk3yQ8Zk3yQ8Zk3yQ8Zk3yQ8Zk3yQ8"
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        (f"v1/models?key={KEY}", "GET /v1/models"),
+        (f"v1/models%3Fkey={KEY}", "GET /v1/*"),
+        (f"{KEY}/v1/models", "GET /*/v1/models"),
+        (f"api/v1/models/{KEY}", "GET /api/v1/models/*"),
+        ("v1/chat/completions", "GET /v1/chat/completions"),
+        (f"v1/{SECRET}%20{SECRET}", "GET /v1/*"),
+    ],
+)
+def test_keys_in_request_targets_are_not_logged(logged: Logged, path: str, shown: str) -> None:
+    line = logged.after(lambda: urlopen(f"{logged.http_url}{path}").close())
+    assert line["method"] == shown
+    assert KEY[:20] not in json.dumps(line)
+
+
 @pytest.mark.parametrize("value", ["a b", 'a" status=OK', "", "x" * 129, "a\nb", "é", b"bytes", None])
 def test_ambiguous_names_are_omitted_from_the_log(value: str | bytes | None) -> None:
     assert validate_request_id(value) == ""

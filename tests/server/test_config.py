@@ -1,5 +1,6 @@
 """Server options: an out-of-range value is rejected, and the error contains the range."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from attnlens_server.config import ConfigError, ServerConfig
+from attnlens_server.listening import TcpAddress
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,9 @@ from attnlens_server.config import ConfigError, ServerConfig
         ({"stall_timeout_s": "3"}, "stall_timeout_s is '3': use a number"),
         ({"explain": "no"}, "explain is 'no': use True or False"),
         ({"host": 1}, "host is 1: use a str"),
+        ({"host": ""}, "host is '': use one address or name without a port"),
+        ({"http_host": "127.0.0.1,::1"}, "http_host is '127.0.0.1,::1': use one address"),
+        ({"metrics_host": "127.0.0.1:9090"}, "metrics_host is '127.0.0.1:9090': use one address"),
         ({"address": 50051}, "address is 50051: use a str or None"),
         ({"socket_mode": 660}, "socket_mode is 660: use a str"),
         ({"provider": 1}, "provider is 1: use one of auto, cpu, cuda"),
@@ -46,6 +51,17 @@ def test_option_out_of_range_is_rejected_with_the_range(options: dict[str, Any],
 def test_numpy_numbers_and_whole_seconds_are_accepted() -> None:
     config = ServerConfig(bundle=Path(), threads=np.int64(2), stall_timeout_s=3, max_tokens=None)  # type: ignore[arg-type]
     assert (config.threads, config.stall_timeout_s) == (2, 3)
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "localhost", "0.0.0.0", "::"])
+def test_every_listener_takes_the_same_hosts(host: str) -> None:
+    config = ServerConfig(
+        bundle=Path(), host=host, http_host=host, metrics_host=host, port=1, http_port=1, metrics_port=1
+    )
+    assert config.listens_at == config.http_address == config.metrics_address
+    assert config.listens_at == TcpAddress(host.strip("[]"), 1)
+    assert ServerConfig(bundle=Path()).metrics_address is None
+    assert {field.default for field in fields(ServerConfig) if field.name.endswith("host")} == {"127.0.0.1"}
 
 
 def test_host_and_port_are_ignored_for_a_socket() -> None:

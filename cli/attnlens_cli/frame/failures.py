@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from attnlens_cli import how_to_install
 from attnlens_cli.frame.options import Option
-from attnlens_cli.printable import printable
+from attnlens_cli.printable import bounded, printable
 
 CONFIG_FILE = "attnlens.config_file"
 """Key of the path of `--config-file` in `Context.meta`."""
@@ -107,7 +107,7 @@ def report(error: Exception, command_path: str, *, debug: bool) -> int:
         command_path = error.ctx.command_path
     command_path = os.environ.get(REPORTED_COMMAND, command_path)
     message = "; ".join((message, *_notes(error)))
-    click.echo(f"{command_path}: {printable(' '.join(message.split()))}", err=True)
+    click.echo(f"{command_path}: {printable(bounded(' '.join(message.split())))}", err=True)
     return code
 
 

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from attnlens_cli.printable import printable
+from attnlens_cli.printable import bounded, printable
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -17,19 +17,23 @@ _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 def _quoted(value: object) -> str:
     """Return a value, quoted if it could be mistaken for several fields or lines."""
-    text = printable(str(value))
+    text = printable(bounded(str(value)))
     return json.dumps(text, ensure_ascii=False) if re.search(r'[\s="]', text) or not text else text
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
     """Return the fields of `extra`, without private ones: Ray adds `_ray_timestamp_ns` to every record."""
-    fields = vars(record).items()
-    return {key: value for key, value in fields if key not in _STANDARD_FIELDS and not key.startswith("_")}
+    return {
+        key: bounded(value) if isinstance(value, str) else value
+        for key, value in vars(record).items()
+        if key not in _STANDARD_FIELDS and not key.startswith("_")
+    }
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     """Return the traceback of a record, which may have been formatted already. Empty if there is none."""
-    return formatter.formatException(record.exc_info) if record.exc_info else record.exc_text or ""
+    text = formatter.formatException(record.exc_info) if record.exc_info else record.exc_text or ""
+    return bounded(text)
 
 
 class HumanFormatter(logging.Formatter):
@@ -39,7 +43,7 @@ class HumanFormatter(logging.Formatter):
         """Return one line, followed by the traceback if there is one."""
         time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
         pairs = "".join(f" {key}={_quoted(value)}" for key, value in _extras(record).items())
-        line = f"{time} {record.levelname:<7} {printable(record.getMessage())}{pairs}"
+        line = f"{time} {record.levelname:<7} {printable(bounded(record.getMessage()))}{pairs}"
         traceback = _traceback(self, record)
         return f"{line}\n{traceback}" if traceback else line
 
@@ -53,7 +57,7 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": bounded(record.getMessage()),
             **_extras(record),
         }
         if traceback := _traceback(self, record):

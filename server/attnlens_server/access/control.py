@@ -296,6 +296,10 @@ def _watched_policy(access: Access, path: Path) -> WatchedFiles[Policy]:
     return WatchedFiles([path], lambda: read_policy(path), apply)
 
 
+METRICS_HOST = "--metrics-host"
+"""Option with the host of the metrics port, which never has access control."""
+
+
 def warn_if_exposed(access: Access, hosts: dict[str, str]) -> None:
     """Log a warning if other machines can connect without access control.
 
@@ -303,10 +307,18 @@ def warn_if_exposed(access: Access, hosts: dict[str, str]) -> None:
         access: Access control of the server.
         hosts: Hosts that the server listens on, by the option that sets them.
     """
-    if access.is_on or access.is_deliberately_open:
-        return
     exposed = [f"{option} {host}" for option, host in hosts.items() if not is_loopback(host)]
-    if exposed:
+    if access.is_deliberately_open:
+        return
+    if access.is_on:
+        if METRICS_HOST in hosts and not is_loopback(hosts[METRICS_HOST]):
+            logger.warning(
+                "the metrics port has no access control: anyone who can reach this machine can read the "
+                "names and the usage of clients (%s %s). Let only your monitoring connect to it",
+                METRICS_HOST,
+                hosts[METRICS_HOST],
+            )
+    elif exposed:
         logger.warning(
             "NO ACCESS CONTROL: anyone who can reach this machine can use the server (%s). Set --api-keys or "
             "--tls-client-ca, listen on 127.0.0.1, or state in --policy that this is intended: "

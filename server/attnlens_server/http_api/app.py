@@ -8,6 +8,7 @@ import asyncio
 import difflib
 import logging
 import math
+import re
 import secrets
 import traceback
 import zlib
@@ -52,7 +53,9 @@ SENDING_COPIES = 3  # of a part that is being sent: the part, its frame, and the
 BODY_COPIES = 3  # the body, the parsed request without its texts, and texts that the response repeats
 _CHUNK_BYTES = 1 << 18
 _SMALL_BYTES = 1 << 16  # responses up to this size fit into the write buffer of a connection
-_MAX_METHOD, _MAX_PATH = 16, 64  # characters in the log
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
+_WORD = re.compile(r"[A-Za-z][A-Za-z_.-]{0,23}|v[0-9]{1,2}|", re.ASCII)
+_MAX_PATH = 64  # characters in the log
 _REQUEST_ID = b"x-request-id"
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -108,7 +111,7 @@ class HttpApp:
             return
         headers = _headers(scope["headers"])
         record = RequestRecord(
-            f"{scope['method'][:_MAX_METHOD]} {scope['path'][:_MAX_PATH]}",
+            f"{_logged_method(scope)} {_logged_path(scope['path'])}",
             protocol="http",
             peer=_peer(scope.get("client")),
             request_id=validate_request_id(headers.get("x-request-id")) or secrets.token_hex(8),
@@ -142,6 +145,7 @@ class HttpApp:
             route, path = self._route(exchange.scope["method"], _own_path(exchange.scope))
             dialect = route.dialect
             exchange.record.route = f"{route.method} {route.path}"
+            exchange.record.method = f"{_logged_method(exchange.scope)} {route.path}"
             self._check(route, exchange)
             limit = self._max_body_bytes if route.method == "POST" else MAX_UNUSED_BODY_BYTES
             request = await self._request(path, exchange, limit)
@@ -215,8 +219,10 @@ class HttpApp:
             # A proxy may disagree about where the body ends.
             message = "the body has both Content-Length and Transfer-Encoding: send one of them"
             raise HttpError(400, "MALFORMED_REQUEST", message, {"Connection": "close"})
-        self._origins.check(route.method, headers, needs_page=route.needs_page)
-        if route.methods == PUBLIC or (route.methods == HEALTH and self._gate.has_open_health):
+        needs_nothing = route.methods == PUBLIC or (route.methods == HEALTH and self._gate.has_open_health)
+        is_open = route.methods != HEALTH and (needs_nothing or not self._gate.needs_key)
+        self._origins.check(route.method, headers, needs_page=route.needs_page, is_open=is_open)
+        if needs_nothing:
             return
         client = self._gate.identify(exchange.scope, headers, exchange.record.peer, route.methods)
         exchange.admit(client, self._service.admission)
@@ -436,6 +442,16 @@ def _gunzip(body: bytes, max_bytes: int) -> bytes:
 def _too_large(max_bytes: int) -> HttpError:
     remedy = "omit the body" if max_bytes == MAX_UNUSED_BODY_BYTES else "send fewer or shorter texts"
     return HttpError(413, "REQUEST_TOO_LARGE", f"bodies are limited to {max_bytes} bytes: {remedy}")
+
+
+def _logged_method(scope: Scope) -> str:
+    return scope["method"] if scope["method"] in _METHODS else "-"
+
+
+def _logged_path(path: str) -> str:
+    """Return a path for the log, with `*` for each part that may be a key, a name or a text."""
+    parts = path[: 2 * _MAX_PATH].split("/")
+    return "/".join(part if _WORD.fullmatch(part) else "*" for part in parts)[:_MAX_PATH]
 
 
 def _own_path(scope: Scope) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, Metric
 from starlette.middleware.cors import CORSMiddleware
 
+from attnlens_server.access import is_loopback
 from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine
@@ -31,7 +32,6 @@ from attnlens_server.http_api.tei import TeiRoutes
 from attnlens_server.http_api.viewer import ViewerRoutes
 from attnlens_server.http_api.vllm import VllmRoutes
 from attnlens_server.http_api.weaviate import WeaviateRoutes
-from attnlens_server.listening import TcpAddress
 from attnlens_server.observing.observer import Observer
 from attnlens_server.serving.service import ModelService
 
@@ -99,6 +99,7 @@ class HttpHost:
             public_origin=config.http_origin,
             names=(config.http_host,),
             allowed_origins=config.allowed_origins,
+            is_local=config.http_port is not None and is_loopback(config.http_host),
         )
         app = HttpApp(
             service,
@@ -122,14 +123,19 @@ class HttpHost:
             StartupError: An address cannot be bound.
         """
         config = self._config
-        if config.metrics_port is not None:
-            self._operations_server = OperationsServer(self._operations)
-            address = self._operations_server.start(TcpAddress(config.http_host, config.metrics_port))
-            self.metrics_url = f"http://{address}/metrics"
-        if config.http_port is not None:
-            address = await self._listener.start(
-                TcpAddress(config.http_host, config.http_port), context, "http-port"
+        if (wanted := config.metrics_address) is not None:
+            origins = OriginPolicy(
+                "http",
+                public_origin=config.http_origin,
+                names=(config.metrics_host,),
+                allowed_origins=(),
+                is_local=is_loopback(config.metrics_host),
             )
+            self._operations_server = OperationsServer(self._operations, origins)
+            address = self._operations_server.start(wanted)
+            self.metrics_url = f"http://{address}/metrics"
+        if (wanted := config.http_address) is not None:
+            address = await self._listener.start(wanted, context, "http-port")
             self.url = f"{self._scheme}://{address}/"
 
     def _own_metrics(self) -> Iterator[Metric]:

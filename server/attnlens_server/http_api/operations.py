@@ -22,6 +22,7 @@ from attnlens_server.http_api.exchange import (
 )
 from attnlens_server.http_api.listener import HttpListener
 from attnlens_server.http_api.metrics import CONTENT_TYPE, ServerMetrics
+from attnlens_server.http_api.origins import OriginPolicy
 from attnlens_server.listening import TcpAddress
 
 MAX_CONNECTIONS = 32
@@ -70,9 +71,11 @@ class OperationsServer:
 
     Args:
         routes: The routes.
+        origins: Policy for requests for metrics.
     """
 
-    def __init__(self, routes: OperationsRoutes) -> None:
+    def __init__(self, routes: OperationsRoutes, origins: OriginPolicy) -> None:
+        self._origins = origins
         self._responders = {"/healthz": routes.live, "/readyz": routes.ready, "/metrics": routes.metrics}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="operations", daemon=True)
@@ -111,13 +114,18 @@ class OperationsServer:
             response = HttpResponse(encode_json({"error": message}), 404)
         else:
             try:
+                if scope["path"] == "/metrics":
+                    headers = {
+                        name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+                    }
+                    self._origins.check("GET", headers, needs_page=False)
                 response = await respond()
             except RequestError as error:
                 response = HttpResponse(encode_json(NATIVE.body(error)), error.http_status)
         body = response.body if isinstance(response.body, bytes) else b""
-        headers = [
+        sent = [
             (b"content-type", response.content_type.encode()),
             (b"content-length", str(len(body)).encode()),
         ]
-        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await send({"type": "http.response.start", "status": response.status, "headers": sent})
         await send({"type": "http.response.body", "body": body})

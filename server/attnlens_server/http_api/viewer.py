@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from attnlens_viewer.live import POLICY, LiveFile, live_files, live_reply
 
 PAGE = ("Encode", "Explain", "Compare")
 """Methods that compute a result of the form."""
-MAX_PAGES = 2  # concurrently, since other requests have priority
+MAX_PAGES = 2  # concurrently for one client, since other requests have priority
 MAX_FORM_BYTES = 256 << 10
 PAGE_TIMEOUT_S = 60.0
 _FIELDS = {"text": "the text", "other": "the second text", "rather_than": "the third text"}
@@ -61,7 +62,7 @@ class ViewerRoutes:
         self._pages = pages
         self._max_bytes = max_bytes
         self._worker = Workers(1)  # serializes pages, separately from the workers of other requests
-        self._num_pages = 0
+        self._num_pages = Counter[str]()  # of each client
 
     def routes(self) -> list[Route]:
         """Return the routes. The files are public, because browsers open a page without a key."""
@@ -84,16 +85,19 @@ class ViewerRoutes:
             RequestError: See `attnlens_server.errors`.
         """
         form = _parse_form(request.body)
-        if self._num_pages >= MAX_PAGES:
-            message = f"{MAX_PAGES} other pages are in progress, which is the limit: try again soon"
+        client = request.budget.client.name
+        if self._num_pages[client] >= MAX_PAGES:
+            message = f"{MAX_PAGES} of your pages are in progress, which is the limit: try again soon"
             raise HttpError(429, "OVERLOADED", message, {"Retry-After": "1"})
-        self._num_pages += 1
+        self._num_pages[client] += 1
         try:
             return HttpResponse(await self._result(form, request.budget))
         except ValueError as error:
             raise HttpError(400, "INVALID_FIELD", str(error)) from error
         finally:
-            self._num_pages -= 1
+            self._num_pages[client] -= 1
+            if not self._num_pages[client]:
+                del self._num_pages[client]
 
     async def _result(self, form: Form, budget: Budget) -> bytes:
         budget.metrics.num_inputs = sum(

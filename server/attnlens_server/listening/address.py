@@ -1,5 +1,6 @@
 """Addresses that a server can listen on, in the notation of gRPC targets."""
 
+import ipaddress
 import os
 import re
 import sys
@@ -10,6 +11,7 @@ from urllib.parse import quote, unquote_to_bytes
 MAX_PORT = 65535
 # sun_path of sockaddr_un has 108 bytes on Linux and 104 on macOS, including the final 0.
 MAX_PATH_BYTES = 107 if sys.platform == "linux" else 103
+_NAME = re.compile(r"[^\s\[\]:/,]+")
 _HOST_AND_PORT = re.compile(r"(?P<host>[^\s\[\]:/]+|\[[\w:.%-]+\]):(?P<port>[0-9]{1,5})")
 _UNIX, _ABSTRACT = "unix:", "unix-abstract:"
 _SAFE = "/@+,=~"  # characters that gRPC does not require to be escaped, in addition to "_.-"
@@ -68,6 +70,29 @@ def parse_address(text: str) -> Address:
             f"is {text!r}: use HOST:PORT with a port from 0 to {MAX_PORT}, unix:PATH or unix-abstract:NAME"
         )
     return TcpAddress(parts["host"].removeprefix("[").removesuffix("]"), int(parts["port"]))
+
+
+def tcp_address(host: str, port: int) -> TcpAddress:
+    """Return the address of a host, which may be an IPv6 address in brackets.
+
+    Raises:
+        ValueError: It is not a host. The message is worded to follow an option name.
+    """
+    name = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not _is_ipv6(name) and not _NAME.fullmatch(host):
+        raise ValueError(
+            f"is {host!r}: use one address or name without a port, such as 127.0.0.1, 0.0.0.0 for all "
+            "interfaces, or :: for all interfaces with IPv4 and IPv6"
+        )
+    return TcpAddress(name, port)
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _unix(text: str) -> UnixAddress:

@@ -13,7 +13,16 @@ from attnlens_server.observing.rate_limit import RateLimit
 MAX_LINES = 4096
 """Maximum number of lines that wait to be written. Further lines are dropped."""
 STOP_S = 2.0  # maximum time to write the remaining lines at the end
+MAX_CHARACTERS, _END = 8192, 1024
+"""Maximum number of characters of a message or traceback. The lines that wait would otherwise take memory."""
 _formatter = logging.Formatter()
+
+
+def _bounded(text: str) -> str:
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    start = MAX_CHARACTERS - _END
+    return f"{text[:start]} ... {len(text) - MAX_CHARACTERS} more characters ... {text[-_END:]}"
 
 
 class BackgroundLog(QueueHandler):
@@ -40,9 +49,9 @@ class BackgroundLog(QueueHandler):
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         """Insert the arguments, and format the traceback, which would keep the frames of a request alive."""
-        record.msg, record.args = record.getMessage(), None
+        record.msg, record.args = _bounded(record.getMessage()), None
         if record.exc_info:
-            record.exc_text, record.exc_info = _formatter.formatException(record.exc_info), None
+            record.exc_text, record.exc_info = _bounded(_formatter.formatException(record.exc_info)), None
         return record
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from attnlens_cli.frame import logs
-from attnlens_cli.printable import printable
+from attnlens_cli.printable import MAX_LINE, printable
 
 
 class _Terminal(io.StringIO):
@@ -86,3 +86,18 @@ def test_untrusted_values_are_escaped_in_json_lines() -> None:
     assert written.encode() == f"{line}\n".encode()
     assert json.loads(line)["value"] == HOSTILE
     assert json.loads(line)["level"] == "info"
+
+
+LONG = "start" + "x" * 13_000_000 + "end"
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), _Terminal()], ids=["JSON", "terminal"])
+def test_long_values_are_cut_in_the_middle(stream: io.StringIO) -> None:
+    logs.configure("info", stream)
+    logger = logging.getLogger("attnlens_server")
+    logger.info("from %s", LONG, extra={"value": LONG})
+    logger.error("failed", exc_info=ValueError(LONG))
+    content = stream.getvalue()
+    assert len(content) < 5 * MAX_LINE
+    assert content.count("start") == content.count("end") == 3
+    assert "more characters" in content

@@ -247,6 +247,19 @@ def test_listening_for_others_without_access_control_logs_a_warning(
     assert not caplog.text
 
 
+def test_metrics_port_has_no_access_control_even_if_others_have(caplog: pytest.LogCaptureFixture) -> None:
+    warn_if_exposed(make(keys=False), {"--host": "127.0.0.1", "--metrics-host": "0.0.0.0"})
+    assert "NO ACCESS CONTROL" in caplog.text
+    assert "(--metrics-host 0.0.0.0)" in caplog.text
+    caplog.clear()
+    warn_if_exposed(make(), {"--host": "0.0.0.0", "--metrics-host": "127.0.0.1"})
+    warn_if_exposed(make(Policy(allow_anonymous=True), keys=False), {"--metrics-host": "0.0.0.0"})
+    assert not caplog.text
+    warn_if_exposed(make(), {"--host": "0.0.0.0", "--metrics-host": "::"})
+    assert "the metrics port has no access control" in caplog.text
+    assert "--metrics-host ::" in caplog.text
+
+
 def test_refused_identities_are_logged_without_keys_and_cannot_flood_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -3,7 +3,9 @@
 import http.client
 import json
 import re
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -12,6 +14,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from attnlens_client import AttnlensError, Client
+from attnlens_server.config import ServerConfig
+from attnlens_server.server import _hosts
 from served import ServerProcess
 
 
@@ -34,9 +38,11 @@ def ports(minilm_bundle: Path) -> Iterator[Ports]:
         yield Ports(server, http_port, int(metrics[1]))
 
 
-def ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+def ask(
+    port: int, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request(method, path, body)
+    connection.request(method, path, body, dict(headers or {}))
     reply = connection.getresponse()
     content = reply.read()
     connection.close()
@@ -71,6 +77,58 @@ def test_health_is_reported_on_both_ports(ports: Ports) -> None:
         for path in ("/healthz", "/readyz"):
             assert ask(port, "GET", path) == (200, b'{"status":"ok"}')
     assert ask(ports.operations, "GET", "/v1/models")[0] == 404
+
+
+REBOUND = {"Host": "rebound.example:8080", "Sec-Fetch-Site": "same-origin"}
+
+
+def test_web_pages_of_others_can_read_nothing_by_dns_rebinding(ports: Ports) -> None:
+    for port, path in (
+        (ports.operations, "/metrics"),
+        *(
+            (ports.http, path)
+            for path in ("/metrics", "/v1/models", "/v1/attnlens/models", "/info", "/", "/docs")
+        ),
+    ):
+        status, body = ask(port, "GET", path, headers=REBOUND)
+        assert (status, b"does not accept the host name" in body) == (421, True), path
+    for port in (ports.http, ports.operations):
+        assert ask(port, "GET", "/readyz", headers=REBOUND)[0] == 200
+
+
+def test_metrics_port_has_a_host_of_its_own(minilm_bundle: Path) -> None:
+    options = ("--host", "::", "--http-host", "::", "--metrics-host", "127.0.0.2")
+    with ServerProcess(minilm_bundle, *options, "--http-port", "0", "--metrics-port", "0") as server:
+        assert server.process.stdout is not None
+        urls = [urlsplit(server.process.stdout.readline().split()[-1]) for _ in range(2)]
+        assert [url.hostname for url in urls] == ["::", "127.0.0.2"]
+        grpc_port = int(server.address.rpartition(":")[2])
+        open_ports = [grpc_port, *(url.port or 0 for url in urls)]
+        expected_by_host = {
+            "::1": [True, True, False],
+            "127.0.0.1": [True, True, False],
+            "127.0.0.2": [True] * 3,
+        }
+        for host, expected in expected_by_host.items():
+            assert [accepts(host, port) for port in open_ports] == expected, host
+        text = server.log()
+    assert "NO ACCESS CONTROL" in text
+    assert "--host ::, --http-host ::)" in text  # nobody else reaches 127.0.0.2
+
+
+def test_hosts_of_all_open_ports_are_checked_for_exposure() -> None:
+    config = ServerConfig(bundle=Path(), host="a", http_host="b", metrics_host="c", http_port=1)
+    assert _hosts(config) == {"--host": "a", "--http-host": "b"}
+    config = replace(config, address="d:1", host="127.0.0.1", http_port=None, metrics_port=1)
+    assert _hosts(config) == {"--address": "d", "--metrics-host": "c"}
+
+
+def accepts(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=20).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 def test_requests_of_both_protocols_are_counted(ports: Ports) -> None:

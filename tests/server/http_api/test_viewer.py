@@ -1,21 +1,27 @@
 """The viewer of a real server process: access control, responses and shutdown."""
 
+import asyncio
 import base64
 import http.client
 import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 
 from attnlens_client import AttentionQuery, Client
+from attnlens_server.clients import Client as Sender
 from attnlens_server.config import ConfigError, ServerConfig
-from attnlens_server.http_api.exchange import HttpError
+from attnlens_server.http_api.exchange import HttpError, HttpRequest, HttpResponse
 from attnlens_server.http_api.origins import OriginPolicy
+from attnlens_server.http_api.viewer import ViewerRoutes
+from attnlens_server.serving.admission import Budget
+from attnlens_viewer.live import LiveModel
 from served import ServerProcess
 
 JSON = {"Content-Type": "application/json"}
@@ -180,6 +186,50 @@ def test_public_origin_is_accepted_and_others_are_rejected(host: str, origin: st
         assert status == 200
 
 
+BROWSER = {"user-agent": "Mozilla/5.0", "accept-language": "en"}
+NODE = {"user-agent": "node", "accept-language": "*", "sec-fetch-mode": "cors"}
+OTHER_USER_AGENT = {"user-agent": "node", "accept-language": "*"}
+SECURE_BROWSER = {"sec-fetch-mode": "cors", "sec-fetch-site": "same-origin"}
+
+
+@pytest.mark.parametrize(
+    ("host", "headers", "status", "status_if_local"),
+    [
+        ("rebound.example:8080", BROWSER, 421, 421),
+        ("rebound.example:8080", OTHER_USER_AGENT, 421, 421),
+        ("rebound.example:8080", SECURE_BROWSER, 421, 421),
+        ("rebound.example", {}, 200, 421),
+        ("rebound.example", NODE, 200, 421),
+        ("lens.example.org", BROWSER, 200, 200),
+        ("127.0.0.1:8080", BROWSER, 200, 200),
+        ("[::1]", BROWSER, 200, 200),
+        ("attnlens:8080", BROWSER, 200, 200),
+        ("host.docker.internal", {}, 200, 200),
+        ("", {}, 200, 200),  # HTTP/1.0
+    ],
+)
+def test_get_requests_are_not_accepted_under_public_names_of_others(
+    host: str, headers: dict[str, str], status: int, status_if_local: int
+) -> None:
+    for is_local, expected in ((False, status), (True, status_if_local)):
+        policy = OriginPolicy("http", public_origin=ORIGIN, names=(), allowed_origins=(), is_local=is_local)
+        found = 200
+        try:
+            policy.check("GET", {"host": host, **headers}, needs_page=False)
+        except HttpError as error:
+            found = error.http_status
+        assert found == expected
+        policy.check("GET", {"host": host, **headers}, needs_page=False, is_open=False)  # pages know no key
+
+
+def test_post_request_of_another_site_without_an_origin_is_rejected() -> None:
+    policy = OriginPolicy("http", public_origin=None, names=(), allowed_origins=())
+    policy.check("POST", {"host": "any.example"}, needs_page=False)
+    with pytest.raises(HttpError) as caught:
+        policy.check("POST", {"host": "127.0.0.1", "sec-fetch-site": "cross-site"}, needs_page=False)
+    assert caught.value.http_status == 403
+
+
 @pytest.mark.parametrize(
     "origin", ["lens.example.org", "https://lens.example.org/", "https://a b", "ftp://a", ""]
 )
@@ -212,3 +262,35 @@ def test_port_in_use_aborts_startup(minilm_bundle: Path, viewer_url: str) -> Non
         ServerProcess(minilm_bundle, "--http-port", port),
     ):
         pass
+
+
+class SlowPages:
+    """Pages that take until `go` is set."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.model = LiveModel(name="m", num_layers=0, num_heads=0, max_tokens=8, can_explain=False)
+
+    async def page(self, *_: object) -> Any:
+        await self.go.wait()
+        raise ValueError("too many tokens")
+
+
+async def test_pages_of_one_client_do_not_keep_others_from_theirs() -> None:
+    pages, service = SlowPages(), SimpleNamespace(check_serving=lambda: None)
+    routes = ViewerRoutes(cast("Any", service), cast("Any", pages), 1 << 20)
+
+    def ask(client: str) -> "asyncio.Task[HttpResponse]":
+        memory = SimpleNamespace(client=Sender(client))
+        request = HttpRequest("POST", "/page", {}, b'{"text": "a"}', Budget(cast("Any", memory)))
+        return asyncio.create_task(routes.page(request))
+
+    busy = [ask(name) for name in ("a", "a", "b", "b", "c")]
+    refused = await asyncio.gather(ask("a"), return_exceptions=True)
+    assert [getattr(error, "http_status", 0) for error in refused] == [429]
+    assert not any(task.done() for task in busy)
+    pages.go.set()
+    ended = await asyncio.gather(*busy, return_exceptions=True)
+    assert [getattr(error, "http_status", 0) for error in ended] == [400] * 5
+    assert not routes._num_pages
+    routes.close()

@@ -261,3 +261,20 @@ def test_server_answers_while_nobody_reads_its_log(minilm_bundle: Path) -> None:
     assert len(log) > 60_000
     os.close(reading)
     process.stdout.close()
+
+
+def test_lines_that_wait_are_bounded() -> None:
+    waiting: list[logging.LogRecord] = []
+
+    class Keeper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            waiting.append(record)
+
+    log = BackgroundLog([Keeper()])
+    error = ValueError("x" * 13_000_000)
+    log.handle(logging.LogRecord("a", logging.ERROR, "", 0, "%s", ("y" * 13_000_000,), None))
+    log.handle(logging.LogRecord("a", logging.ERROR, "", 0, "b", (), (ValueError, error, None)))
+    log.close()
+    assert [len(record.getMessage()) + len(record.exc_text or "") < 10_000 for record in waiting] == [
+        True
+    ] * 2

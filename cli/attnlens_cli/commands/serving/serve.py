@@ -167,6 +167,7 @@ _http = partial(config_option, section="HTTP")
     "one.  [default: only the HTTP port has them]",
     int,
 )
+@_http("metrics_host", "Listen address for --metrics-port.")
 @_http(
     "max_connections", "Maximum number of HTTP connections. If there are more, idle ones are closed first."
 )
@@ -198,7 +199,7 @@ def serve(
     from attnlens_cli.sources.source import resolve  # noqa: PLC0415 - heavy
     from attnlens_server.errors import StartupError  # noqa: PLC0415 - heavy
 
-    _check_address_alone()
+    _check_addresses()
     try:
         config = ServerConfig(bundle=source, **options)
         bundle = resolve(source, cache_dir, graph_precision(config.precision))
@@ -247,14 +248,21 @@ def _require_modules(engine: EngineName) -> None:
         raise click.UsageError(f"{missing[0]} is not installed: {how_to_install('server')}")
 
 
-def _check_address_alone() -> None:
-    """Reject --host and --port in addition to --address. Their variables, as set in an image, are ignored."""
+def _check_addresses() -> None:
+    """Reject --host and --port in addition to --address, and hosts without a port.
+
+    Their variables, as set in an image, are ignored.
+    """
     ctx = click.get_current_context()
     given = [
         f"--{name}"
         for name in ("address", "host", "port")
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
     ]
+    for name in ("http", "metrics"):
+        is_given = ctx.get_parameter_source(f"{name}_host") is ParameterSource.COMMANDLINE
+        if is_given and ctx.params[f"{name}_port"] is None:
+            raise click.UsageError(f"--{name}-host is given without --{name}-port: set the port, too")
     if given[:1] == ["--address"] and len(given) > 1:
         raise click.UsageError(
             f"--address and {given[1]} are both given: use --address alone, or --host and --port"
