@@ -17,10 +17,13 @@ FROM python:${PYTHON}-slim
 LABEL org.opencontainers.image.title="attnlens" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/attnlens /opt/attnlens
-# Set options of `attnlens serve` in the environment, such as ATTNLENS_SERVE_THREADS=4.
+# Set options of `attnlens serve` in the environment, such as ATTNLENS_SERVE_HTTP_PORT=8080. Each port that is
+# switched on can be published.
 ENV PATH=/opt/attnlens/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
-    ATTNLENS_SERVE_HOST=0.0.0.0
+    ATTNLENS_SERVE_HOST=0.0.0.0 \
+    ATTNLENS_SERVE_HTTP_HOST=0.0.0.0 \
+    ATTNLENS_SERVE_METRICS_HOST=0.0.0.0
 USER 10001:10001
 EXPOSE 50051
 HEALTHCHECK --interval=10s --timeout=5s --start-period=2m \

@@ -29,6 +29,7 @@ SECTIONS = {
         "try": ("serving.try_source", "Show tokens, embeddings and attention without a server."),
         "serve": ("serving.serve", "Serve a bundle or a checkpoint over gRPC."),
         "key": ("serving.key", "Create an API key for a client."),
+        "deploy": ("serving.deploy", "Print files for systemd, HAProxy, Kubernetes and monitoring."),
         "bench": ("serving.bench", "Find the engine and settings of serve for this machine."),
     },
     "Ask a server": {

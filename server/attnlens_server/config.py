@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Literal, get_args
@@ -24,6 +25,7 @@ def graph_precision(precision: Precision) -> GraphPrecision:
     return "fp32" if precision == "bf16" else precision
 
 
+_HTTP_MODULES = ("h11", "msgspec", "orjson", "prometheus_client", "starlette", "uvicorn")
 MIB = 1 << 20
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 50051
 DEFAULT_DEVICE = "CPU"
@@ -258,6 +260,7 @@ class ServerConfig:
         if self.engine not in get_args(EngineName):
             raise ConfigError(f"engine is {self.engine!r}: use one of {', '.join(get_args(EngineName))}")
         self._check_engine()
+        self._check_http_modules()
         self._check_address()
         self._check_access_log()
         for name, (low, high) in _RANGES.items():
@@ -358,6 +361,17 @@ class ServerConfig:
             )
         if not re.fullmatch(r"CPU|GPU(\.[0-9]{1,3})?", self.device):
             raise ConfigError(f"device is {self.device!r}: use CPU, GPU, or GPU.1 for the second GPU")
+
+    def _check_http_modules(self) -> None:
+        """Check that the modules of HTTP are installed, before a bundle is opened or exported."""
+        if self.http_port is None and self.metrics_port is None:
+            return
+        missing = next((name for name in _HTTP_MODULES if find_spec(name) is None), None)
+        if missing is not None:
+            raise ConfigError(
+                f"HTTP needs {missing}, which is not installed: install attnlens[http], or omit --http-port "
+                "and --metrics-port"
+            )
 
     def _check_access_log(self) -> None:
         try:

@@ -257,14 +257,9 @@ class Server:
         config = self._config
         if config.http_port is None and config.metrics_port is None:
             return
-        try:
-            from attnlens_server.http_api.host import HttpHost  # noqa: PLC0415 - an optional dependency
-            from attnlens_server.http_api.identity import AccessGate  # noqa: PLC0415
-        except ModuleNotFoundError as error:
-            raise StartupError(
-                f"HTTP needs {error.name}, which is not installed: install attnlens[http], or omit "
-                "--http-port and --metrics-port"
-            ) from error
+        from attnlens_server.http_api.host import HttpHost  # noqa: PLC0415 - an optional dependency
+        from attnlens_server.http_api.identity import AccessGate  # noqa: PLC0415
+
         self._http = HttpHost(
             self._service,
             self._served.methods,
@@ -275,7 +270,7 @@ class Server:
             AccessGate(self._access),
         )
         self._http.metrics.add_pool(
-            "attnlens_open_streams", "Open streams of health checks and reflection", self._streams.pool
+            "attnlens_open_streams", "Open streams of health checks", self._streams.pool
         )
         lag = self.supervisor.lag
         self._http.metrics.add_lag(lag.BOUNDS_S, lag.counts, lambda: lag.sum_s)

@@ -3,10 +3,14 @@
 Because a Docker daemon may be unavailable, the steps of the Dockerfile run in a virtual environment.
 """
 
+import itertools
 import os
+import re
 import shutil
+import socket
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,7 +47,9 @@ def test_image_settings_match_the_server_options() -> None:
     assert int(IMAGE.expose) == ServerConfig(bundle=Path()).port
     settings = {name for name in IMAGE.env if name.startswith("ATTNLENS_SERVE_")}
     fields = {f"ATTNLENS_SERVE_{name.upper()}" for name in ServerConfig.__dataclass_fields__}
-    assert settings == {"ATTNLENS_SERVE_HOST"} <= fields
+    hosts = {name for name in fields if name.endswith("_HOST")}
+    assert settings == hosts  # so that each port can be published
+    assert {IMAGE.env[name] for name in hosts} == {"0.0.0.0"}
     assert IMAGE.entrypoint + IMAGE.command == ["attnlens", "serve", "/bundle"]
 
 
@@ -55,6 +61,53 @@ def test_compose_mounts_the_bundle_at_the_expected_path() -> None:
     [port] = service["ports"]
     assert port.endswith(f":{IMAGE.expose}")
     assert int(service["stop_grace_period"].removesuffix("s")) > ServerConfig(bundle=Path()).drain_timeout_s
+
+
+COMPOSE = (ROOT / "compose.yaml").read_text("utf-8")
+PAGE = (ROOT / "docs" / "containers.md").read_text("utf-8")
+
+
+def of_compose(text: str) -> tuple[dict[str, str], list[str]]:
+    """Return the variables and the published ports of a file for Compose."""
+    [service] = yaml.safe_load(text)["services"].values()
+    return service["environment"], service["ports"]
+
+
+def of_docker(heading: str) -> tuple[dict[str, str], list[str]]:
+    """Return the variables and the published ports of the `docker run` line below a heading of the page."""
+    line = PAGE.partition(heading)[2].partition("docker run ")[2].partition("\n\n")[0]
+    words = line.replace("\\\n", " ").split()
+    given = list(itertools.pairwise(words))
+    variables = dict(value.split("=") for option, value in given if option == "--env")
+    return variables, [value for option, value in given if option == "--publish"]
+
+
+FORMS = {
+    "Compose": of_compose(COMPOSE),
+    "Compose with HTTP and metrics": of_compose(re.sub(r"# (- \"|ATTNLENS_)", r"\1", COMPOSE)),
+    "Docker": of_docker("\n## Docker\n"),
+    "Docker with HTTP and metrics": of_docker("\n### HTTP and metrics\n"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_published_ports_can_be_reached(form: str, minilm_bundle: Path, tmp_path: Path) -> None:
+    variables, published = FORMS[form]
+    chosen = {name: value for name, value in variables.items() if name.endswith("_PORT")}
+    assert len(chosen) == (2 if "HTTP" in form else 0)
+    assert {port.rpartition(":")[2] for port in published} == {IMAGE.expose, *chosen.values()}
+    assert all(re.fullmatch(r"127\.0\.0\.1:(\d+):\1", port) for port in published)
+    env = os.environ | IMAGE.env | variables | dict.fromkeys(chosen, "0") | {"PATH": os.environ["PATH"]}
+    command = [sys.executable, "-m", "attnlens_cli.main", "serve", str(minilm_bundle), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=env) as server:
+        try:
+            assert server.stdout is not None
+            for _ in range(1 + len(chosen)):
+                [(host, port)] = re.findall(r"at (?:http://)?([\d.]+):(\d+)", server.stdout.readline())
+                assert host == "0.0.0.0"
+                socket.create_connection(("127.0.0.2", int(port)), timeout=20).close()
+        finally:
+            server.terminate()
 
 
 def test_server_of_the_image_answers_without_root_and_without_writing(

@@ -223,6 +223,9 @@ def test_variables_are_options_and_set_the_ports() -> None:
     assert PORTS["grpc"] == CONFIG.port
     assert PORTS["http"] == int(VARIABLES["ATTNLENS_SERVE_HTTP_PORT"])
     assert PORTS["metrics"] == int(VARIABLES["ATTNLENS_SERVE_METRICS_PORT"])
+    set_by_image = IMAGE.env | VARIABLES
+    for name in ("HOST", "HTTP_HOST", "METRICS_HOST"):  # probes and clients come from other machines
+        assert set_by_image[f"ATTNLENS_SERVE_{name}"] == "0.0.0.0"
 
 
 def test_memory_of_the_container_is_a_tenth_above_that_of_the_server() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from installed.environment import Environment, serving, without_project
+from installed.environment import ROOT, Environment, serving, without_project
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -31,6 +31,9 @@ def test_wheel_serves_and_exports(
     environment = server_environment
     assert environment.packages().isdisjoint({"torch", "transformers", "onnx", "sentence-transformers"})
     assert re.fullmatch(r"attnlens \d+\.\d+\.\d+\n", environment.run("attnlens", "--version").stdout)
+    for name in ("attnlens@.service", "credentials.conf", "kubernetes/deployment.yaml"):
+        printed = environment.run("attnlens", "deploy", name).stdout
+        assert printed == (ROOT / "deploy" / name).read_text("utf-8")
     first = embed(environment, minilm_bundle)
 
     # `test_extras` checks what [export] lists, and `make release-check` installs it.
@@ -55,6 +58,8 @@ def test_wheel_contains_the_data_files(wheel: Path) -> None:
         f"{heads}/data/related_words.tsv",
         f"{heads}/data/LICENSE.md",
     } <= names
+    deployed = (ROOT / "deploy").rglob("*")
+    assert {f"attnlens_cli/{path.relative_to(ROOT)}" for path in deployed if path.is_file()} <= names
     assert not any("typescript" in name or name.endswith(".ts") for name in names)
     assets = {name for name in names if name.startswith("attnlens_viewer/assets/")}
     files = ("live.js", "page.css", "page.js", "walkthrough.css", "walkthrough.js", "widget.js")

@@ -246,6 +246,8 @@ def _require_modules(engine: EngineName) -> None:
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         raise click.UsageError(f"{missing[0]} is not installed: {how_to_install('server')}")
+    if engine == "openvino" and find_spec(engine) is None:
+        raise click.UsageError(f"openvino is not installed: {how_to_install('openvino')}")
 
 
 def _check_addresses() -> None:
