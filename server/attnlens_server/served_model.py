@@ -6,7 +6,7 @@ from attnlens_server.bundle import Bundle, Model
 from attnlens_server.bundle.engine_checks import require_engine_check
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import StartupError
-from attnlens_server.grpc_api.calls import Calls
+from attnlens_server.grpc_api.calls import MAX_ARRIVING, Calls
 from attnlens_server.grpc_api.methods import EncoderService
 from attnlens_server.grpc_api.model_info import ModelDescriber
 from attnlens_server.grpc_api.open_streams import MAX_REFLECTIONS
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 ARRIVING_SHARE = 4
 """The inverse share of gRPC messages that are still arriving in the memory of calls."""
 MIN_ARRIVING = 4
+"""Minimum number of messages that may arrive at the same time, whatever the memory."""
 
 
 class ServedModel:
@@ -121,13 +122,13 @@ class ServedModel:
             calls_bytes=admission.memory.limit,
             min_calls_bytes=min_calls_bytes,
         )
-        arriving_bytes = min(budget.calls_bytes // ARRIVING_SHARE, budget.calls_bytes - min_calls_bytes)
-        others = MAX_BRIEF + MAX_REFLECTIONS
-        num_arriving = max(MIN_ARRIVING, arriving_bytes // config.request_limit - others)
-        self.calls.receiver = Receiver(num_arriving, config.request_timeout_s)
-        calls_bytes = budget.calls_bytes
+        calls_bytes, num_arriving = budget.calls_bytes, MAX_ARRIVING
         if config.max_memory_bytes is not None:
+            arriving_bytes = min(calls_bytes // ARRIVING_SHARE, calls_bytes - min_calls_bytes)
             calls_bytes -= arriving_bytes
+            num_arriving = arriving_bytes // config.request_limit - MAX_BRIEF - MAX_REFLECTIONS
+            num_arriving = max(MIN_ARRIVING, min(num_arriving, MAX_ARRIVING))
+        self.calls.receiver = Receiver(num_arriving, config.request_timeout_s)
         admission.memory.resize(calls_bytes * RESERVED_SHARE // (RESERVED_SHARE + 1))
         logger.info("%s", budget)
         return seconds

@@ -17,12 +17,13 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from h2.events import Event, ResponseReceived, StreamEnded
+from hpack import Encoder
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_client import Client, InputTooLongError
 from bench.servers import RunningServer, attnlens_server
-from bench.studies.attackers import ATTACKS, attacking, connect, preface, send_headers
+from bench.studies.attackers import ATTACKS, HEADERS, attacking, connect, preface, send_headers
 from bench.studies.proxied import Ports, Proxy, free_ports, haproxy, latencies
 from hostile.haproxy import require_haproxy
 
@@ -202,6 +203,33 @@ def test_connections_of_an_address_are_limited(proxied: Proxied) -> None:
         with pytest.raises(ConnectionResetError), connect(proxied.proxy.address, OTHER_SOURCE) as one_more:
             one_more.recv(1)
         latencies(proxied.proxy.address, 0)
+
+
+NUM_ATTACKERS, NUM_STREAMS = 33, 256
+
+
+def test_calls_without_requests_disturb_nobody(proxied: Proxied) -> None:
+    """With these connections and streams, calls that never send a request once filled a server."""
+    head = Encoder().encode(list(HEADERS.items()))
+    block = struct.pack(">I", len(head))[1:]
+    streams = b"".join(
+        block + b"\x01\x04" + struct.pack(">I", 1 + 2 * number) + head for number in range(NUM_STREAMS)
+    )
+    before = proxied.server.rss_mib
+    with ExitStack() as stack:
+        for _ in range(NUM_ATTACKERS):
+            connection = stack.enter_context(connect(proxied.proxy.address))
+            connection.sendall(preface()[1] + streams)
+        for address in (proxied.proxy.address, proxied.server.address):
+            latencies(address, 0)
+            with grpc.insecure_channel(address) as channel:
+                health = health_pb2_grpc.HealthStub(channel)
+                response = health.Check(health_pb2.HealthCheckRequest(), timeout=10)
+                assert response.status == health_pb2.HealthCheckResponse.SERVING
+        url = f"http://127.0.0.1:{proxied.ports.operations}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            assert b"\nattnlens_calls 0.0\n" in response.read()  # none has reached the server
+    assert proxied.server.rss_mib - before < 50
 
 
 def test_clients_are_told_that_no_server_runs(tmp_path: Path) -> None:

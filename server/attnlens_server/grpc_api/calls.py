@@ -57,7 +57,8 @@ STATUS_GRACE_S = 1.0  # time to send the status of a call whose client does not 
 SMALL_BYTES = 1 << 16  # messages up to this size are parsed on the event loop, without counting fields
 MAX_OTHER_FIELDS = 1024  # maximum number of other fields in a larger message
 FIELDS_PER_TEXT = 4  # nested fields of a pair: two inputs with one field each
-MAX_ARRIVING = 16  # unless `Calls.receiver` is replaced
+MAX_ARRIVING = 64
+"""Maximum number of requests that arrive at the same time, if the memory of the process has no limit."""
 REQUEST_TIMEOUT_S = 30.0
 REQUEST_COPIES = 2  # the bytes, which gRPC keeps, and the message without its texts
 

@@ -55,7 +55,7 @@ _CHUNK_BYTES = 1 << 18
 _SMALL_BYTES = 1 << 16  # responses up to this size fit into the write buffer of a connection
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 _WORD = re.compile(r"[A-Za-z][A-Za-z_.-]{0,23}|v[0-9]{1,2}|", re.ASCII)
-_MAX_PATH = 64  # characters in the log
+_MAX_METHOD, _MAX_PATH = 16, 64  # characters in messages and in the log
 _REQUEST_ID = b"x-request-id"
 _HEADERS = {
     "Cache-Control": "no-store",
