@@ -53,8 +53,7 @@ SENDING_COPIES = 3  # of a part that is being sent: the part, its frame, and the
 BODY_COPIES = 3  # the body, the parsed request without its texts, and texts that the response repeats
 _CHUNK_BYTES = 1 << 18
 _SMALL_BYTES = 1 << 16  # responses up to this size fit into the write buffer of a connection
-_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
-_WORD = re.compile(r"[A-Za-z][A-Za-z_.-]{0,23}|v[0-9]{1,2}|", re.ASCII)
+_WORD = re.compile(r"[A-Za-z][A-Za-z_.-]{0,23}|[a-z.-]+|v[0-9]{1,2}|", re.ASCII)
 _MAX_METHOD, _MAX_PATH = 16, 64  # characters in messages and in the log
 _REQUEST_ID = b"x-request-id"
 _HEADERS = {
@@ -445,7 +444,8 @@ def _too_large(max_bytes: int) -> HttpError:
 
 
 def _logged_method(scope: Scope) -> str:
-    return scope["method"] if scope["method"] in _METHODS else "-"
+    method: str = scope["method"][:_MAX_METHOD]
+    return method if re.fullmatch(r"[A-Z]+", method) else "-"  # not a key
 
 
 def _logged_path(path: str) -> str:
