@@ -18,6 +18,7 @@ class Client:
         is_bulk: Whether its texts run after texts of interactive clients.
         is_identified: Whether the name was authenticated.
         rates: Rate limits, or None.
+        denied: Methods that the policy denies to it.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Client:
     is_bulk: bool = False
     is_identified: bool = False
     rates: RateLimits | None = field(default=None, compare=False, repr=False)
+    denied: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
 
 ANONYMOUS = Client("")

@@ -386,3 +386,20 @@ async def test_health_and_reflection_can_need_a_key(minilm_bundle: Path, tmp_pat
     accepted = [await run(None, partial(status, path, Authorization=authorization)) for path in paths]
     assert accepted == [200, 503, 503, 204]
     await server._shut_down(grpc_server)
+
+
+def test_explanations_of_scores_need_the_permission_for_explanations(
+    classifier_bundle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[default]\nmethods = ["scores"]\n')
+    options = ("--policy", str(policy), "--http-port", "0")
+    with ServerProcess(classifier_bundle("reranker"), *options) as server, Client(server.address) as client:
+        assert len(client.rerank("the man", ["the sea"])) == 1
+        with pytest.raises(PermissionDeniedError, match="need the permission to call Explain: omit them"):
+            client.rerank("the man", ["the sea"], explain=True)
+        guarded = Guarded(server, server.http_url(), {}, tmp_path)
+        body = {"query": "the man", "documents": ["the sea"]}
+        assert guarded.get("/v2/rerank", None, body)[0] == 200
+        assert guarded.get("/v2/rerank", None, {**body, "relevant_spans": {}})[0] == 403
+        assert guarded.get("/v2/rerank", None, {**body, "relevant_spans": {"mode": "disabled"}})[0] == 200

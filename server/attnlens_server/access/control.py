@@ -233,7 +233,8 @@ class Access:
         denied = METHODS - rules.methods
         if not rules.allows_model(self._model):
             denied |= METHODS - GROUPS["operations"]
-        bulk = replace(client, share=rules.share, is_bulk=True, rates=rates if rules.has_rates else None)
+        own_rates = rates if rules.has_rates else None
+        bulk = replace(client, share=rules.share, is_bulk=True, rates=own_rates, denied=denied)
         return _Grant(replace(bulk, is_bulk=rules.priority == "bulk"), bulk, denied, rates)
 
 

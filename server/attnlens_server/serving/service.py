@@ -347,6 +347,12 @@ class ModelService:
             RequestError: See `attnlens_server.errors`.
         """
         plan = await self._validate(request, self._classifiers.score)
+        if plan.explanation is not None and "Explain" in budget.client.denied:
+            raise errors.PermissionDeniedError(
+                "explanations of scores need the permission to call Explain: omit them, or ask the operator "
+                "of the server to change its policy",
+                metadata={"method": "Explain"},
+            )
         firsts, rows = distinct(request.inputs)
         num_explained = min(request.top_n or len(firsts), len(firsts)) if plan.explanation else 0
         slots, clock = Slots(self.admission, budget.client), Clock(budget.metrics)
