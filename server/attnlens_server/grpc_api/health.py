@@ -70,7 +70,9 @@ class HealthService:
         request = await self._streams.receive(HealthCheckRequest, context)
         if request.service not in self._statuses:
             quoted = repr(request.service[:MAX_QUOTED_CHARACTERS])
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {quoted}")
+            known = ", ".join(map(repr, self._statuses))
+            message = f"unknown service {quoted}: use one of {known}"
+            await context.abort(grpc.StatusCode.NOT_FOUND, message)
         return HealthCheckResponse(status=self._statuses[request.service])
 
     async def Watch(self, _: object, context: Context) -> None:

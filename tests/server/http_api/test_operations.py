@@ -76,7 +76,9 @@ def test_health_is_reported_on_both_ports(ports: Ports) -> None:
     for port in (ports.http, ports.operations):
         for path in ("/healthz", "/readyz"):
             assert ask(port, "GET", path) == (200, b'{"status":"ok"}')
-    assert ask(ports.operations, "GET", "/v1/models")[0] == 404
+    status, body = ask(ports.operations, "GET", "/v1/models")
+    assert status == 404
+    assert b"GET /v1/models is not a route of this port: use GET /healthz, /readyz or /metrics" in body
 
 
 REBOUND = {"Host": "rebound.example:8080", "Sec-Fetch-Site": "same-origin"}
