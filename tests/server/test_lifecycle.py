@@ -107,7 +107,7 @@ def test_health_is_serving_for_each_service_and_overall(minilm_server: ServerPro
         with pytest.raises(grpc.RpcError) as caught:
             health.Check(health_pb2.HealthCheckRequest(service="no.such.Service"))
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
-        assert "use one of '', 'attnlens.v1.EncoderService'" in caught.value.details()
+        assert "use one of '', 'attnlens.v1.EncoderService'" in (caught.value.details() or "")
 
 
 def test_health_watch_reports_an_unknown_service(minilm_server: ServerProcess) -> None:

@@ -127,7 +127,7 @@ class RequestReader:
         def arguments(*names: str) -> dict[str, Any]:
             return common | {name: settings[name] for name in names if name in settings}
 
-        common = {
+        common: dict[str, Any] = {
             "inputs": inputs,
             "prompt": Prompt(name=settings["prompt_name"]) if "prompt_name" in settings else None,
             "truncate": settings.get("truncate"),
