@@ -1,5 +1,6 @@
 """Prometheus rules and the Grafana dashboard, with a Prometheus that scrapes a server."""
 
+import functools
 import json
 import re
 import shutil
@@ -20,12 +21,18 @@ import yaml
 from attnlens_client import AttnlensError, Client
 from served import ServerProcess
 
-pytestmark = [
+needs_prometheus = [
     pytest.mark.extended,
     pytest.mark.skipif(
         shutil.which("prometheus") is None, reason="Prometheus is not installed: run make prometheus"
     ),
 ]
+
+
+def with_prometheus(test: Any) -> Any:
+    """Mark a test that needs Prometheus."""
+    return functools.reduce(lambda marked, mark: mark(marked), needs_prometheus, test)
+
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus" / "rules.yaml"
@@ -132,14 +139,16 @@ def filled(expression: str) -> str:
     return expression
 
 
+@with_prometheus
 def test_rules_are_valid_and_fire_when_they_should() -> None:
     promtool("check", "config", "prometheus.yaml")
-    assert "SUCCESS: 11 rules found" in promtool("check", "rules", "rules.yaml")
+    assert "SUCCESS: 12 rules found" in promtool("check", "rules", "rules.yaml")
     promtool("test", "rules", "rules_test.yaml")
     tested = set(re.findall(r"alertname: (\w+)", (RULES.parent / "rules_test.yaml").read_text()))
     assert tested == {rule["alert"] for rule in ALERTS}
 
 
+@with_prometheus
 def test_metrics_follow_the_conventions_of_prometheus(scraped: Prometheus) -> None:
     [target] = scraped.get("targets")["activeTargets"]
     assert (target["health"], target["lastError"]) == ("up", "")
@@ -151,6 +160,7 @@ def test_metrics_follow_the_conventions_of_prometheus(scraped: Prometheus) -> No
     assert problems == []
 
 
+@with_prometheus
 def test_all_series_of_rules_and_dashboard_exist(scraped: Prometheus) -> None:
     names = {name for text in EXPRESSIONS for name in NAME.findall(STRING.sub("", text))}
     assert len(names) > 30
@@ -158,12 +168,14 @@ def test_all_series_of_rules_and_dashboard_exist(scraped: Prometheus) -> None:
     assert missing == set()
 
 
+@with_prometheus
 @pytest.mark.parametrize("title", PANEL_EXPRESSIONS)
 def test_panel_shows_something(scraped: Prometheus, title: str) -> None:
     expression = filled(PANEL_EXPRESSIONS[title])
     assert scraped.query(expression), expression
 
 
+@with_prometheus
 def test_series_in_the_tests_of_rules_have_the_labels_of_real_ones(scraped: Prometheus) -> None:
     document = yaml.safe_load((RULES.parent / "rules_test.yaml").read_text())
     for text in {series["series"] for test in document["tests"] for series in test["input_series"]}:
@@ -172,6 +184,7 @@ def test_series_in_the_tests_of_rules_have_the_labels_of_real_ones(scraped: Prom
         assert set(re.findall(r"(\w+)=", labels)) | {"job"} == found, text
 
 
+@with_prometheus
 def test_prometheus_evaluates_all_rules(scraped: Prometheus) -> None:
     [group] = scraped.get("rules")["groups"]
     assert {rule["name"]: rule["health"] for rule in group["rules"]} == dict.fromkeys(
@@ -180,6 +193,7 @@ def test_prometheus_evaluates_all_rules(scraped: Prometheus) -> None:
     assert {rule["name"] for rule in group["rules"] if rule["state"] == "firing"} == set()
 
 
+@with_prometheus
 def test_page_lists_all_metrics_and_alerts(scraped: Prometheus) -> None:
     text = (DEPLOY.parent / "docs" / "operations.md").read_text()
     documented = set(re.findall(r"`(attnlens_\w+)`", text))
@@ -207,3 +221,43 @@ def test_dashboard_has_the_structure_of_grafana() -> None:
     for panel in PANELS:
         assert panel["datasource"] == {"type": "prometheus", "uid": "$datasource"}
         assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+
+
+def test_each_panel_states_what_it_shows_in_one_unit() -> None:
+    for panel in PANELS:
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert not panel["fieldConfig"]["overrides"], panel["title"]
+        units = {unit_of(target["expr"]) for target in panel["targets"]}
+        assert len(units) == 1, f"{panel['title']}: {units}"
+    assert {panel["title"] for panel in PANELS if "client)" in panel["targets"][0]["expr"]} >= {
+        "Mean duration by client", "Mean queue time by client", "Mean compute time by client",
+    }  # fmt: skip
+
+
+def unit_of(expression: str) -> str:
+    """Return the unit of a query by the names of its metrics: their nouns, and whether it divides them."""
+    names = [re.sub("_(limit|bucket|total|rejected)$", "", name) for name in NAME.findall(expression)]
+    kind = re.compile(
+        r"(seconds|bytes|tokens|inputs|batches|requests|connections|rejections|fds|worker|clients)"
+    )
+    nouns = [found[-1] if (found := kind.findall(name)) else name for name in names]
+    rate = "rate" if "rate(" in expression else "number"
+    if " / " in expression and (len(set(nouns)) == 1 or "compute_seconds" in expression):
+        return "ratio"
+    if nouns[0] in ("requests", "connections", "rejections") and rate == "rate":
+        return "requests per second"
+    return f"{nouns[0]} {rate}" if "histogram_quantile" not in expression else "seconds"
+
+
+def test_missed_deadlines_of_clients_are_not_errors_of_the_server() -> None:
+    expressions = {panel["title"]: panel["targets"][0]["expr"] for panel in PANELS}
+    expressions |= {rule["alert"]: rule["expr"] for rule in ALERTS}
+    for name in ("Server errors", "AttnlensServerErrors"):
+        [statuses] = re.findall(r'status=~"([^"]+)"', expressions[name])
+        counted = {
+            status
+            for status in ("INTERNAL", "500", "503", "DEADLINE_EXCEEDED", "504", "429")
+            if re.fullmatch(statuses, status)
+        }
+        assert counted == {"INTERNAL", "500", "503"}

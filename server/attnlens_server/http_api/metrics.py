@@ -76,6 +76,10 @@ class _Usage:
     num_rejections: int = 0
     num_inputs: int = 0
     num_tokens: int = 0
+    elapsed_s: float = 0.0
+    tokenize_s: float = 0.0
+    queue_s: float = 0.0
+    compute_s: float = 0.0
 
 
 class ServerMetrics:
@@ -158,6 +162,10 @@ class RequestCollector(Collector):
         route.durations.add(record.elapsed_s)
         usage = self._clients[ANONYMOUS] if not client.is_identified else self._usage(client)
         usage.num_requests += 1
+        usage.elapsed_s += record.elapsed_s
+        usage.tokenize_s += metrics.tokenize_s
+        usage.queue_s += metrics.queue_s
+        usage.compute_s += metrics.compute_s
         if record.reason:
             route.reasons[record.reason] += 1
             if record.resource:
@@ -207,9 +215,19 @@ class RequestCollector(Collector):
             ("rejections", "Requests rejected because of a limit, by client.", "num_rejections"),
             ("inputs", "Texts and pairs of successful requests by client.", "num_inputs"),
             ("tokens", "Tokens of successful requests by client.", "num_tokens"),
+            ("request_seconds", "Time of ended requests by client.", "elapsed_s"),
         ):
             values = {client: getattr(usage, attribute) for client, usage in clients.items()}
             yield _counter(f"attnlens_client_{name}", help_, "client", values)
+        seconds = CounterMetricFamily(
+            "attnlens_client_stage_seconds",
+            "Time of ended requests in each stage by client.",
+            labels=("client", "stage"),
+        )
+        for client, usage in clients.items():
+            for stage in ("tokenize", "queue", "compute"):
+                seconds.add_metric((client, stage), getattr(usage, f"{stage}_s"))
+        yield seconds
 
     def _collect_routes(self) -> Iterator[Metric]:
         requests = CounterMetricFamily("attnlens_requests", "Ended requests.", labels=("method", "status"))

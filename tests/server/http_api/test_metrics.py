@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -107,6 +108,11 @@ def test_usage_is_counted_per_client() -> None:
     names = ("requests", "rejections", "inputs", "tokens")
     assert [value(name, "team-a") for name in names] == [4, 1, 5, 15]
     assert [value(name, "anonymous") for name in names] == [1, 0, 1, 3]
+    assert value("request_seconds", "team-a") == pytest.approx(0.4)
+    stages = {"tokenize": 0.05, "queue": 0.1, "compute": 0.2}
+    for stage, seconds in stages.items():
+        labels = frozenset({("client", "team-a"), ("stage", stage)})
+        assert found["attnlens_client_stage_seconds_total", labels] == pytest.approx(seconds)
     assert "10.0.0.1" not in str(found)
     labels = frozenset({("reason", "OVERLOADED"), ("resource", "texts")})
     assert found["attnlens_rejections_total", labels] == 1
