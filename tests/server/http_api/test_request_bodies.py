@@ -284,3 +284,93 @@ def test_the_document_begins_with_embeddings_and_ends_with_health_checks(servers
     paths = list(servers["/v1/embeddings"].paths)
     assert paths[0] == "/v1/embeddings"
     assert paths[-3:] == ["/healthz", "/readyz", "/metrics"]
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        (
+            "/v2/embed",
+            {"max_tokens": 9},
+            "max_tokens is 9, and only the limit of the model is supported: use 256 or",
+        ),
+        (
+            "/api/embed",
+            {"options": {"num_ctx": 9}},
+            "options.num_ctx is 9, and only the limit of the model is",
+        ),
+        (
+            "/vectors",
+            {"config": {"pooling_strategy": "cls"}},
+            "config.pooling_strategy is cls, but the model uses mean",
+        ),
+        (
+            "/vectors",
+            {"config": {"task_type": "nonsense"}},
+            "config.task_type is nonsense: use one of query, ",
+        ),
+        (
+            "/v1/rerank",
+            {"truncate_prompt_tokens": 4},
+            "truncate_prompt_tokens is 4, and only the limit of the model",
+        ),
+        (
+            "/score",
+            {"truncate_prompt_tokens": 4},
+            "truncate_prompt_tokens is 4, and only the limit of the model",
+        ),
+        (
+            "/classify",
+            {"truncate_prompt_tokens": 4},
+            "truncate_prompt_tokens is 4, and only the limit of the model",
+        ),
+        ("/v1/rerank", {"top_n": 1, "top_k": 2}, "top_k is 2, but top_n is 1: send one of them"),
+        ("/v1/rerank", {"truncate": True, "truncation": False}, "truncation is false, but truncate is true"),
+        (
+            "/score",
+            {"raw_scores": True, "activation": True},
+            "raw_scores contradicts use_activation: send one",
+        ),
+        (
+            "/rerank",
+            {"property": "p", "relevant_spans": {}},
+            "relevant_spans is not part of the APIs of TEI and",
+        ),
+    ],
+)
+def test_an_option_that_the_model_does_not_have_is_rejected(
+    path: str, options: dict[str, Any], message: str, servers: dict[str, Server]
+) -> None:
+    status, found = servers[path].http.ask("POST", path, {**ALL[path], **options})
+    assert status in (400, 422)
+    error = found.get("error", found.get("message"))
+    assert (error["message"] if isinstance(error, dict) else error).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [
+        ("/v2/embed", {"max_tokens": 256}),
+        ("/api/embed", {"options": {"num_ctx": 8192, "temperature": 0.5}}),
+        ("/vectors", {"config": {"pooling_strategy": "masked_mean"}}),
+        ("/v1/rerank", {"truncate_prompt_tokens": -1, "truncation_side": "left", "top_n": 0}),
+        ("/score", {"truncate_prompt_tokens": -1, "truncation_side": "left"}),
+        ("/classify", {"truncate_prompt_tokens": -1}),
+    ],
+)
+def test_an_option_with_the_value_of_the_model_is_accepted(
+    path: str, options: dict[str, Any], servers: dict[str, Server]
+) -> None:
+    expected = answer(servers[path], path, ALL[path])
+    assert answer(servers[path], path, {**ALL[path], **options}) == expected
+    assert expected[0] == 200
+
+
+def test_documents_are_not_truncated_on_the_left(servers: dict[str, Server]) -> None:
+    for path, long in (("/v1/rerank", "documents"), ("/score", "text_2"), ("/rerank", "documents")):
+        body = {**ALL[path], long: ["the man " * 50], "truncation_side": "left"}
+        status, found = servers[path].http.ask("POST", path, body)
+        assert status in (400, 422)
+        assert "truncation_side needs truncation on the left, but this model truncates on the right" in str(
+            found
+        )
