@@ -20,7 +20,7 @@ from attnlens_server.errors import (
     RequestError,
     shortened,
 )
-from attnlens_server.http_api.known_options import Options
+from attnlens_server.http_api.known_options import REPLACEMENTS, Options
 from attnlens_server.serving.admission import Budget, Conversion
 
 Body = TypeVar("Body")
@@ -347,6 +347,8 @@ class BodyParser:
             # Not `in`, since True equals 1.
             if value is not None and not any(type(value) is type(same) and value == same for same in values):
                 remedy = f"use {' or '.join(map(_json, values))}, or omit it" if values else "omit it"
+                if name in REPLACEMENTS:
+                    remedy += f", and send {REPLACEMENTS[name]}"
                 problem = f"is {shown(value)}, which is not supported: {remedy}"
                 raise BodyError([FieldViolation(name, problem)])
         return parsed

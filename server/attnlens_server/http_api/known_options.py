@@ -48,6 +48,8 @@ RERANK: Options = {
 }
 
 COHERE_EMBED: Options = {"images": ([],), "inputs": (), "priority": None}
+REPLACEMENTS = {"images": "texts", "inputs": "texts"}
+"""Fields to send instead of an option."""
 OLLAMA_EMBED: Options = {"keep_alive": None}
 TEI_EMBED: Options = {"encoding_format": ("float",)}
 TEI_EMBED_ALL: Options = {"dimensions": (), "encoding_format": ("float",), "normalize": (False,)}
