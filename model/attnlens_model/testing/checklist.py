@@ -12,10 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from attnlens_model.testing.layer import Layer, LayerCall, LayerCallError, MaskStyle
-from attnlens_model.testing.trace import Softmax, visible
+from attnlens_model.testing.trace import Attention, Joining, Softmax, Trace, centered, visible
 
 _TOLERANCE = 1e-4
 """Maximum difference, relative to the largest output, between results that are equal in exact arithmetic."""
+
+_NO_GRADIENT = 1e-6
+"""Maximum gradient, relative to the largest one, that is only rounding."""
 
 _EXACT = 1e-5
 """Maximum absolute difference from a reference, and of row sums between two training runs without dropout."""
@@ -29,6 +32,15 @@ _MAX_Z_SCORE = 6.0
 # Minimum share of scores set to 0 that counts as dropout.
 _MIN_DROPPED_SHARE = 0.01
 _MATRIX_AXES = 2
+_NUM_FUSED = 3
+_NUM_FEATURES = 128
+"""Number of input features whose effect on each head is measured."""
+
+_WEAK = 0.2
+_MAX_WEAK_SHARE = 0.35
+# A head ignores a feature that has less than a fifth of the largest effect. A head that reads only its slice
+# ignores at least half of the features.
+_NUM_GRADIENT_TEXTS = 8
 
 
 class Status(Enum):
@@ -167,6 +179,7 @@ class _Case:
     def check(self) -> Iterator[Item]:
         """Run all items, or only the first one if the layer cannot be called."""
         self.layer.module.eval()
+        self.failed: set[str] = set()
         # A number of tokens that is no other size, so that each axis can be recognized by its size.
         sizes = {self.hidden_size, self.num_heads, self.hidden_size // (self.num_heads or 1)}
         self.num_tokens = next(size for size in (5, 7, 11, 13) if size not in sizes)
@@ -175,21 +188,27 @@ class _Case:
             with torch.no_grad():
                 self.output, self.returned = self.layer.run(self.states)
             self.trace = self.layer.trace(self.states)
+            self.attention = self.attention_of(self.trace)
         except LayerCallError as error:
             yield self._explain_failure(error)
             return
-        self.softmax = self.trace.attention(self.num_tokens)
+        self.softmax = self.attention.softmax
         if self.output.shape[:-1] != self.states.shape[:-1]:
             yield from (_check_lengths(self), _check_output_shape(self))
             return
+        is_finite = bool(self.output.isfinite().all())
         evaluation = _check_evaluation(self)
         for item in _ITEMS:
             if item is _check_evaluation:
                 yield evaluation
+            elif not is_finite and item in _NEED_FINITE_RESULTS:
+                yield _skipped(_NEED_FINITE_RESULTS[item], "results are NaN or infinite")
             elif evaluation.status is Status.FAILED and item in _NEED_REPRODUCIBLE_RESULTS:
                 yield _skipped(_NEED_REPRODUCIBLE_RESULTS[item], "results are random in eval mode")
             else:
-                yield item(self)
+                result = item(self)
+                self.failed |= {result.name} if result.status is Status.FAILED else set()
+                yield result
 
     def _explain_failure(self, error: LayerCallError) -> Item:
         """Return the item for a layer that cannot be called with T tokens. Many masks have the head size."""
@@ -217,7 +236,19 @@ class _Case:
         """Attention weights: the returned ones, otherwise the output of the softmax."""
         if self.returned is not None:
             return self.returned
-        return None if self.softmax is None else self.softmax.weights
+        if self.softmax is not None:
+            return self.softmax.weights
+        return None if self.attention.context is None else self.attention.context.left
+
+    def attention_of(self, trace: Trace) -> Attention:
+        """Return the attention in a trace."""
+        return trace.attention(has_heads=(self.num_heads or 1) > 1)
+
+    @property
+    def visible_pairs(self) -> Tensor:
+        """(T, T) bool: whether a head has an unmasked score for a query and a key."""
+        scores = torch.empty(0) if self.softmax is None else self.softmax.scores
+        return visible(scores).reshape(-1, self.num_tokens, self.num_tokens).any(dim=0)
 
     @property
     def num_maps(self) -> int:
@@ -227,8 +258,7 @@ class _Case:
     @property
     def head_size(self) -> int | None:
         """K, the number of components that the product of queries and keys contracts."""
-        product = None if self.softmax is None else self.trace.score_product(self.softmax)
-        return None if product is None else product.left.shape[-1]
+        return None if self.attention.scoring is None else self.attention.scoring.left.shape[-1]
 
     def change(self, changed: Tensor, keep: Tensor | None = None, before: Tensor | None = None) -> Tensor:
         """Return by how much each component of the output differs for changed hidden states, (B, T, D)."""
@@ -320,6 +350,13 @@ def _check_softmax_axis(case: _Case) -> Item:
     name = "softmax axis"
     if case.softmax is None:
         return _skipped(name, "no softmax of scores was observed")
+    if case.attention.is_repeated:
+        return _failed(
+            name,
+            "applied to the result of the softmax again",
+            "Weights are between 0 and 1, so the second softmax makes them almost equal.",
+            "Apply the softmax once.",
+        )
     axis = case.softmax.axis
     if axis == -1:
         return _passed(name, "over keys (the last axis)")
@@ -356,7 +393,7 @@ def _check_row_sums(case: _Case) -> Item:
 
 def _check_applied_weights(case: _Case) -> Item | None:
     """Return a failure if the product with values uses the transposed weights."""
-    product = None if case.softmax is None else case.trace.value_product(case.softmax)
+    product = case.attention.context
     if product is None:
         return None
     rows, columns = (float((product.left.sum(dim=axis) - 1).abs().max()) for axis in (-1, -2))
@@ -385,26 +422,36 @@ def _reduced_precision(case: _Case, error: float) -> Item | None:
 
 def _check_scale(case: _Case) -> Item:
     name = "scaling"
-    scale = None if case.softmax is None else case.trace.scale(case.softmax)
-    head_size = case.head_size
-    if scale is None or head_size is None:
+    scale, head_size = case.trace.scale(case.attention), case.head_size
+    if scale is None or head_size is None or case.softmax is None:
         return _skipped(name, "scores are not a multiple of query and key products of linear layers")
     expected = case.scale or head_size**-0.5
     text = "`scale`" if case.scale else f"1 / sqrt({head_size})"
     if math.isclose(scale, expected, rel_tol=1e-3):
         return _passed(name, f"{scale:.4g} = {text}")
-    jacobian = 0.0 if case.softmax is None else _jacobian_trace(case.softmax)
-    is_twice = math.isclose(scale, expected**2, rel_tol=1e-3) and head_size**2 != case.hidden_size
     return _failed(
         name,
-        f"{scale:.4g} instead of {text} = {expected:.4g}; trace of the softmax Jacobian {jacobian:.2g}",
+        f"{scale:.4g} instead of {text} = {expected:.4g}; "
+        f"trace of the softmax Jacobian {_jacobian_trace(case.softmax):.2g}",
         f"Products of {head_size} components grow with K: the softmax saturates and its gradient vanishes."
         if scale > expected
         else "Scores are too small: weights differ little between keys.",
-        "The factor is applied twice: scale either the queries or the scores."
-        if is_twice
-        else "Divide scores by the square root of the head size, K, not of the hidden size.",
+        _explain_scale(case, scale, head_size),
     )
+
+
+def _explain_scale(case: _Case, scale: float, head_size: int) -> str:
+    """Return the remedy for a wrong factor of the scores."""
+    root = "Divide scores by the square root of the head size, K"
+    causes = {
+        1 / head_size: "The factor is applied twice: scale either the queries or the scores, by 1 / sqrt(K).",
+        math.sqrt(head_size): f"{root}, instead of multiplying them.",
+        1 / math.sqrt(case.num_tokens): f"{root}, not of the number of tokens.",
+    }
+    if head_size**2 == case.hidden_size:
+        del causes[1 / head_size]  # as likely the square root of the hidden size
+    found = (remedy for factor, remedy in causes.items() if math.isclose(scale, factor, rel_tol=1e-3))
+    return next(found, f"{root}, not of the hidden size.")
 
 
 def _check_heads(case: _Case) -> Item:
@@ -429,7 +476,60 @@ def _check_heads(case: _Case) -> Item:
                     "Equal heads compute the same output, so one of them is useless.",
                     "Give each head its own part of the projections, and initialize these differently.",
                 )
-    return _passed(name, f"{count}, all different" if count > 1 else "1")
+    return (
+        _check_inputs_of_heads(case)
+        or _check_joined_heads(case)
+        or _passed(name, f"{count}, all different" if count > 1 else "1")
+    )
+
+
+def _check_inputs_of_heads(case: _Case) -> Item | None:
+    """Return a failure if each head reads only some features of the hidden states."""
+    order = torch.randperm(case.hidden_size, generator=torch.Generator().manual_seed(0))
+    features = order[:_NUM_FEATURES]
+    changed = torch.arange(len(features))
+    states = case.states[:1].repeat(len(features) + 1, 1, 1)  # one text for each feature, after the original
+    states[1 + changed, :, features] += 1.0
+    attention = case.attention_of(case.layer.trace(states))
+    inputs = {"values": None if attention.context is None else attention.context.right}
+    if attention.scoring is not None:
+        inputs |= {"queries": attention.scoring.left, "keys": attention.scoring.right.mT}
+    for name, operand in inputs.items():
+        if operand is None or operand.numel() % (len(states) * case.num_tokens):
+            continue
+        heads = operand.reshape(len(states), -1, case.num_tokens, operand.shape[-1])
+        effect = (heads[1:] - heads[:1]).abs().mean(dim=(2, 3))  # (features, H)
+        effect = (effect / effect.amax(dim=1, keepdim=True)).nan_to_num(1.0)
+        weak = (effect / effect.amax(dim=0) < _WEAK).double().mean(dim=0)  # (H,)
+        if len(weak) > 1 and float(weak.min()) > _MAX_WEAK_SHARE:
+            return _failed(
+                "heads",
+                f"{name} of each head ignore {100 * float(weak.min()):.0f} % of the input features or more",
+                "Each head reads only a slice of the hidden states.",
+                "Project all D features to Q, K and V first, and then split these into heads.",
+            )
+    return None
+
+
+def _check_joined_heads(case: _Case) -> Item | None:
+    """Return a failure if the contexts of the heads are not concatenated for each token."""
+    context = case.attention.context
+    joining = Joining.UNKNOWN if context is None else case.trace.joining(context, case.output)
+    if joining is Joining.MIXED:
+        return _failed(
+            "heads",
+            "the vector of a token contains contexts of other tokens",
+            "Heads are joined in memory order, (B, H, T, K), so tokens are mixed, later ones included.",
+            "Transpose before the reshape: contexts.transpose(1, 2).reshape(B, T, H * K).",
+        )
+    if joining is Joining.ADDED:
+        return _failed(
+            "heads",
+            "the contexts of the heads are added",
+            "All heads share one output projection, which cannot distinguish them.",
+            "Concatenate the heads, (B, H, T, K) -> (B, T, H * K), and project the result to D.",
+        )
+    return None
 
 
 def _check_token_scores(case: _Case) -> Item:
@@ -439,12 +539,14 @@ def _check_token_scores(case: _Case) -> Item:
     last = case.num_tokens - 1
     changed = case.states.clone()
     changed[:, last] += 1.0
-    after = case.layer.trace(changed).attention(case.num_tokens)
+    after = case.attention_of(case.layer.trace(changed)).softmax
     assert after is not None  # noqa: S101 - the same operators as for the first states
     difference = (after.scores - case.softmax.scores)[..., :last, :last]
     keep = visible(case.softmax.scores)[..., :last, :last]
     largest = float(difference[keep].abs().max()) if keep.any() else 0.0
-    if largest <= _TOLERANCE * max(1.0, float(case.softmax.scores[visible(case.softmax.scores)].abs().max())):
+    # The softmax cancels a change of a whole row.
+    effect = float(centered(difference, keep).abs().max())
+    if effect <= _TOLERANCE * max(1.0, float(case.softmax.scores[visible(case.softmax.scores)].abs().max())):
         return _passed(name, "depend on the two tokens alone")
     return _failed(
         name,
@@ -480,6 +582,13 @@ def _check_pattern(case: _Case) -> Item:
     else:
         allowed = torch.ones_like(rows, dtype=torch.bool)
         allowed = allowed.tril() if case.is_causal else allowed
+    if case.softmax is not None and bool((case.visible_pairs == ~allowed).all()):
+        return _failed(
+            name,
+            "tokens attend to exactly those tokens that they must not see",
+            "The mask is applied to the wrong tokens.",
+            "The mask is inverted: masked_fill(mask, -inf) hides the pairs for which the mask is True.",
+        )
     if bool(rows.isnan().any()):
         return _failed(
             name,
@@ -497,20 +606,52 @@ def _check_pattern(case: _Case) -> Item:
             "Compare the mask with the expected pattern: torch.triu(..., diagonal=1) masks only later "
             "tokens. If the layer is causal, pass is_causal=True.",
         )
-    leaks = _pairs(~allowed & (rows != 0))
+    return (
+        _check_leaks(case, name, ~allowed, rows)
+        or _check_pattern_with_mask(case, name, ~allowed)
+        or _passed(name, _describe_pattern(case))
+    )
+
+
+def _check_leaks(case: _Case, name: str, forbidden: Tensor, rows: Tensor) -> Item | None:
+    """Return a failure if tokens have an effect on tokens that must not see them."""
+    leaks = _pairs(forbidden & (rows > _NO_GRADIENT * rows.max()))
     if not leaks:
-        return _passed(name, _describe_pattern(case))
+        return None
     query, key = leaks[0]
     changed = case.states.clone()
     changed[:, key] += 1.0
     difference = float(case.change(changed)[:, query].max())
+    is_masked = case.softmax is not None and not bool((case.visible_pairs & forbidden).any())
     return _failed(
         name,
         f"a change of token {key} changes token {query} by up to {difference:.2g} "
         f"(gradient {float(rows[query, key]):.2g}, {len(leaks)} such pairs)",
         "Tokens see tokens that they must not see. In a decoder, training loss is low and generation fails.",
-        "Set the scores of masked keys to -inf before the softmax. Setting weights to 0 after the softmax "
-        "leaks through the sum.",
+        "The scores are masked correctly, so tokens are mixed elsewhere: check how heads are split and "
+        "joined (transpose(1, 2)), and that nothing else is computed over tokens."
+        if is_masked
+        else "Set the scores of masked keys to -inf before the softmax. Setting weights to 0 after the "
+        "softmax leaks through the sum.",
+    )
+
+
+def _check_pattern_with_mask(case: _Case, name: str, forbidden: Tensor) -> Item | None:
+    """Return a failure if a padding mask replaces the causal mask."""
+    if not case.layer.takes_mask or not bool(forbidden.any()):
+        return None
+    try:
+        rows = case.influence(torch.ones(2, case.num_tokens, dtype=torch.bool))[0, :, 0]
+    except LayerCallError:
+        return None  # reported by the check of the padding mask
+    leaks = _pairs(forbidden & (rows > _NO_GRADIENT * rows.max()))
+    if not leaks:
+        return None
+    return _failed(
+        name,
+        f"with a padding mask, token {leaks[0][0]} depends on token {leaks[0][1]} ({len(leaks)} such pairs)",
+        "Batches with padding see tokens that they must not see.",
+        "Combine both masks: a key is visible if it is allowed and no padding.",
     )
 
 
@@ -538,7 +679,9 @@ def _check_padding(case: _Case) -> Item:
         changed = case.states.clone()
         changed[0, -2:] += 1.0
         difference = float(case.change(changed, keep, before)[0, :-2].max())
-        gradient = float(case.influence(keep)[0, :-2, 0, -2:].max())
+        rows = case.influence(keep)[0, :-2, 0]
+        gradient = float(rows[:, -2:].max())
+        gradient = 0.0 if gradient <= _NO_GRADIENT * float(rows.max()) else gradient
         if case.is_causal and case.is_zero(difference):
             difference = _change_of_leading_padding(case)
     except LayerCallError as error:
@@ -581,6 +724,8 @@ def _change_of_leading_padding(case: _Case) -> float:
 
 def _check_permutation(case: _Case) -> Item:
     name = "token order"
+    if (rotation := _check_rotation(case)) is not None:
+        return rotation
     if case.is_causal or case.allowed or case.uses_positions:
         return _skipped(name, "the layer depends on positions: is_causal, allowed or uses_positions is set")
     order = torch.randperm(case.num_tokens)
@@ -596,6 +741,42 @@ def _check_permutation(case: _Case) -> Item:
         f"permuted tokens change outputs by up to {difference:.2g}",
         "Self-attention without positions does not depend on the order of tokens.",
         "Check transposes and reshapes; pass uses_positions=True if the layer adds positions itself.",
+    )
+
+
+def _check_rotation(case: _Case) -> Item | None:
+    """Check the rotation of queries and keys by positions. Return None if they are not rotated."""
+    name = "token order"
+    if case.attention.scoring is None or "scores of token pairs" in case.failed:
+        return None
+    equal = torch.randn(2, 1, case.hidden_size).expand_as(case.states)  # texts that repeat one vector
+    scoring = case.attention_of(case.layer.trace(equal)).scoring
+    if scoring is None:
+        return None
+    operands = [case.trace.heads(each) for each in (scoring.left, scoring.right.mT)]  # (B, H, T, K)
+    # An added position vector is the same in both texts; a rotated vector is not.
+    contents = [each[0] - each[1] for each in operands]
+    if not any(bool(((each - each[:, :1]).abs() > _TOLERANCE * each.abs().max()).any()) for each in contents):
+        if not case.trace.is_rotated(case.attention.scoring.left):
+            return None
+        return _failed(
+            name,
+            "queries are rotated by the same angles at all positions",
+            "The rotation has no effect on the scores.",
+            "Compute the angles from the position of the token, along the axis T, not along the heads.",
+        )
+    products = case.trace.heads(scoring.result)
+    shifted = float((products[..., 1:, 1:] - products[..., :-1, :-1]).abs().max())
+    if shifted <= _TOLERANCE * max(1.0, float(products.abs().max())):
+        return _passed(
+            name, "rotated queries and keys: scores of equal tokens depend on their distance alone"
+        )
+    return _failed(
+        name,
+        f"scores of equal tokens at the same distance differ by up to {shifted:.2g}",
+        "Scores depend on absolute positions, so a text has other results after more padding or context.",
+        "Rotate the same pairs of components in both queries and keys, by angles proportional to the "
+        "position.",
     )
 
 
@@ -626,9 +807,10 @@ def _check_gradients(case: _Case) -> Item:
         and parameter.ndim >= _MATRIX_AXES  # a key bias has none: the softmax cancels it
     ]
     module.zero_grad()
-    output = case.layer.run(case.states)[0]
+    # Enough tokens that each routed head and each unit with a ReLU is active for some of them.
+    output = case.layer.run(torch.randn(_NUM_GRADIENT_TEXTS, *case.states.shape[1:]))[0]
     (output * torch.randn_like(output)).sum().backward()  # type: ignore[no-untyped-call]
-    missing = [key for key, each in parameters if each.grad is None or not bool(each.grad.any())]
+    missing = [part for key, each in parameters if (part := _untrained_part(case, key, each)) is not None]
     module.zero_grad()
     if not missing:
         return _passed(name, f"{len(parameters)} weight matrices")
@@ -640,9 +822,32 @@ def _check_gradients(case: _Case) -> Item:
     )
 
 
+def _untrained_part(case: _Case, key: str, parameter: nn.Parameter) -> str | None:
+    """Return the name of a weight matrix, or of its rows or columns, that has no gradient, or None."""
+    gradient = parameter.grad
+    if gradient is None or not bool(gradient.any()):
+        return key
+    if parameter.ndim != _MATRIX_AXES:
+        unused = any(
+            size == _NUM_FUSED and not bool(gradient.transpose(0, axis).flatten(1).any(dim=1).all())
+            for axis, size in enumerate(gradient.shape)
+        )
+        return f"a third of {key}" if unused else None
+    if not case.trace.is_factor(parameter.detach()):
+        return None  # a table, of which a short text uses some rows
+    length = max(2, case.head_size or case.hidden_size // (case.num_heads or 1))
+    for axis, name in enumerate(("rows", "columns")):
+        zero = ~gradient.transpose(0, axis).any(dim=1)
+        is_third = len(zero) % _NUM_FUSED == 0 and bool(zero.view(-1, _NUM_FUSED).all(dim=0).any())
+        if is_third or (len(zero) >= length and bool(zero.unfold(0, length, 1).all(dim=1).any())):
+            found = zero.nonzero().flatten()
+            return f"{name} {int(found[0])} to {int(found[-1])} of {key} ({len(found)} of {len(zero)})"
+    return None
+
+
 def _check_evaluation(case: _Case) -> Item:
     name = "dropout in evaluation"
-    difference = float(case.change(case.states).max())
+    difference = float(case.change(case.states).nan_to_num(0.0).max())
     if difference == 0:
         return _passed(name, "two calls are equal")
     return _failed(
@@ -667,7 +872,10 @@ def _check_dropout(case: _Case) -> Item:
                 "A score of 0 does not remove a key: it gives the key an average weight.",
                 "Apply dropout to the weights after the softmax.",
             )
-        applied = [_applied_row_sums(case) for _ in range(_NUM_DROPOUT_RUNS)]
+        applied = [_applied_row_sums(case) for _ in range(2)]
+        if None not in applied and torch.equal(*[each for each in applied if each is not None]):
+            return _passed(name, "none on weights")
+        applied += [_applied_row_sums(case) for _ in range(_NUM_DROPOUT_RUNS - len(applied))]
     sums = torch.stack([each for each in applied if each is not None]).double() - expected
     if float(sums.std(dim=0).max()) <= _EXACT:
         return _passed(name, "none on weights")
@@ -687,7 +895,7 @@ def _check_dropout(case: _Case) -> Item:
 
 def _share_of_zeros(case: _Case) -> float:
     """Return the share of scores that are exactly 0 in one run."""
-    softmax = case.layer.trace(case.states).attention(case.num_tokens)
+    softmax = case.attention_of(case.layer.trace(case.states)).softmax
     return 0.0 if softmax is None else float((softmax.scores == 0).double().mean())
 
 
@@ -739,12 +947,18 @@ _NEED_REPRODUCIBLE_RESULTS = {
 }
 """Items that compare the results of two runs, with their names."""
 
+_NEED_FINITE_RESULTS = _NEED_REPRODUCIBLE_RESULTS | {
+    _check_row_sums: "row sums",
+    _check_heads: "heads",
+    _check_initialization: "initialization",
+    _check_gradients: "gradients",
+}
+"""Items to which NaN would look like another mistake, with their names."""
+
 
 def _applied_row_sums(case: _Case) -> Tensor | None:
     """Return the sums over keys of the weights that multiply the values in one training run."""
-    trace = case.layer.trace(case.states)
-    softmax = trace.attention(case.num_tokens)
-    product = None if softmax is None else trace.value_product(softmax)
+    product = case.attention_of(case.layer.trace(case.states)).context
     return None if product is None else product.left.sum(dim=-1).flatten()
 
 

@@ -93,7 +93,7 @@ class Layer:
 
     def trace(self, hidden_states: Tensor) -> Trace:
         """Run the layer without a mask and return its softmaxes and matrix products."""
-        with Recorder() as recorder, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        with Recorder(*hidden_states.shape[:2]) as recorder, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
             self.run(hidden_states)
         trace: Trace = recorder.trace
         return trace
