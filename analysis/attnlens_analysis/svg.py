@@ -15,21 +15,24 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#99
 def bars(
     title: str, labels: Sequence[str], values: Sequence[float], marked: Sequence[int], figures: Sequence[str]
 ) -> str:
-    """Return a horizontal bar chart with a figure next to each bar. Negative bars have a different color."""
+    """Return a horizontal bar chart with a figure next to each bar. Negative bars point left."""
     left = 12 + _CHAR * max(map(len, labels), default=0)
     figure_width = 12 + _CHAR * max(map(len, figures), default=0)
-    top = max((abs(value) for value in values), default=0.0) or 1.0
-    parts = []
+    lowest, highest = min(0.0, *values), max(0.0, *values)
+    scale = _MAX_BAR / (highest - lowest or 1.0)
+    zero, parts = left - lowest * scale, list[str]()
     for index, (label, value, figure) in enumerate(zip(labels, values, figures, strict=True)):
         y = 26 + index * _ROW
         color = COLORS[1] if value < 0 else COLORS[0]
         weight = " font-weight='bold'" if index in marked else ""
-        length = abs(value) / top * _MAX_BAR
+        start, length = zero + min(0.0, value) * scale, abs(value) * scale
         parts += [
             f"<text x='{left - 6:.1f}' y='{y + 12}' text-anchor='end'{weight}>{escape(label)}</text>",
-            f"<rect x='{left:.1f}' y='{y + 2}' width='{length:.2f}' height='{_ROW - 4}' fill='{color}'/>",
-            f"<text x='{left + length + 5:.1f}' y='{y + 12}'{weight}>{escape(figure)}</text>",
+            f"<rect x='{start:.1f}' y='{y + 2}' width='{length:.2f}' height='{_ROW - 4}' fill='{color}'/>",
+            f"<text x='{start + length + 5:.1f}' y='{y + 12}'{weight}>{escape(figure)}</text>",
         ]
+    if lowest < 0:
+        parts.append(f"<path d='M{zero:.1f} 26V{26 + _ROW * len(labels)}' stroke='#555'/>")
     return _drawing(title, left + _MAX_BAR + figure_width, 32 + _ROW * len(labels), parts)
 
 

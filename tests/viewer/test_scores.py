@@ -42,7 +42,8 @@ def test_positive_scores_are_blue_and_negative_scores_vermilion(open_page: Open)
         "chips => chips.map((chip) => chip.style.backgroundColor)"
     )
     assert colors[0].startswith("rgba(213, 94, 0, ")
-    assert colors[-1].startswith("rgba(0, 114, 178, 0.58")
+    assert colors[-1] == "rgb(0, 114, 178)"
+    assert page.pixels(".text .ramp")[0, -1].tolist() == [0, 114, 178]  # the end of the legend
 
 
 def test_deviation_from_the_expected_sum_is_shown(open_page: Open) -> None:
@@ -143,6 +144,14 @@ def test_attention_of_either_text_can_be_displayed(open_page: Open) -> None:
     page.press("Second text")
     page.wait("document.querySelector('.attnlens').dataset.drawn.startsWith('1 ')")
     assert page.texts(".text .chip") == ["[CLS]", "it", "slept", "[SEP]"]
+
+
+def test_words_of_two_texts_are_shown_once(open_page: Open) -> None:
+    page = open_page(dataclasses.replace(full_page(), contrast=None))
+    shown = "chips => chips.filter((chip) => chip.offsetParent && chip.textContent === 'animal').length"
+    assert page.tab.locator(".chip").evaluate_all(shown) == 1
+    page.press("attention of a token")
+    assert page.tab.locator(".chip").evaluate_all(shown) == 2
 
 
 def test_heads_can_be_filtered_by_label_and_sorted(open_page: Open) -> None:

@@ -36,7 +36,7 @@ def test_minilm_weights_agree_with_the_graph(open_file: Open, minilm_bundle: Pat
     assert page.mark_ms() > 0
     assert "Largest weight: 0.677 on “animal”." in page.text(".fact")
     assert max(agreement(page, layer) for layer in range(6)) <= TOLERANCE
-    page.press("3 Scores")
+    page.press("3 Products")
     assert page.text(".facts") == "all-MiniLM-L6-v2 · 16 tokens · 6 layers"
 
 

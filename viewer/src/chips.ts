@@ -1,4 +1,5 @@
 // A list box of tokens or words with colored backgrounds, navigable by pointer and arrow keys.
+import { textColorOn } from "./color";
 import { element, isRightToLeft, short } from "./dom";
 import type { Unit } from "./units";
 
@@ -72,7 +73,9 @@ export class Chips {
 
   /** Set backgrounds and tooltips. If `delayed`, tooltips are updated when the pointer rests. */
   paint(backgrounds: string[], titles: string[], delayed = false): void {
+    const dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
     this.chips.forEach((chip, index) => {
+      chip.style.color = textColorOn(backgrounds[index], dark); // also if only the color scheme changed
       if (backgrounds[index] === this.backgrounds[index]) return;
       chip.style.backgroundColor = backgrounds[index];
       chip.classList.toggle("shaded", backgrounds[index] !== "transparent");

@@ -43,12 +43,31 @@ export function css(table: Table, byte: number): string {
   return `rgb(${color & 255} ${(color >> 8) & 255} ${(color >> 16) & 255})`;
 }
 
-const MAX_OPACITY = 0.58; // keeps a text contrast of 4.5
-
-/** Return the background color for a signed score between -1 and 1. */
+/** Return the background color for a signed score between -1 and 1. At both ends, it is that of the legend. */
 export function signedBackground(share: number): string {
   const strength = Math.min(1, Math.abs(share));
-  return strength < 0.01 ? "transparent" : `rgb(${(share < 0 ? MINUS : PLUS).join(" ")} / ${(MAX_OPACITY * strength).toFixed(3)})`;
+  return strength < 0.01 ? "transparent" : `rgb(${(share < 0 ? MINUS : PLUS).join(" ")} / ${strength.toFixed(3)})`;
+}
+
+const MIN_CONTRAST = 4.5;
+const CARD = { light: [255, 255, 255], dark: [27, 29, 33] }; // as in style/base.css and modes.css
+const TEXT = { light: [28, 29, 32], dark: [235, 234, 231] };
+
+/** Return black or white for a text on a background of `signedBackground`, or "" if the usual color is readable. */
+export function textColorOn(background: string, dark: boolean): string {
+  const [red, green, blue, opacity] = (background.match(/[\d.]+/g) ?? []).map(Number);
+  if (opacity === undefined) return "";
+  const theme = dark ? "dark" : "light";
+  const mixed = luminance([red, green, blue].map((value, i) => CARD[theme][i] + (value - CARD[theme][i]) * opacity));
+  const usual = luminance(TEXT[theme]);
+  if ((Math.max(mixed, usual) + 0.05) / (Math.min(mixed, usual) + 0.05) >= MIN_CONTRAST) return "";
+  return (mixed + 0.05) / 0.05 >= MIN_CONTRAST ? "#000" : "#fff";
+}
+
+/** Return the relative luminance of an sRGB color, as in WCAG. */
+function luminance(color: number[]): number {
+  const [red, green, blue] = color.map((value) => (value <= 10.31 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
 }
 
 /** Return the background color for an attention weight. */

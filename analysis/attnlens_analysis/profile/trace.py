@@ -49,7 +49,7 @@ def trace_runs(
         feeds: Inputs to run.
         num_runs: Number of timed runs per feed.
         threads: Number of ONNX Runtime threads.
-        progress: Called with the index of each feed before its runs.
+        progress: Called before each run with the number of runs, in units of all runs of a feed.
 
     Returns:
         The runs of each feed. The first is the warm-up run: its time is not representative, but its memory is
@@ -59,9 +59,10 @@ def trace_runs(
         directory = Path(name)
         session = _open(graph, directory, threads)
         names = [value.name for value in session.get_inputs()]
-        for index, feed in enumerate(feeds):
-            progress(index)
-            for _ in range(num_runs + 1):
+        # Feeds take turns, so that a busy second does not affect all runs of one of them.
+        for run in range(num_runs + 1):
+            for index, feed in enumerate(feeds):
+                progress((run * len(feeds) + index) // (num_runs + 1))
                 session.run(None, {each: feed[each] for each in names})
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
         structure = structure_of(read_proto(directory / "optimized.onnx"))
@@ -69,7 +70,7 @@ def trace_runs(
     for node, part in zip(structure.nodes, parts_of(structure), strict=True):
         parts_by_name[node.name].append(part)
     runs = [_read_run(run, nodes, parts_by_name) for run, nodes in _split(events)]
-    return [runs[start : start + num_runs + 1] for start in range(0, len(runs), num_runs + 1)]
+    return [runs[index :: len(feeds)] for index in range(len(feeds))]
 
 
 def _open(graph: Path, directory: Path, threads: int) -> ort.InferenceSession:

@@ -57,6 +57,8 @@ class LayerNames:
         residual: (B, T, D) residual that the output is added to.
         is_rotated: Whether rotary embeddings are applied to q and k.
         feed_forward: (B, T, D) result of the feed-forward layer, or empty if it was not found.
+        gates: (B, T, H) gates of the heads, or empty if they have none.
+        composed: (B, H, T, T) weights after the composition of heads, or empty if they are not composed.
     """
 
     entering: str
@@ -72,6 +74,8 @@ class LayerNames:
     residual: str
     is_rotated: bool
     feed_forward: str = ""
+    gates: str = ""
+    composed: str = ""
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -87,7 +91,7 @@ class LayerNames:
             self.context,
             self.output,
             self.residual,
-            *filter(None, [self.feed_forward]),
+            *filter(None, [self.feed_forward, self.gates, self.composed]),
         )
 
 
@@ -115,12 +119,14 @@ class ProjectionNames:
     output: str
     residual: str
     feed_forward: str
+    gates: str = ""
+    composed: str = ""
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the values to compute."""
         names = (self.entering, self.query, self.key, self.value, self.weights, self.output, self.residual)
-        return (*names, *filter(None, [self.feed_forward]))
+        return (*names, *filter(None, [self.feed_forward, self.gates, self.composed]))
 
     def dense(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Return the weights as (H, T, T)."""

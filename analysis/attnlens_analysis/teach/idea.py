@@ -3,6 +3,7 @@
 from attnlens_analysis.teach.content import Bars, Step, Table, number
 from attnlens_analysis.teach.diagrams import head_diagram
 from attnlens_analysis.teach.values import HeadTrace
+from attnlens_analysis.timing import METHOD
 
 
 def motivate(trace: HeadTrace) -> Step:
@@ -24,8 +25,9 @@ def motivate(trace: HeadTrace) -> Step:
     ]
     table = None
     if trace.races:
+        text.append(f"Measured in NumPy on this CPU, with D = {hidden}. {METHOD}")
         text.append(
-            f"Measured in NumPy on this CPU, with D = {hidden}. With few cores, the loop is often faster: it "
+            "With few cores, the loop is often faster: it "
             "multiplies less, and attention also needs T² D products. Attention gains on parallel hardware: "
             "a GPU computes thousands of positions at once, but cannot shorten the loop."
         )
@@ -115,6 +117,13 @@ def list_shapes(trace: HeadTrace) -> Step:
             f"d_k = {width} and D / H = {hidden / heads:g}."
         )
     ]
+    if trace.overlap:
+        own = width - 2 * trace.overlap
+        text.append(
+            f"Heads overlap: of the d_k = {width} columns of W_Q of a head, {own} are its own and "
+            f"{trace.overlap} belong to each adjacent head. All heads together have {heads * own} columns, "
+            "and the first and last head have zeros in place of a missing neighbor."
+        )
     if listed:
         text.append(f"Parameters of this layer: {listed}; {sum(counts.values()):,} in total.")
     return Step(

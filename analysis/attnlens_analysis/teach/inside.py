@@ -144,6 +144,17 @@ def multiply(trace: HeadTrace) -> Step:
     )
 
 
+def describe_inactive(trace: HeadTrace) -> str:
+    """Return a sentence that the head is not used for the token, or nothing."""
+    gates = trace.values.gates
+    if gates is None or gates[trace.row, trace.head] != 0:
+        return ""
+    return (
+        f" Head {trace.head} is inactive for “{trace.label(trace.row)}”: its gate is 0, so its weights are "
+        "computed, but its context is multiplied by 0."
+    )
+
+
 def scale(trace: HeadTrace) -> Step:
     """Show the purpose of the scale by comparing weights with and without it."""
     values, row, head = trace.values, trace.row, trace.head
@@ -220,7 +231,12 @@ def _describe_scale(trace: HeadTrace, slope: float, other_slope: float, other: s
         f"{number(float(np.abs(absorbed - values.weights_with()).max()))}."
     )
     if values.has_biases:
-        text.insert(1, f"A position bias is added: {_extremes(trace, values.biases[head, row])}.")
+        term = "A position bias" if trace.mechanism == "softmax" else f"A term of {trace.mechanism} attention"
+        text.insert(1, f"{term} is added: {_extremes(trace, values.biases[head, row])}.")
+        if trace.mechanism == "composed":
+            text.insert(
+                1, f"Before the composition of heads: {_extremes(trace, values.products[head, row])}."
+            )
     return text
 
 
@@ -232,15 +248,15 @@ def take_softmax(trace: HeadTrace, command: str) -> Step:
         title="The softmax turns scores into weights",
         explanation=(
             "The softmax is applied to each row, over the keys. exp makes every score positive, and dividing "
-            "by the sum makes the weights of a query sum to 1. These are the attention weights that "
-            "`attnlens serve` returns. Their entropy is measured in nats, the unit of natural logarithms."
+            "by the sum makes the weights of a query sum to 1. These are the attention weights that a "
+            "server returns. Their entropy is measured in nats, the unit of natural logarithms."
         ),
         formula="a_j = exp(s_j) / sum over m of exp(s_m)",
         text=[
             (
                 f"Largest: {_largest(trace, weights)}. The {int((weights > 0).sum())} weights sum to "
                 f"{number(weights.sum())}; their entropy is {sharpness(weights).entropy:.6f} nats, with "
-                f"a maximum of {number(np.log(len(weights)))}."
+                f"a maximum of {number(np.log(len(weights)))}.{describe_inactive(trace)}"
             ),
         ],
         picture=_bars(trace, "Weights a_j", weights),
@@ -256,14 +272,21 @@ def take_softmax(trace: HeadTrace, command: str) -> Step:
 def weigh_values(trace: HeadTrace) -> Step:
     """Show that weights must be interpreted together with the values."""
     values, row, head = trace.values, trace.row, trace.head
-    weights, lengths = values.weights[head, row], norms(values.value[head])
-    magnitudes = weights * lengths
+    weights, lengths = values.applied[head, row], norms(values.value[head])
+    magnitudes = np.abs(weights) * lengths  # composed weights can be negative
     shares = magnitudes / magnitudes.sum()
     order = np.argsort(-weights)[:_MAX_ROWS]
+    before = values.weights[head, row]
+    is_composed = values.composed is not None
+    columns = ("before composition", "composed a_j") if is_composed else ("weight a_j",)
     table = Table(
-        ("token j", "weight a_j", "|v_j|", "a_j |v_j|", "share"),
+        ("token j", *columns, "|v_j|", "a_j |v_j|", "share"),
         [
-            (trace.label(j), number(weights[j]), number(lengths[j]), number(magnitudes[j]), number(shares[j]))
+            (
+                trace.label(j),
+                *([number(before[j])] if is_composed else []),
+                *(number(each[j]) for each in (weights, lengths, magnitudes, shares)),
+            )
             for j in order
         ],
     )
@@ -288,17 +311,40 @@ def weigh_values(trace: HeadTrace) -> Step:
                 f"Token j contributes a_j |v_j|. The share of {trace.label(trace.target)} is "
                 f"{number(shares[trace.target])}.{remarks}"
             ),
-            f"|context| is {number(norms(values.context[head, row]).item())}.",
+            f"|context| is {number(norms(values.context[head, row]).item())}.{describe_inactive(trace)}",
+            *(_describe_composition(trace) if is_composed else []),
         ],
-        picture=_bars(trace, "Shares of a_j |v_j|", shares),
+        picture=Grid(
+            f"The weights of “{trace.label(row)}” before and after the composition of heads",
+            ("before", "after"),
+            trace.sentence.labels,
+            (before.tolist(), weights.tolist()),
+        )
+        if is_composed
+        else _bars(trace, "Shares of a_j |v_j|", shares),
         to_try=[
             "Compute the context and its norm:",
-            f'c = d["weights"][{row}] @ d["v"]; np.linalg.norm(c)',
+            f'c = d["{"composed" if is_composed else "weights"}"][{row}] @ d["v"]; np.linalg.norm(c)',
         ],
         caveat="|v_j| is measured before the output projection, and vectors can cancel each other, so these "
         "shares are only approximate.",
         table=table,
     )
+
+
+def _describe_composition(trace: HeadTrace) -> list[str]:
+    """Return sentences on the weights before and after composition."""
+    values, row, head = trace.values, trace.row, trace.head
+    before, after = values.weights[head, row], values.applied[head, row]
+    largest = int(np.abs(after - before).argmax())
+    return [
+        (
+            "Composition replaces the weights of this head by a combination of the weights of all heads for "
+            "the same pair of tokens. The largest change is "
+            f"{number(before[largest])} to {number(after[largest])}, for “{trace.label(largest)}”. Composed "
+            f"weights need not sum to 1 (here {number(after.sum())}) and can be negative."
+        )
+    ]
 
 
 def add_to_stream(trace: HeadTrace) -> Step:
@@ -313,6 +359,11 @@ def add_to_stream(trace: HeadTrace) -> Step:
             f"{number(norms(residual).item())}."
         )
     ]
+    if values.gates is not None:
+        text.append(
+            f"Each context is first multiplied by the gate of its head.{describe_inactive(trace)} "
+            "The graph computes inactive heads as well."
+        )
     if trace.leaving_is_next:
         after = number(cosine(residual, trace.leaving[row]))
         text.append(
@@ -329,13 +380,27 @@ def add_to_stream(trace: HeadTrace) -> Step:
         formula="output = [context_0, …, context_(H-1)] W_O + b_O,  then x + output",
         text=text,
         picture=Bars(
-            "|context| of each head",
+            "|context| of each head" if values.gates is None else "gate · |context| of each head",
             [f"head {head}" for head in range(num_heads)],
-            norms(values.context[:, row]).tolist(),
+            norms(values.gated_context[:, row]).tolist(),
             [trace.head],
         ),
         to_try=["Compare with the last layer (--layer -1): does the vector change more there?"],
         caveat=f"This is one of {num_heads} heads, and the residual connection bypasses all of them.",
+        table=None if values.gates is None else _gate_table(trace, values.gates[row]),
+    )
+
+
+def _gate_table(trace: HeadTrace, gates: Array) -> Table:
+    """Return the gate of each head for the token, with the lengths of contexts before and after it."""
+    lengths = (norms(each[:, trace.row]) for each in (trace.values.context, trace.values.gated_context))
+    rows = zip(gates, *lengths, strict=True)
+    return Table(
+        ("head", "gate", "|context|", "gate · |context|"),
+        [
+            (f"head {head}{'' if row[0] else ', inactive'}", *(number(each) for each in row))
+            for head, row in enumerate(rows)
+        ],
     )
 
 

@@ -5,6 +5,7 @@ from attnlens_analysis.teach.graph import DIFFERENCES
 from attnlens_analysis.teach.idea import assign_roles, list_shapes, motivate
 from attnlens_analysis.teach.inside import (
     add_to_stream,
+    describe_inactive,
     enter_layer,
     multiply,
     project,
@@ -93,6 +94,18 @@ def _difference(trace: HeadTrace) -> list[str]:
     return [
         (
             f"Layer {trace.layer} has {trace.mechanism} attention: {difference}. The weights come from "
-            f"the graph. {agreement} Contexts are weights times v, before gates and compositions."
+            f"the graph. {agreement}{_describe_gates(trace)}"
         )
     ]
+
+
+def _describe_gates(trace: HeadTrace) -> str:
+    """Return sentences on the gates of the token, if its heads have gates."""
+    gates = trace.values.gates
+    if gates is None:
+        return ""
+    listed = ", ".join(f"head {head} {number(gate)}" for head, gate in enumerate(gates[trace.row]))
+    return (
+        f" Gates of “{trace.label(trace.row)}”: {listed}. A head with the gate 0 is inactive for this token.\
+{describe_inactive(trace)}"
+    )

@@ -3,6 +3,7 @@
 from attnlens_analysis.teach.content import Bars, Grid, Step, Table, number, percent
 from attnlens_analysis.teach.numbers import chance_of_own, is_own_largest, joined
 from attnlens_analysis.teach.values import HeadTrace
+from attnlens_analysis.timing import METHOD
 
 _KB = 1000
 
@@ -10,22 +11,28 @@ _KB = 1000
 def count_heads(trace: HeadTrace) -> Step:
     """Count the heads in which the token attends more to the target than to the rival."""
     row, target_row, rival_row = trace.row, trace.target, trace.rival
-    by_layer = {layer: values.weights[:, row, target_row] for layer, values in trace.layers.items()}
+    by_layer = {layer: values.active_weights[:, row, target_row] for layer, values in trace.layers.items()}
     total = sum(len(weights) for weights in by_layer.values())
     best_layer = max(by_layer, key=lambda layer: float(by_layer[layer].max()))
     best_head = int(by_layer[best_layer].argmax())
     token, target = trace.label(row), trace.label(target_row)
     text = [(f"Does “{token}” attend to “{target}”? Strongest in layer {best_layer}, head {best_head}: "
             f"{number(by_layer[best_layer].max())}.")]  # fmt: skip
+    gates = [values.gates[row] for values in trace.layers.values() if values.gates is not None]
+    inactive = sum(int((each == 0).sum()) for each in gates)
     if rival_row is not None:
         rival = trace.label(rival_row)
         more = sum(
-            int((weights > trace.layers[layer].weights[:, row, rival_row]).sum())
+            int((weights > trace.layers[layer].active_weights[:, row, rival_row]).sum())
             for layer, weights in by_layer.items()
         )
         text.append(
-            f"In {more} of {total} heads, “{token}” attends more to “{target}” than to “{rival}”. By chance, "
-            f"it would be {total / 2:g}."
+            f"In {more} of {total - inactive} heads, “{token}” attends more to “{target}” than to “{rival}”. "
+            f"By chance, it would be {(total - inactive) / 2:g}."
+        )
+    if inactive:
+        text.append(
+            f"{inactive} more heads are inactive for “{token}”: their gates are 0. They are shown as 0."
         )
     width = max(len(weights) for weights in by_layer.values())
     return Step(
@@ -119,21 +126,23 @@ def measure_quadratic_cost(trace: HeadTrace) -> Step:
         [(f"{length:,}", f"{size / _KB:,.0f}", f"{ms:,.1f}") for length, ms, size in trace.costs],
     )
     (first, fast, small), (last, slow, large) = trace.costs[0], trace.costs[-1]
+    text = [METHOD]
+    if last > first:
+        text.insert(
+            0,
+            f"From {first} to {last} tokens (x{last / first:.3g}), the size of the maps grows "
+            f"x{large / small:,.0f} and the time of the graph x{slow / fast:.3g}. Projections and "
+            "feed-forward layers grow linearly with T and dominate for short texts.",
+        )
     return Step(
         key="cost",
-        title="The cost grows quadratically with the length",
+        title="The maps grow with the square of the length",
         explanation=(
             "Each token attends to each other token, so the number of weights grows with the square of "
-            "the length."
+            "the length. The time approaches this only for long texts."
         ),
         formula="T x T weights per head; T² d_k multiplications each for the scores and the context",
-        text=[
-            (
-                f"From {first} to {last} tokens (x{last / first:.3g}), the size of the maps grows "
-                f"x{large / small:,.0f} and the time of the graph x{slow / fast:.3g}. Projections and "
-                "feed-forward layers grow linearly with T and dominate for short texts."
-            ),
-        ],
+        text=text,
         picture=Bars(
             "Time of the attention graph in ms, one thread",
             [f"{length:,} tokens" for length in lengths],

@@ -4,12 +4,11 @@ Intermediate values are added as outputs to an in-memory copy of the bundle's at
 needed.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +28,13 @@ from attnlens_analysis.teach.numbers import Array, cosine, softmax
 from attnlens_analysis.teach.parameters import LayerParameters, read_parameters
 from attnlens_analysis.teach.recurrence import measure_recurrence
 from attnlens_analysis.teach.tokens import Sentence, largest, read_sentence
+from attnlens_analysis.timing import growing, measure
 from attnlens_server.bundle import Bundle, OutputRole, open_bundle
 
 # Threshold for masked scores: half of the mask value of exported encoders.
 _MASKED = -(2.0**14)
 NUM_PADDING = 4
+_OTHER_ROLES = (OutputRole.HEAD_GATES, OutputRole.ATTENTION_COMPOSED)
 # The word is the same token at the same position in all texts. The last one has a context like the first.
 CONTEXT_WORD = "bank"
 CONTEXTS = (
@@ -77,6 +78,9 @@ class LayerValues:
         scale: Scale of q.k.
         is_rotated: Whether rotary embeddings are applied to q and k.
         feed_forward: (T, D) output of the feed-forward layer, before it is added. None if it was not located.
+        gates: (T, H) factors of the contexts, or None if the heads have no gates.
+        composed: (H, T, T) weights after the composition of heads, which multiply the values. None if heads
+            are not composed.
     """
 
     entering: Array
@@ -92,6 +96,23 @@ class LayerValues:
     scale: float
     is_rotated: bool
     feed_forward: Array | None = None
+    gates: Array | None = None
+    composed: Array | None = None
+
+    @property
+    def applied(self) -> Array:
+        """(H, T, T) weights that multiply the values."""
+        return self.weights if self.composed is None else self.composed
+
+    @property
+    def gated_context(self) -> Array:
+        """(H, T, K) contexts times gates, if there are gates."""
+        return self.context if self.gates is None else self.context * self.gates.T[:, :, None]
+
+    @property
+    def active_weights(self) -> Array:
+        """(H, T, T) attention weights, with 0 where the gate of the head is 0."""
+        return self.weights if self.gates is None else self.weights * (self.gates.T[:, :, None] != 0)
 
     @cached_property
     def allowed(self) -> npt.NDArray[np.bool_]:
@@ -192,8 +213,17 @@ class HeadTrace:
         return not np.array_equal(self.values.entering, self.values.residual)
 
     @property
+    def overlap(self) -> int:
+        """Number of features that a head shares with each of its neighbors."""
+        query, (num_heads, _, width) = self.parameters.query, self.values.query.shape
+        return 0 if query is None else (width - query.shape[1] // num_heads) // 2
+
+    @property
     def head_matrices(self) -> tuple[tuple[Array, Array], tuple[Array, Array]] | None:
-        """W (D, K) and bias (K,) of the query and key projections of the head, or None if unknown."""
+        """W (D, K) and bias (K,) of the query and key projections of the head, or None if unknown.
+
+        Heads that overlap also read columns of their neighbors, and zeros beyond the first and last head.
+        """
         parameters, num_heads = self.parameters, len(self.values.query)
         if parameters.query is None or parameters.key is None:
             return None
@@ -204,8 +234,12 @@ class HeadTrace:
             (parameters.query, parameters.query_bias, self.head),
             (parameters.key, parameters.key_bias, self.head // shared),
         ):
-            columns = slice(head * width, (head + 1) * width)
-            pairs.append((weight[:, columns], np.zeros(width) if bias is None else bias[columns]))
+            columns = slice(head * width, (head + 1) * width + 2 * self.overlap)
+            biases = np.zeros(weight.shape[1]) if bias is None else bias
+            padded, padded_biases = (
+                np.pad(each, [*[(0, 0)] * (each.ndim - 1), (self.overlap,) * 2]) for each in (weight, biases)
+            )
+            pairs.append((padded[:, columns], padded_biases[columns]))
         return pairs[0], pairs[1]
 
     @property
@@ -227,8 +261,12 @@ class HeadTrace:
 
         The arrays are x (T, D), q, k, v and context (T, K), scores, bias and weights (T, T), scale and tokens
         (T,), with scores = scale * q k^T + bias. The bias is a large negative number at masked positions.
+        Depending on the mechanism, there are also composed (T, T), the weights that multiply v, and gates
+        (T,), which multiply the context.
         """
         values, head = self.values, self.head
+        others: dict[str, Any] = {} if values.composed is None else {"composed": values.composed[head]}
+        others |= {} if values.gates is None else {"gates": values.gates[:, head]}
         np.savez_compressed(
             file,
             x=values.entering,
@@ -241,6 +279,7 @@ class HeadTrace:
             weights=values.weights[head],
             scale=np.float64(values.scale),
             tokens=np.array(self.sentence.labels),
+            **others,
         )
 
 
@@ -409,24 +448,21 @@ def _compare_contexts(bundle: Bundle, run: LayerRun, contexts: Contexts | None) 
 def measure_cost(bundle: Bundle, lengths: Sequence[int]) -> list[tuple[int, float, int]]:
     """Return (length, milliseconds of the attention graph, bytes of all maps in fp32) for each length.
 
-    The time is the minimum of 5 runs on one thread.
+    The time is the median CPU time on one thread. Lengths whose times are within the noise are omitted.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     session = ort.InferenceSession(
         str(bundle.graph_path("attention")), options, providers=["CPUExecutionProvider"]
     )
-    costs = []
-    for length in lengths:
-        feed = _feed(session, np.full((1, length), bundle.model.vocab_size // 2, np.int64))
-        session.run(None, feed)
-        seconds = []
-        for _ in range(5):
-            start = time.perf_counter()
-            session.run(None, feed)
-            seconds.append(time.perf_counter() - start)
-        costs.append((length, 1000 * min(seconds), bundle.model.pair_bytes * length**2))
-    return costs
+    feeds = [
+        _feed(session, np.full((1, length), bundle.model.vocab_size // 2, np.int64)) for length in lengths
+    ]
+    timings = measure([partial(session.run, None, feed) for feed in feeds])
+    return [
+        (lengths[index], timings[index].median_ms, bundle.model.pair_bytes * lengths[index] ** 2)
+        for index in growing([[timing] for timing in timings])
+    ]
 
 
 def locate_layers(bundle: Bundle, required: int | None) -> dict[int, LayerNames]:
@@ -472,6 +508,9 @@ def all_layers(bundle: Bundle) -> dict[int, LayerNames | ProjectionNames]:
         except NotTeachableError:
             sizes = (described.num_heads, described.num_key_value_heads or described.num_heads)
             names[layer] = find_projections(graph, layer, output, sizes)
+        roles = {role: bundle.model.outputs.layers(role).get(layer) for role in _OTHER_ROLES}
+        gates, composed = ("" if each is None else each.name for each in roles.values())
+        names[layer] = replace(names[layer], gates=gates, composed=composed)
     return names
 
 
@@ -532,6 +571,8 @@ def _layer_values(names: LayerNames | ProjectionNames, arrays: Mapping[str, Arra
         scale=names.scale,
         is_rotated=names.is_rotated,
         feed_forward=feed_forward,
+        gates=arrays.get(names.gates),
+        composed=arrays.get(names.composed),
     )
 
 
@@ -558,12 +599,14 @@ def _projected_values(
         scores=products + terms,
         products=products,
         weights=weights,
-        context=weights @ value,
+        context=arrays.get(names.composed, weights) @ value,
         output=arrays[names.output],
         residual=arrays[names.residual],
         scale=names.scale,
         is_rotated=False,
         feed_forward=feed_forward,
+        gates=arrays.get(names.gates),
+        composed=arrays.get(names.composed),
     )
 
 
@@ -595,7 +638,7 @@ def _select_head(
     """Return the given layer and head, or those with the largest weight from `row` to one of `targets`."""
     best, selected = -1.0, (0, 0)
     for number in layers if layer is None else [layer]:
-        weights = layers[number].weights
+        weights = layers[number].active_weights
         requested = resolve_index("head", head, len(weights))
         for each in range(len(weights)) if requested is None else [requested]:
             if (highest := float(weights[each, row, list(targets)].max())) > best:

@@ -1,6 +1,7 @@
 """Lessons on every attention mechanism."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,11 @@ import torch
 
 from attnlens.patterns import Band, BlockTable
 from attnlens_analysis.teach import HeadTrace, make_lesson, trace_head
+from attnlens_analysis.teach.content import Bars, Grid
 from attnlens_analysis.teach.graph import DIFFERENCES
 from attnlens_analysis.teach.numbers import softmax
-from attnlens_analysis.teach.render import as_html, as_markdown, as_text
+from attnlens_analysis.teach.render import as_html, as_markdown, as_text, picture
+from attnlens_analysis.teach.render.text import picture_lines
 from attnlens_export import ExportOptions, export_bundle
 from attnlens_export.parity.grid import small_grid
 from attnlens_model import Encoder, EncoderConfig, new_encoder
@@ -98,3 +101,62 @@ def test_padding_gets_no_weight(trace: HeadTrace) -> None:
     assert trace.padded is not None
     assert trace.padded[len(trace.sentence) :].max() == 0
     assert trace.padded.sum() == pytest.approx(1, abs=1e-6)
+
+
+def test_inactive_head_of_a_mixture_contributes_nothing(bundle: Path) -> None:
+    trace = trace_head(bundle, SENTENCE, "rained", layer=KINDS.index("mixture"), head=1)
+    gates = trace.values.gates
+    assert gates is not None
+    [inactive] = np.flatnonzero(gates[trace.row] == 0)  # one shared and two of the other three are active
+    lesson = make_lesson(replace(trace, head=int(inactive)), "attnlens teach")
+    steps = {step.key: step for step in lesson.steps}
+    sentence = f"Head {inactive} is inactive for “{trace.label(trace.row)}”: its gate is 0"
+    for text in (lesson.introduction[-1], *(" ".join(steps[key].text) for key in ("softmax", "values"))):
+        assert sentence in text
+    table, chart = steps["output"].table, steps["output"].picture
+    assert table is not None
+    assert [row[0] for row in table.rows if row[0].endswith("inactive")] == [f"head {inactive}, inactive"]
+    assert isinstance(chart, Bars)
+    assert [value == 0 for value in chart.values] == [head == inactive for head in range(4)]
+    selected = trace_head(bundle, SENTENCE, "rained", layer=trace.layer)
+    assert selected.head != inactive
+
+
+def test_lesson_of_composed_heads_shows_weights_before_and_after(bundle: Path) -> None:
+    trace = trace_head(bundle, SENTENCE, "rained", layer=KINDS.index("composed"), head=1)
+    values, row = trace.values, trace.row
+    assert values.composed is not None
+    np.testing.assert_allclose(values.context, values.composed @ values.value, atol=1e-6)
+    step = {step.key: step for step in make_lesson(trace, "attnlens teach").steps}["values"]
+    assert isinstance(step.picture, Grid)
+    np.testing.assert_allclose(step.picture.values, [values.weights[1, row], values.composed[1, row]])
+    assert step.table is not None
+    assert step.table.headings[1:3] == ("before composition", "composed a_j")
+
+
+def test_query_matrix_of_overlapping_heads_has_one_shape(bundle: Path) -> None:
+    trace = trace_head(bundle, SENTENCE, "rained", layer=KINDS.index("overlapping"), head=0)
+    assert trace.head_matrices is not None
+    (query, query_bias), _ = trace.head_matrices
+    steps = {step.key: step for step in make_lesson(trace, "attnlens teach").steps}
+    assert steps["shapes"].table is not None
+    assert ("W_Q, W_K, W_V per head", "[D, d_k]", str(list(query.shape))) in steps["shapes"].table.rows
+    assert f"W_Q of this head has the shape {list(query.shape)}" in steps["heads"].text[0]
+    assert "6 are its own and 2 belong to each adjacent head" in " ".join(steps["shapes"].text)
+    np.testing.assert_allclose(trace.values.entering @ query + query_bias, trace.values.query[0], atol=1e-5)
+
+
+def test_negative_bars_point_left() -> None:
+    bars = Bars("Terms", ["a", "b"], [2.0, -1.0])
+    lines = picture_lines(bars, 40)[1:]
+    zero = lines[0].index("|")
+    assert lines[1].index("|") == zero
+    assert "█" in lines[0][zero:]
+    assert "-" in lines[1][:zero]
+    starts = [float(found) for found in re.findall(r"<rect x='([\d.]+)' y", picture(bars))]
+    widths = [float(found) for found in re.findall(r"width='([\d.]+)' height='14'", picture(bars))]
+    assert starts[1] + widths[1] == pytest.approx(starts[0], abs=0.1)
+
+
+def test_lesson_contains_no_markup(trace: HeadTrace) -> None:
+    assert "`" not in as_html(make_lesson(trace, "attnlens teach"))

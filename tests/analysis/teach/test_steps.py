@@ -25,7 +25,7 @@ LAYER, HEAD, ROW, WIDTH = 3, 1, 10, 32
 
 @pytest.fixture(scope="module")
 def trace(minilm_bundle: Path) -> HeadTrace:
-    return trace_head(minilm_bundle, SENTENCE, "it", layer=LAYER, head=HEAD, lengths=(16, 32))
+    return trace_head(minilm_bundle, SENTENCE, "it", layer=LAYER, head=HEAD, lengths=(16, 64))
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ def cells(step: Step) -> dict[str, tuple[str, ...]]:
 
 
 def test_lengths_are_measured_for_attention_and_the_loop(trace: HeadTrace, steps: Mapping[str, Step]) -> None:
-    assert [length for length, _, _ in trace.races] == [16, 32]
-    assert list(cells(steps["why"])) == ["16", "32"]
+    assert [length for length, _, _ in trace.races] == [16, 64]
+    assert list(cells(steps["why"])) == ["16", "64"]
     assert "9,633,792 multiplications" in " ".join(steps["why"].text)
     assert "takes 8 steps, attention 1" in " ".join(steps["why"].text)
     [(_, attention, loop)] = measure_recurrence(10, 4, [8])  # the width is not a multiple of the heads

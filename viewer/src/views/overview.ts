@@ -126,7 +126,7 @@ export class Overview implements View {
       head.strip.hidden = !values;
       if (!values) continue;
       const value = values[head.layer][head.head];
-      head.strip.style.backgroundColor = signedBackground((1.7 * value) / extent);
+      head.strip.style.backgroundColor = signedBackground(value / extent);
       const name = `Layer ${head.layer}, head ${head.head}: contributes ${signedText(value)}`;
       head.button.title = [name, ...head.labels].join(", ");
       head.button.setAttribute("aria-label", head.button.title);

@@ -19,6 +19,7 @@ export class TextView implements View {
   private readonly about = element("p", { class: "about" });
   private readonly scale = signedScale();
   private readonly texts: Choices<number> | null = null;
+  private readonly hasPair: boolean;
   private choices: Choices<number> | null = null;
   private shownText = -1;
   private method = ATTENTION;
@@ -31,6 +32,7 @@ export class TextView implements View {
       choose: (index) => actions.change({ row: this.tokenAt(index) ?? 0, hover: null }),
     });
     const { texts } = actions.page;
+    this.hasPair = actions.page.pair !== null;
     if (texts.length > 1) {
       const choices = texts.map((text, number): [number, string] => [number, text.label]);
       this.texts = new Choices("Text", choices, (text) =>
@@ -60,7 +62,10 @@ export class TextView implements View {
     const scores = frame.text.scores[this.method];
     if (scores) this.paintScores(frame, scores);
     else this.paintAttention(frame);
-    this.scale.element.hidden = !scores;
+    // The section "Both texts" shows the words with these scores.
+    const isShownBelow = frame.text.scores.length > 0 && this.hasPair && this.method === 0;
+    this.chips.element.hidden = isShownBelow;
+    this.scale.element.hidden = !scores || isShownBelow;
   }
 
   private tokenAt(index: number | null): number | null {

@@ -18,22 +18,26 @@ function image(kind: string, label: string, width: number, height: number, ...ch
 export interface Item {
   name: string;
   text: string; // the numbers of the item
-  bar: number; // signed length of the bar, as a share of the largest
+  bar: number; // signed length of the bar, as a share of the axis
   note?: string; // additional number in muted color
 }
 
-/** Create a list with one bar for each token, in columns if there is space. */
+/** Create a list with one bar for each token, in columns if there is space. Negative bars point left. */
 export function tokenList(label: string, items: Item[], highlighted: number): HTMLElement {
+  const zero = Math.max(0, ...items.map(({ bar }) => -bar));
   const rows = items.map(({ name, text, bar, note }, index) => {
     const gauge = element("i", { class: bar < 0 ? "minus" : "plus" });
-    gauge.style.width = `${Math.min(100, 100 * Math.abs(bar))}%`;
+    gauge.style.width = `${100 * Math.abs(bar)}%`;
+    gauge.style.marginInlineStart = `${100 * (zero + Math.min(0, bar))}%`;
+    const track = element("span", { class: zero > 0 ? "gauge signed" : "gauge" }, gauge);
+    if (zero > 0) track.style.setProperty("--zero", `${100 * zero}%`);
     return element(
       "li",
       { class: index === highlighted ? "highlighted" : "" },
       element("span", { class: "axis" }, String(index)),
       element("span", { class: "name", dir: "auto" }, name),
       element("span", { class: "number" }, text),
-      element("span", { class: "gauge" }, gauge),
+      track,
       note === undefined ? null : element("span", { class: "note" }, note),
     );
   });

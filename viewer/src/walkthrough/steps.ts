@@ -47,9 +47,14 @@ function infinite(value: number): string {
   return value === -Infinity ? "−∞" : signedText(value);
 }
 
-/** List a value for each token, with bars relative to the largest finite one. */
+/** Return the length of an axis that contains 0 and all values. */
+function extentOf(values: number[]): number {
+  return Math.max(0, ...values) - Math.min(0, ...values) || 1;
+}
+
+/** List a value for each token, with bars on a common axis. */
 function list(context: Context, title: string, values: number[], format: (value: number) => string = infinite): HTMLElement {
-  const extent = Math.max(...values.filter(Number.isFinite).map(Math.abs)) || 1;
+  const extent = extentOf(values.filter(Number.isFinite));
   const items = values.map((value, token): Item => {
     return { name: label(context.data, token), text: format(value), bar: Number.isFinite(value) ? value / extent : 0 };
   });
@@ -118,19 +123,19 @@ const VECTORS: Step = {
 };
 
 const SCORES: Step = {
-  name: "Scores",
-  title: "Scores: the query times every key",
-  formula: () => "score(j) = q · k(j) = q₁·k₁(j) + q₂·k₂(j) + …",
+  name: "Products",
+  title: "Products: the query times every key",
+  formula: () => "q · k(j) = q₁·k₁(j) + q₂·k₂(j) + … = |q| · |k(j)| · cosine",
   text: (context) => [
-    `The query of ${quoted(context, context.state.token)} is multiplied by the key of every token, component by component, and the products are added. A score is large if both vectors are long or point in the same direction.`,
-    "Query and key come from different matrices. A score is therefore not a similarity of two words, and the score of a token with itself is not always the largest.",
+    `The query of ${quoted(context, context.state.token)} is multiplied by the key of every token, component by component, and the results are added. This product is large if both vectors are long and point in similar directions. It is negative if they point in opposite directions, and 0 if they are perpendicular.`,
+    "Query and key come from different matrices. The product is therefore not a similarity of two words, and that of a token with itself is not always the largest.",
   ],
   fact: (context) => {
     const { row, state } = context;
     const [best] = largest(row.products, 1);
     const [q, k] = [vector(context, "query", state.token), vector(context, "key", best)];
     const cosine = dot(q, k) / (norm(q) * norm(k) || 1);
-    return `Largest score: q·k = ${plainText(row.products[best], 2)} for ${quoted(context, best)}, which is |q| ${plainText(norm(q), 2)} × |k| ${plainText(norm(k), 2)} × cosine ${plainText(cosine, 2)}.`;
+    return `Largest product: q·k = ${plainText(row.products[best], 2)} for ${quoted(context, best)}, which is |q| ${plainText(norm(q), 2)} × |k| ${plainText(norm(k), 2)} × cosine ${plainText(cosine, 2)}.`;
   },
   picture: (context) => [list(context, `q · k of ${quoted(context, context.state.token)} with each token`, context.row.products)],
 };
@@ -141,12 +146,12 @@ const SCALING: Step = {
   formula: ({ described, state, layer }) => `score = ${plainText(state.scaled ? layer.scale : otherScale(layer), 4)} · q·k${described.hasBias ? " + bias" : ""}`,
   text: ({ described }) => {
     const root = 1 / Math.sqrt(described.keySize);
-    const reason = `A sum of d_k = ${described.keySize} products grows with d_k. Large scores make the softmax put nearly all weight on one token, and then training gets almost no gradient.`;
+    const reason = `A sum of d_k = ${described.keySize} terms grows with d_k. Large scores make the softmax put nearly all weight on one token, and then training gets almost no gradient.`;
     const factor =
       described.scale === 1
         ? "This layer does not scale its scores: it was trained without."
         : Math.abs(described.scale / root - 1) < 1e-3
-          ? `The factor 1/√d_k = ${plainText(root, 4)} compensates for this.`
+          ? `The factor 1/√d_k = ${plainText(root, 4)} compensates for this. The result is the score of the key.`
           : `This layer uses the factor ${plainText(described.scale, 4)}; 1/√d_k would be ${plainText(root, 4)}.`;
     const bias = described.hasBias ? ["This layer also adds a bias that depends only on the positions of the two tokens."] : [];
     return [`${reason} ${factor}`, ...bias];
@@ -247,7 +252,7 @@ const VALUES: Step = {
   picture: (context) => {
     const { data, layer, row, state } = context;
     const shares = sharesOf(layer, data.tokens.length, state.head, row.weights);
-    const extent = Math.max(...shares.map(Math.abs)) || 1;
+    const extent = extentOf(shares);
     const items = shares.map((share, token): Item => {
       const sign = share < -0.005 ? "−" : "";
       return { name: label(data, token), text: `${sign}${percentText(Math.abs(share))}`, bar: share / extent, note: `weight ${weight(row.weights[token])}` };
