@@ -116,11 +116,15 @@ def test_truncation(http: HttpClient, minilm_server: ServerProcess) -> None:
             "embedding_types[0] is base64: use one of binary, float, ",
         ),
         ({"texts": ["a"], "output_dimension": 385}, 400, "output_dimension is 385: use 1 to 384"),
-        ({"images": ["data:"]}, 400, "images is a list, which is not supported: use [], or omit it"),
+        (
+            {"images": ["data:"]},
+            400,
+            "images is a list, which is not supported: use [], or omit it, and send texts",
+        ),
         (
             {"inputs": [{"content": [{"type": "text", "text": "a"}]}]},
             400,
-            "inputs is a list, which is not supp",
+            "inputs is a list, which is not supported: omit it, and send texts",
         ),
         ({"images": []}, 400, "texts is missing: set it"),
         ({"texts": ["a"], "max_tokens": 9}, 400, "max_tokens is 9, and only the limit of the model is"),
