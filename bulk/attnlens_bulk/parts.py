@@ -96,6 +96,7 @@ class Part:
         empty = [index for index, text in enumerate(self.texts) if not text.strip()]
         return {
             "rows": int(self.columns.num_rows),
+            "rejected_rows": len(self.problems | self.skipped),
             "truncated_rows": int(np.isin(rows, list(self.truncated)).sum()),
             "empty_rows": int(np.isin(rows, empty).sum()),
         }

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from attnlens_bulk.columns import plain, plain_type
 from attnlens_bulk.errors import InputError
-from attnlens_bulk.files import InputFile, is_compressed, is_storage_failure, suffix_of
+from attnlens_bulk.files import SUFFIXES, InputFile, is_compressed, is_storage_failure, suffix_of
 
 BLOCK_ROWS, BLOCK_BYTES = 4096, 64 << 20
 """Rows that are converted at once, and the size of lines after which no further one is added."""
@@ -34,6 +34,7 @@ TYPED_ROWS = BLOCK_ROWS
 DEFAULT_MAX_LINE_BYTES = 64 << 20
 _ARROW_FILE = b"ARROW1"
 _READ_BYTES = 1 << 20
+_SNIFFED_LINES = 8  # of a file with an unknown suffix, which may not be text
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _INVALID_UTF8 = "not UTF-8"
 
@@ -129,7 +130,9 @@ class TextReader(Reader):
         if self._file.format in ("csv", "tsv"):
             yield from self._csv_records(content)
             return
-        must_be_object = suffix_of(self._file.path) == ".json"  # which may be one document
+        suffix = suffix_of(self._file.path)
+        must_be_object = suffix == ".json"  # which may be one document
+        may_be_binary = self._file.format == "lines" and suffix not in SUFFIXES
         for index, line in enumerate(_lines(content, self._max_line_bytes)):
             raw = line.removeprefix(_BYTE_ORDER_MARK) if index == 0 else line
             if self._file.format == "jsonl":
@@ -141,6 +144,10 @@ class TextReader(Reader):
                         "around them"
                     )
                 must_be_object = False
+            if may_be_binary and index < _SNIFFED_LINES and b"\0" in raw:
+                raise InputError(
+                    f"{self._file.name} is not a text file: set the input format, or let its name end in .txt"
+                )
             yield raw.removesuffix(b"\r")
 
     def _csv_records(self, content: Any) -> Iterator[Any]:  # noqa: ANN401 - any binary file

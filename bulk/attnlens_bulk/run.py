@@ -525,7 +525,7 @@ class _Run:
             num_rows=rows.position,
             num_parts=totals["parts"],
             num_written=self._written["parts"],
-            num_rejected=self._num_rejected(),
+            num_rejected=totals["rejected_rows"],
             tally=pipeline.tally,
             elapsed_s=time.monotonic() - start,
             num_shard_rows=totals["rows"],
@@ -633,10 +633,12 @@ class _Run:
         content = self._records.read(_record_name(index))
         if content is None:
             is_old = self._found is not None and "records" not in self._found
-            return {} if is_old else None
+            rejected = self._storage.read(_report_name(index)) if is_old else None
+            return {"rejected_rows": (rejected or b"").count(b"\n")} if is_old else None
         try:
             record = json.loads(content)
-            counts = {name: int(record[name]) for name in ("truncated_rows", "empty_rows")}
+            names = ("rejected_rows", "truncated_rows", "empty_rows")
+            counts = {name: int(record[name]) for name in names}
             expected = (record["size_bytes"], record["sha256"])
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
@@ -656,15 +658,6 @@ class _Run:
 
     def _part_name(self, index: int) -> str:
         return f"part-{index:06d}.{self._options.output_format}"
-
-    def _num_rejected(self) -> int:
-        index, count = self._options.shard
-        total = 0
-        for name in sorted(self._storage.names()):
-            number = name.removeprefix("rejected-").removesuffix(".jsonl")
-            if name.startswith("rejected-") and number.isdigit() and int(number) % count == index:
-                total += (self._storage.read(name) or b"").count(b"\n")
-        return total
 
     def _write_summary(self, report: Report) -> None:
         """Write the file that shows that this shard is complete."""

@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from attnlens_bulk import InputError, OutputError, RunOptions, embed_files
@@ -61,7 +63,7 @@ def test_input_that_is_not_a_regular_file_is_refused(
         find_files([given.format(tmp_path)])
 
 
-@pytest.mark.parametrize("name", ["run.json", "rejected-000000.jsonl", "records/part-000000.json"])
+@pytest.mark.parametrize("name", ["run.json", "records/part-000000.json", "parts/part-000000.parquet"])
 def test_named_pipe_in_the_output_is_refused(tmp_path: Path, model: Local, name: str) -> None:
     (tmp_path / "a.txt").write_text("a\n")
     run = tmp_path / "run"
@@ -171,6 +173,13 @@ def test_json_document_is_refused(tmp_path: Path, content: str) -> None:
     path.write_text(content)
     with pytest.raises(InputError, match=rf"{path} is not JSON lines: write one object per line"):
         _texts(path)
+
+
+@pytest.mark.parametrize("name", ["part-00000", "a.parquet.bak", "a.xlsx"])
+def test_binary_file_with_an_unknown_suffix_is_refused(tmp_path: Path, name: str) -> None:
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / name)
+    with pytest.raises(InputError, match=rf"{tmp_path / name} is not a text file: set the input format"):
+        _texts(tmp_path / name)
 
 
 def test_long_lines_are_bad_rows_of_bounded_size(tmp_path: Path) -> None:

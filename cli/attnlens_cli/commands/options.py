@@ -79,7 +79,7 @@ input_format_option = in_section(_INPUT)(
     type=click.Choice(["auto", "lines", "jsonl"]),
     default="auto",
     show_default=True,
-    help="Format of FILE. auto: jsonl if the name ends in .jsonl, otherwise lines.",
+    help="Format of FILE. auto: jsonl if the name ends in .jsonl, .ndjson or .json, otherwise lines.",
 )
 prompt_options = stacked(
     in_section(_INPUT)(

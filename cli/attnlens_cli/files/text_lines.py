@@ -89,7 +89,8 @@ def input_file(path: str, input_format: str) -> InputFile:
     """
     if path == STDIO and sys.stdin is None:
         raise click.UsageError("standard input is closed: use FILE")
-    is_jsonl = input_format == "jsonl" or (input_format == "auto" and path.lower().endswith(".jsonl"))
+    has_jsonl_suffix = path.lower().endswith((".jsonl", ".ndjson", ".json"))
+    is_jsonl = input_format == "jsonl" or (input_format == "auto" and has_jsonl_suffix)
     return InputFile(path, is_jsonl)
 
 
