@@ -53,8 +53,7 @@ def check_valid(path: Path) -> None:
     The checker itself would load the whole file into memory, twice.
 
     Raises:
-        GraphError: The file is not an ONNX model, the size of a weight does not match its shape, or the
-            weights are behind a link that ONNX Runtime does not follow.
+        GraphError: The file is not an ONNX model, or the size of a weight does not match its shape.
         onnx.checker.ValidationError: The checker found a problem.
     """
     structure = read_structure(path)
@@ -64,8 +63,6 @@ def check_valid(path: Path) -> None:
         if info.length != size:
             raise GraphError(f"{path}: {tensor.name} has {info.length} bytes instead of {size}")
     locations = _locations(structure)
-    for location in locations:
-        _check_link(path, location)
     with tempfile.TemporaryDirectory() as name:
         _write_stand_ins(locations, path.parent, Path(name))
         graph = Path(name) / f"{path.name}.structure"
@@ -86,18 +83,11 @@ def _write_stand_ins(locations: Iterable[str], source: Path, directory: Path) ->
                 stand_in.truncate((source / location).stat().st_size)
 
 
-def _check_link(path: Path, location: str) -> None:
-    """Check that the weights are next to the graph or its link target, where ONNX Runtime can open them.
-
-    Raises:
-        GraphError: A symbolic link leads to another directory.
-    """
-    found = (path.parent / location).resolve()
-    if not any(found.is_relative_to(each) for each in (path.parent.resolve(), path.resolve().parent)):
-        raise GraphError(
-            f"{path} has its weights in {location}, a symbolic link to {found}, but ONNX Runtime does not "
-            "follow links to other directories: copy the bundle with `cp -rL`"
-        )
+def has_linked_weights(path: Path) -> bool:
+    """Return whether links locate the weights of a graph in another directory, which ONNX Runtime rejects."""
+    allowed = (path.parent.resolve(), path.resolve().parent)
+    files = [(path.parent / location).resolve() for location in _locations(read_structure(path))]
+    return not all(any(file.is_relative_to(each) for each in allowed) for file in files)
 
 
 def external_files(path: Path) -> list[Path]:

@@ -27,7 +27,7 @@ from attnlens_export.graph.names import (
     layer_outputs,
     output_axes,
 )
-from attnlens_export.graph.read import locate_weights
+from attnlens_export.graph.read import has_linked_weights, locate_weights, read_structure
 from attnlens_export.parity.grid import Inputs
 from attnlens_model import EncoderConfig
 from attnlens_runtimes import GraphProcess, RuntimeFailureError
@@ -113,6 +113,8 @@ class Graph:
         self.path = path
         source: Path | bytes = directory / path
         weights_directory = None
+        if model is None and has_linked_weights(source):
+            model = read_structure(source)
         if model is not None:
             weights_directory = locate_weights(model, (directory / path).parent)
             source = model.SerializeToString()

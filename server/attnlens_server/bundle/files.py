@@ -56,7 +56,7 @@ def _locations(data: mmap.mmap) -> Iterator[tuple[str, int]]:
             if part is None or field.wire_type != LENGTH_DELIMITED:
                 continue
             if part == "entry":
-                entries |= [_entry(data, field.content, field.end)]
+                entries |= [read_entry(data, field.content, field.end)]
             else:
                 waiting.append((part, field.content, field.end))
         if _LOCATION in entries:
@@ -66,8 +66,8 @@ def _locations(data: mmap.mmap) -> Iterator[tuple[str, int]]:
             yield entries[_LOCATION].decode("utf-8"), offset + length
 
 
-def _entry(data: mmap.mmap, position: int, end: int) -> tuple[bytes, bytes]:
-    """Return key and value of an entry. The last occurrence of a field wins, as in protobuf."""
+def read_entry(data: mmap.mmap, position: int, end: int) -> tuple[bytes, bytes]:
+    """Return key and value of an external_data entry. The last occurrence of a field wins, as in protobuf."""
     texts: dict[int, Field] = {field.number: field for field in read_fields(data, position, end)}
     key, value = (texts.get(number) for number in (_KEY, _VALUE))
     return (

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from attnlens_server.engine.batch import BatchOutputs, HostOutputs, Inputs
-from attnlens_server.engine.runtimes.mapped_weights import with_mapped_weights
+from attnlens_server.engine.runtimes.mapped_weights import locate_weights
 from attnlens_server.engine.runtimes.runtime import Cancellation, TimeLimit, Value, feed_of
 from attnlens_server.engine.runtimes.saturation import int8_products_saturate
 from attnlens_server.errors import OverloadedError, StartupError
@@ -147,7 +147,6 @@ def open_graph(
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     disabled_optimizers = []
     providers: list[Any] = [CPU]
-    mapped: bytes | None = None
     if provider == "cuda":
         ort.set_default_logger_severity(3)  # each session warns that CUDA is not a plugin
         with redirect_stdout(sys.stderr):  # it prints missing libraries, but stdout is for the ready line
@@ -163,12 +162,12 @@ def open_graph(
         _share_arena()
         options.add_session_config_entry("session.use_env_allocators", "1")
         options.enable_mem_pattern = False  # one block for each batch shape would fragment the arena
-        mapped = _with_mapped_weights(graph, options)
+    content = _with_located_weights(graph, options, is_mapped=provider == "cpu")
     ending = limit.ending_with(lambda: options.set_load_cancellation_flag(True)) if limit else nullcontext()
     try:
         with ending:
             return ort.InferenceSession(
-                mapped or str(graph),
+                content or str(graph),
                 options,
                 providers=providers,
                 disabled_optimizers=disabled_optimizers,
@@ -191,17 +190,18 @@ def _share_arena() -> None:
     ort.create_and_register_allocator(memory, arena)
 
 
-def _with_mapped_weights(graph: Path, options: ort.SessionOptions) -> bytes | None:
-    """Return the graph with external weights, which `options` locates, or None if it has none inside."""
+def _with_located_weights(graph: Path, options: ort.SessionOptions, *, is_mapped: bool) -> bytes | None:
+    """Return the graph with external weights, which `options` locates, or None if the file can be opened."""
     try:
-        mapped = with_mapped_weights(graph)
-    except (OSError, ValueError, IndexError):
+        located = locate_weights(graph, is_mapped=is_mapped)
+    except (OSError, ValueError, IndexError, StartupError):
         return None  # ONNX Runtime reports the problem
-    if mapped is not None:
-        options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", str(graph.parent)
-        )
-    return mapped
+    if located is None:
+        return None
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(located.folder)
+    )
+    return located.content
 
 
 def count_placements(session: ort.InferenceSession) -> dict[str, Counter[str]]:

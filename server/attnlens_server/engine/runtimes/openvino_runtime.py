@@ -17,6 +17,7 @@ from attnlens.openvino import (
 )
 from attnlens_server.bundle import Kind
 from attnlens_server.config import EngineName
+from attnlens_server.engine.runtimes.mapped_weights import inline_weights
 from attnlens_server.engine.runtimes.openvino_session import OpenvinoSession
 from attnlens_server.engine.runtimes.runtime import Division, TimeLimit
 from attnlens_server.errors import StartupError
@@ -102,7 +103,7 @@ class OpenvinoRuntime:
     ) -> "CompiledModel":
         key = (graph, precision)
         if key not in self._models:
-            model = self._core.read_model(graph)
+            model = self._core.read_model(inline_weights(graph) or graph)
             if compute_precision(self.device, precision) == "bf16":
                 store_weights_in_bf16(model)
             self._models[key] = model
