@@ -4,6 +4,7 @@ import asyncio
 import functools
 import gc
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -309,9 +310,27 @@ class Server:
         gc.set_threshold(_GC_THRESHOLD)
         gc.enable()
         self._service.state = State.SERVING
+        if hasattr(signal, "SIGBUS"):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGBUS, self._end_after_bus_error)
         await self._update_health()
         self._supervising = asyncio.create_task(self.supervisor.run())
         logger.info("serving %s", self._model.name)
+
+    def _end_after_bus_error(self) -> None:
+        """Log why the process ends, and end it.
+
+        A thread that runs a graph receives SIGBUS if weights that it has mapped were truncated. It repeats
+        the access, and receives the signal, until the process ends. It does not hold Python's lock meanwhile.
+        """
+        logger.critical(
+            "a file that is mapped into memory was truncated (SIGBUS), such as weights of %s that `cp` "
+            "overwrites: the process ends. Restore the bundle and restart the server. To replace a bundle, "
+            "write the new one to another path and rename it",
+            self._config.bundle,
+        )
+        if self.observer.log is not None:
+            self.observer.log.close()
+        os._exit(1)
 
     async def _update_health(self) -> None:
         is_serving = self._service.is_serving

@@ -1,6 +1,8 @@
 """A bundle directory is replaced by a new one with the same name while it is served."""
 
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import grpc
@@ -47,3 +49,29 @@ def test_server_keeps_serving_the_bundle_it_opened(
             assert answers(stub) == before
         assert server.stop() == 0
         assert "Traceback" not in server.log()
+
+
+def cpu_seconds(process_id: int) -> float:
+    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the CPU time of another process")
+def test_server_whose_weights_are_truncated_while_a_batch_runs_logs_the_cause(
+    minilm_bundle: Path, tmp_path: Path
+) -> None:
+    bundle = Path(shutil.copytree(minilm_bundle, tmp_path / "bundle"))
+    options = ("--lanes", "1", "--threads", "1", "--max-batch-tokens", "16384")
+    with ServerProcess(bundle, *options) as server, grpc.insecure_channel(server.address) as channel:
+        stub = EncoderServiceStub(channel)
+        stub.Embed(pb.EmbedRequest(inputs=INPUTS), timeout=60)
+        before = cpu_seconds(server.process.pid)
+        long = [pb.Input(text="word " * 250)] * 64
+        call = stub.Embed.future(pb.EmbedRequest(inputs=long), timeout=60)
+        while cpu_seconds(server.process.pid) < before + 1:  # the batch is running, and takes seconds
+            assert not call.done()
+        (bundle / "onnx" / "model.onnx").write_bytes(b"")
+        assert server.process.wait(timeout=30) == 1
+        assert call.exception() is not None
+        assert "a file that is mapped into memory was truncated (SIGBUS)" in server.log()
+        assert f"such as weights of {bundle}" in server.log()
