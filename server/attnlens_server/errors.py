@@ -12,7 +12,7 @@ RequestError
 |- ModelNotFoundError      NOT_FOUND            404  MODEL_NOT_FOUND
 |- OverloadedError         RESOURCE_EXHAUSTED   429  OVERLOADED
 |- RateLimitedError        RESOURCE_EXHAUSTED   429  RATE_LIMITED
-|- GraphUnavailableError   FAILED_PRECONDITION  503  GRAPH_UNAVAILABLE
+|- GraphUnavailableError   FAILED_PRECONDITION  503  GRAPH_UNAVAILABLE (UNAVAILABLE if it is temporary)
 |- NotSupportedError       FAILED_PRECONDITION  400  NOT_SUPPORTED
 |- NotReadyError           UNAVAILABLE          503  NOT_READY
 |- ShuttingDownError       UNAVAILABLE          503  SHUTTING_DOWN
@@ -259,6 +259,11 @@ class GraphUnavailableError(RequestError):
     status = "FAILED_PRECONDITION"
     http_status = 503
     reason = "GRAPH_UNAVAILABLE"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        if retry_after_s is not None:
+            self.status = "UNAVAILABLE"  # clients and proxies may retry it
 
 
 class NotSupportedError(RequestError):

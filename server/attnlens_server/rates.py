@@ -8,6 +8,7 @@ from attnlens_server.errors import RateLimitedError
 
 UNLIMITED = math.inf
 _ROUNDING = 1e-6
+_MAX_WAIT_S = 365 * 86_400.0
 
 
 class Bucket:
@@ -47,11 +48,11 @@ class Bucket:
         return self._level
 
     def wait_s(self, amount: float) -> float:
-        """Return the seconds until `amount` is available, or the burst if it is smaller."""
+        """Return the seconds until `amount` is available, or the burst if it is smaller. At most a year."""
         if self._rate == UNLIMITED:
             return 0.0
         missing = min(amount, self._burst) - self.level()
-        return missing / self._rate if missing > _ROUNDING else 0.0
+        return min(missing / self._rate, _MAX_WAIT_S) if missing > _ROUNDING else 0.0
 
     def take(self, amount: float) -> None:
         """Take an amount, also if less is available."""
@@ -93,6 +94,11 @@ class RateLimits:
     def take_tokens(self, count: int) -> None:
         """Take the tokens of a request that `take_texts` has accepted."""
         self._tokens.take(count)
+
+    def give_back(self, num_texts: int, num_tokens: int) -> None:
+        """Give back what a request has taken."""
+        self._texts.take(-num_texts)
+        self._tokens.take(-num_tokens)
 
 
 def _rejection(resource: str, rate: float, wait_s: float) -> RateLimitedError:

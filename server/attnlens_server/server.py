@@ -128,7 +128,7 @@ class Server:
         self._watched += self._access.files
         self._gate = Gate(self._access)
         self._calls.identify = self._gate.identify
-        self._streams = OpenStreams(config.max_calls // 2)
+        self._streams = OpenStreams(max(1, config.max_calls // 2))
         self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME], self._streams, self._gate.check_health)
         self._releasing: asyncio.Task[None] | None = None
         self._http: HttpHost | None = None

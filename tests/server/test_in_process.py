@@ -114,7 +114,9 @@ async def test_failing_attention_graph_changes_health_but_not_embeddings(
                 pb.EncodeRequest(inputs=[pb.Input(text="a")], attention=[pb.AttentionQuery()])
             )
         failure = read_failure(caught.value)
-        assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "GRAPH_UNAVAILABLE")
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "GRAPH_UNAVAILABLE")
+        assert "model_attentions.onnx" in failure.message
+        assert str(bundle.parent) not in failure.message
         assert failure.retry_delay_s is not None
         watch = running.health_stub.Watch(HealthCheckRequest(service=ATTENTIONS_NAME))
         async for response in watch:

@@ -7,9 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnlens_server.clients import Client
-from attnlens_server.errors import RateLimitedError
+from attnlens_server.errors import (
+    DeadlineError,
+    GraphUnavailableError,
+    InputTooLongError,
+    OverloadedError,
+    RateLimitedError,
+    RequestError,
+    ShuttingDownError,
+)
+from attnlens_server.grpc_api.status import call_status
 from attnlens_server.rates import UNLIMITED, Bucket, RateLimits
 from attnlens_server.serving.admission import Admission, Budget, Reservation
+from attnlens_server.serving.request_record import RequestRecord
 
 
 @dataclass
@@ -136,3 +146,44 @@ def test_without_limits_nothing_is_rejected() -> None:
     for _ in range(3):
         limits.take_texts(10**9)
         limits.take_tokens(10**12)
+
+
+@pytest.mark.parametrize(
+    ("error", "reply_bytes", "is_free"),
+    [
+        (OverloadedError("the memory is full"), 0, True),
+        (GraphUnavailableError("not now", retry_after_s=1), 0, True),
+        (ShuttingDownError("bye"), 0, True),
+        (OverloadedError("after the first part of a stream"), 1, False),
+        (DeadlineError("too late"), 0, False),
+        (InputTooLongError("inputs[0]", 9, 8), 0, False),
+    ],
+)
+def test_request_that_the_server_cannot_serve_costs_nothing(
+    error: RequestError, reply_bytes: int, *, is_free: bool
+) -> None:
+    limits = RateLimits(Time())
+    limits.configure(10, 10, 100, 100)
+    record = RequestRecord("Embed", client=Client("a", rates=limits), reply_bytes=reply_bytes)
+    memory = Reservation(Admission(1, 1, lambda _: 1.0), record.client)
+    budget = Budget(memory, None, record.metrics)
+    budget.charge_texts(10)
+    budget.count_tokens(300)
+    record.fail(error)
+    if is_free:
+        budget.charge_texts(10)
+    else:
+        record.metrics.num_charged = 0
+        with pytest.raises(RateLimitedError):
+            budget.charge_texts(10)
+
+
+@pytest.mark.parametrize("rate", [1e-310, 5e-324, 1e-9])
+def test_tiny_rates_have_a_finite_retry_delay(rate: float) -> None:
+    limits = RateLimits(Time())
+    limits.configure(rate, 1, UNLIMITED, 1)
+    limits.take_texts(1)
+    with pytest.raises(RateLimitedError, match=r"try again in [0-9,]+ s") as caught:
+        limits.take_texts(1)
+    assert caught.value.retry_after_s == pytest.approx(min(1 / rate, 365 * 86_400))
+    assert call_status(caught.value).reason == "RATE_LIMITED"

@@ -338,7 +338,7 @@ def test_graph_that_does_not_fit_into_memory_is_unavailable_until_there_is_more(
         with pytest.raises(grpc.RpcError) as caught:
             client.stub.Encode(request, timeout=60)
         failure = read_failure(caught.value)
-        assert (failure.reason, failure.code) == ("GRAPH_UNAVAILABLE", grpc.StatusCode.FAILED_PRECONDITION)
+        assert (failure.reason, failure.code) == ("GRAPH_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE)
         assert failure.retry_delay_s is not None
         client.embed()
         resource.prlimit(server.process.pid, resource.RLIMIT_DATA, (resource.RLIM_INFINITY,) * 2)

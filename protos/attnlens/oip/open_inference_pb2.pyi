@@ -812,7 +812,7 @@ class RepositoryIndexRequest(_message.Message):
     repository_name: _builtins.str
     """Ignored: there is one repository."""
     ready: _builtins.bool
-    """Whether to list only models that accept requests, which all listed models do."""
+    """Whether to list only models that are ready."""
     def __init__(
         self,
         *,
@@ -848,9 +848,9 @@ class RepositoryIndexResponse(_message.Message):
         version: _builtins.str
         """"1"."""
         state: _builtins.str
-        """"READY"."""
+        """"READY", or "UNAVAILABLE" while the server is not healthy."""
         reason: _builtins.str
-        """Empty."""
+        """Why the model is not ready."""
         def __init__(
             self,
             *,

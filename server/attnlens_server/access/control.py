@@ -10,7 +10,7 @@ from typing import Any
 
 from attnlens_server.access.audit import RefusalLog, log_changes
 from attnlens_server.access.files import WatchedFiles
-from attnlens_server.access.keys import KeyRing, read_keys
+from attnlens_server.access.keys import RESERVED, KeyRing, read_keys
 from attnlens_server.access.policy import GROUPS, METHODS, Policy, Rules, read_policy
 from attnlens_server.clients import Client, client_at
 from attnlens_server.config import ServerConfig
@@ -19,13 +19,18 @@ from attnlens_server.rates import RateLimits
 
 logger = logging.getLogger(__name__)
 
-MAX_ADDRESSES = 4096
-"""Number of anonymous clients whose rates are kept."""
+MAX_RECENT = 4096
+"""Number of anonymous clients, and of clients with certificates, whose rates are kept."""
 MAX_NAME = 256
 """Number of characters of a name in a certificate. A longer name is not shortened, but refused."""
 MAX_SHOWN_NAMES = 10
 _LATIN = "latin-1"  # encoding of headers
 _NO_KEY = "the key is missing: send `Authorization: Bearer KEY`"
+_NO_NAME = (
+    "the client certificate lacks a name: create one with a subject alternative name or a CN, other than "
+    f"{' and '.join(sorted(RESERVED))}"
+)
+_SAME_NAME = "the client certificate has the name of an API key: send the key, or use another certificate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +67,14 @@ class Access:
         self._needs_certificate = needs_certificate
         self._clock = clock
         self._keys: KeyRing | None = None
+        self._key_names: frozenset[str] = frozenset()
         self._is_open = not needs_certificate  # nobody can be identified
         self._policy = Policy()
         self._refusals = RefusalLog(clock)
-        # Names come from the operator's key file or certificates, so their number is bounded. Addresses do
-        # not, and the oldest one is forgotten.
+        # Names of keys come from the operator's file, so their number is bounded. Addresses and names in
+        # certificates do not, and the oldest one is forgotten.
         self._named: dict[str, _Grant] = {}
+        self._certified: dict[str, _Grant] = {}
         # Hashing a key costs more than all other checks when its code is not in the processor's cache. So the
         # headers of valid keys are remembered. As in `KeyRing`, their index is a hash with a random key of
         # this process (SipHash), and a header is compared only if all 64 bits of its hash are equal.
@@ -102,7 +109,7 @@ class Access:
 
     def use_keys(self, keys: KeyRing) -> None:
         """Replace the keys."""
-        self._keys = keys
+        self._keys, self._key_names = keys, keys.names
         self._is_open = False
         self._by_header.clear()
         self._warn_of_unknown_names()
@@ -120,8 +127,10 @@ class Access:
             )
         self._policy = policy
         self._by_header.clear()
-        for name, grant in self._named.items():
-            self._named[name] = self._grant(Client(name, is_identified=True), policy.rules(name), grant.rates)
+        for grants in (self._named, self._certified):
+            for name, grant in grants.items():
+                client = Client(name, is_identified=True)
+                grants[name] = self._grant(client, policy.rules(name), grant.rates)
         for name, grant in self._anonymous.items():
             self._anonymous[name] = self._grant(Client(name), policy.rules(None), grant.rates)
         self._warn_of_unknown_names()
@@ -192,11 +201,9 @@ class Access:
                 return grant
         if self._needs_certificate:
             name = certificate_name()
-            if name:
-                return self._named_grant(name)
-            problem = (
-                "the client certificate lacks a name: create one with a subject alternative name or a CN"
-            )
+            if name and name not in self._key_names:
+                return self._certified_grant(name)
+            problem = _SAME_NAME if name else _NO_NAME
         if not self.allows_anonymous:
             raise UnauthenticatedError(problem)
         return self._anonymous_grant(peer)
@@ -218,13 +225,19 @@ class Access:
             grant = self._named[name] = self._grant(client, self._policy.rules(name))
         return grant
 
+    def _certified_grant(self, name: str) -> _Grant:
+        client = Client(name, is_identified=True)
+        return self._recent_grant(self._certified, client, self._policy.rules(name))
+
     def _anonymous_grant(self, peer: str) -> _Grant:
-        client = client_at(peer)
-        grant = self._anonymous.get(client.name)
+        return self._recent_grant(self._anonymous, client_at(peer), self._policy.rules(None))
+
+    def _recent_grant(self, grants: dict[str, _Grant], client: Client, rules: Rules) -> _Grant:
+        grant = grants.get(client.name)
         if grant is None:
-            grant = self._anonymous[client.name] = self._grant(client, self._policy.rules(None))
-            if len(self._anonymous) > MAX_ADDRESSES:
-                del self._anonymous[next(iter(self._anonymous))]
+            grant = grants[client.name] = self._grant(client, rules)
+            if len(grants) > MAX_RECENT:
+                del grants[next(iter(grants))]
         return grant
 
     def _grant(self, client: Client, rules: Rules, rates: RateLimits | None = None) -> _Grant:
@@ -246,7 +259,8 @@ def name_in_certificate(*candidates: Sequence[str]) -> str:
             names, then common names.
     """
     names = [name for names in candidates for name in names if name]
-    return names[0] if names and len(names[0]) <= MAX_NAME and names[0].isprintable() else ""
+    is_usable = names and len(names[0]) <= MAX_NAME and names[0].isprintable() and names[0] not in RESERVED
+    return names[0] if is_usable else ""
 
 
 def open_access(config: ServerConfig, model: str, *, has_certificates: bool) -> Access:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from attnlens_server.errors import StartupError
 
-NAME = re.compile(r"(?!(?:anonymous|other)$)[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")  # metrics use these two
+RESERVED = frozenset({"anonymous", "other"})  # metrics use these names for other clients
+NAME = re.compile(rf"(?!(?:{'|'.join(sorted(RESERVED))})$)[A-Za-z0-9][A-Za-z0-9._@-]{{0,63}}")
 NAME_RULE = (
     "use up to 64 letters, digits and . _ @ -, with a letter or digit first, except for anonymous and other"
 )
@@ -45,6 +46,11 @@ class KeyRing:
         for digest, name in self._entries.values():
             digests.setdefault(name, set()).add(digest)
         return {name: frozenset(own) for name, own in digests.items()}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all keys."""
+        return frozenset(name for _, name in self._entries.values())
 
     def _index(self, digest: bytes) -> bytes:
         return hashlib.blake2b(digest, digest_size=16, key=self._secret).digest()

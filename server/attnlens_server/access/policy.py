@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -185,7 +186,9 @@ def _is_share(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value == math.inf or abs(value) <= sys.float_info.max
 
 
 def _are_names(value: object) -> bool:

@@ -607,6 +607,7 @@ class Engine:
             num_lanes=self._num_lanes,
             divides_threads=self.runtime.is_on_cpu,
             check_files=opener.check_files,
+            public=opener.public,
         )
         multiple = self.runtime.length_multiple
         buckets = LengthBuckets(multiple, model.max_positions) if multiple > 1 else None

@@ -9,6 +9,7 @@ session, so the weights are in memory twice. With one lane there is only the sec
 
 import ctypes
 import logging
+import re
 import statistics
 import threading
 import time
@@ -31,6 +32,7 @@ SHORT_S = 0.005
 """A batch that takes longer than this with all threads uses them: one thread would save little."""
 RETRY_INTERVAL = 256
 """Number of choices after which the slower way runs once, in case the machine has changed."""
+_DIRECTORIES = re.compile(r"(?<![\w.:/])/(?:[^\s/:'\"]+/)+")
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # pause after the n-th failure; the last value is repeated
 
 
@@ -94,6 +96,7 @@ class Sessions:
         num_lanes: int,
         divides_threads: bool = True,
         check_files: Callable[[], None] = lambda: None,
+        public: Callable[[str], str] = str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Initialize without opening a session.
@@ -105,10 +108,12 @@ class Sessions:
             divides_threads: Whether concurrent batches share the threads. If False, one session runs all
                 batches.
             check_files: Raises `UnusableGraphError` if an open session can no longer be trusted.
+            public: Removes from a message what clients must not know. The log has the whole message.
             clock: Monotonic clock, in seconds.
         """
         self._open_session = open_session
         self._check_files = check_files
+        self._public = public
         self._clock = clock
         side_by_side = Division(max(1, threads // num_lanes) if divides_threads else threads, num_lanes)
         self._divisions: Mapping[bool, Division] = {
@@ -224,7 +229,7 @@ class Sessions:
 
     def _unavailable(self) -> GraphUnavailableError:
         assert self._failure is not None  # noqa: S101 - ensured by the callers
-        message, retry_at = self._failure.message, self._failure.retry_at
+        message, retry_at = self._public(self._failure.message), self._failure.retry_at
         if retry_at is None:
             return GraphUnavailableError(f"the graph cannot be used: {message}")
         wait_s = max(retry_at - self._clock(), 0.1)
@@ -314,6 +319,12 @@ class GraphOpener:
             UnusableGraphError: A file was altered.
         """
         self._mapped.check()
+
+    def public(self, message: str) -> str:
+        """Return a message without directories."""
+        for directory in {self._bundle.directory, self._bundle.directory.resolve()}:
+            message = message.replace(f"{directory}/", "")
+        return _DIRECTORIES.sub("", message)
 
     def stop(self) -> None:
         """Abort the current attempt to open a session and all later ones."""

@@ -72,10 +72,13 @@ class InferenceService:
         return pb.ModelConfigResponse(config=config).SerializeToString()
 
     async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, call: Call) -> bytes:
-        del request, call
-        response = pb.RepositoryIndexResponse()
+        del call
+        response, is_ready = pb.RepositoryIndexResponse(), self._service.is_serving
+        if request.ready and not is_ready:
+            return response.SerializeToString()
+        state = "READY" if is_ready else "UNAVAILABLE"
         for name in self._models.metadata:
-            response.models.add(name=name, version=VERSION, state="READY")
+            response.models.add(name=name, version=VERSION, state=state, reason=self._service.problem)
         return response.SerializeToString()
 
     # --- Inference --------------------------------------------------------------------------------

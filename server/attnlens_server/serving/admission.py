@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import get_args
 
 from attnlens_server.bundle import Kind
 from attnlens_server.clients import ANONYMOUS, Client
@@ -119,12 +120,11 @@ class Admission:
         self.num_refused = 0
         self._max_texts = max_texts
         self._retry_after_s = retry_after_s
-        self._texts: dict[Kind, Pool] = {}
+        # Created here, because the thread that serves the metrics reads them, too.
+        self._texts: dict[Kind, Pool] = {kind: Pool(max_texts, SMALL_TEXTS) for kind in get_args(Kind)}
 
     def texts(self, kind: Kind) -> Pool:
         """Return the slots of a graph."""
-        if kind not in self._texts:
-            self._texts[kind] = Pool(self._max_texts, SMALL_TEXTS)
         return self._texts[kind]
 
     def num_texts(self, kind: Kind) -> int:
@@ -388,6 +388,7 @@ class Budget:
         rates = self.memory.client.rates
         if rates is not None:
             rates.take_tokens(count)
+            self.metrics.num_charged_tokens += count
 
     def count_tokens(self, count: int) -> None:
         """Count and charge tokens of the texts."""

@@ -11,7 +11,13 @@ from typing import Literal
 from urllib.parse import unquote
 
 from attnlens_server.clients import ANONYMOUS, Client
-from attnlens_server.errors import RequestError
+from attnlens_server.errors import (
+    GraphUnavailableError,
+    NotReadyError,
+    OverloadedError,
+    RequestError,
+    ShuttingDownError,
+)
 from attnlens_server.serving.results import CallMetrics
 from attnlens_server.serving.stages import Stages
 
@@ -23,6 +29,7 @@ _TRACEPARENT = re.compile(
     r"(?!ff|00-.{52}-)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
 )
 _MAX_PEER = 128
+_NOT_CHARGED = (OverloadedError, GraphUnavailableError, NotReadyError, ShuttingDownError)
 
 
 @dataclass(slots=True)
@@ -75,8 +82,12 @@ class RequestRecord:
             self.status, self.reason = status, reason
 
     def fail(self, error: RequestError) -> None:
-        """Record which limit an error is about, if any."""
+        """Record which limit an error is about, if any. Requests that cannot be served now cost nothing."""
         self.resource = error.metadata.get("resource", "")
+        rates, metrics = self.client.rates, self.metrics
+        if rates is not None and isinstance(error, _NOT_CHARGED) and not self.reply_bytes:
+            rates.give_back(metrics.num_charged, metrics.num_charged_tokens)
+            metrics.num_charged = metrics.num_charged_tokens = 0
 
     def disconnect(self) -> None:
         """Record that the client left. If its deadline has passed (or almost), that is the reason."""

@@ -42,6 +42,7 @@ class CallMetrics:
         queue_s: Longest wait for a batch in seconds. If the call has failed, the wait until then.
         compute_s: Longest batch in seconds. If the call has failed, its time until then.
         num_charged: Number of texts that were charged to the client.
+        num_charged_tokens: Number of tokens that were charged to the client.
     """
 
     num_inputs: int = 0
@@ -50,6 +51,7 @@ class CallMetrics:
     queue_s: float = 0.0
     compute_s: float = 0.0
     num_charged: int = 0
+    num_charged_tokens: int = 0
 
 
 class Clock:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from attnlens_server.access import Access, name_in_certificate, warn_if_exposed
 from attnlens_server.access.audit import RefusalLog, log_changes
-from attnlens_server.access.control import MAX_ADDRESSES
+from attnlens_server.access.control import MAX_RECENT
 from attnlens_server.access.files import WatchedFiles
 from attnlens_server.access.keys import KeyRing
 from attnlens_server.access.policy import METHODS, Policy, Rules, read_policy
@@ -96,6 +96,22 @@ def test_a_key_precedes_a_certificate() -> None:
         identify(access, certificate_name=lambda: "")
 
 
+def test_a_certificate_cannot_replace_a_key_or_have_a_reserved_name() -> None:
+    access = make(certificates=True)
+    with pytest.raises(UnauthenticatedError, match="has the name of an API key: send the key"):
+        identify(access, certificate_name=lambda: "search")
+    assert identify(access, "one", certificate_name=lambda: "search").name == "search"
+    assert [name_in_certificate([name]) for name in ("anonymous", "other", "others")] == ["", "", "others"]
+
+
+def test_names_in_certificates_are_forgotten_if_there_are_too_many() -> None:
+    access = make(certificates=True)
+    identify(access, "one", certificate_name=str)
+    for number in range(MAX_RECENT + 10):
+        identify(access, certificate_name=f"pod-{number}".__str__)
+    assert (len(access._certified), len(access._named)) == (MAX_RECENT, 1)
+
+
 def test_keys_are_ignored_if_only_certificates_count() -> None:
     access = make(keys=False, certificates=True)
     assert identify(access, "unused", certificate_name=lambda: "robot").name == "robot"
@@ -168,9 +184,9 @@ def test_each_anonymous_address_has_its_own_rates_and_their_number_is_limited() 
     first = access.identify("ipv4:10.0.0.1:1", ("Embed",))
     assert first.rates is not None
     assert access.identify("ipv4:10.0.0.1:2", ("Embed",)).rates is first.rates
-    for number in range(MAX_ADDRESSES + 10):
+    for number in range(MAX_RECENT + 10):
         access.identify(f"ipv6:%5B{number:x}::1%5D:1", ("Embed",))
-    assert len(access._anonymous) == MAX_ADDRESSES
+    assert len(access._anonymous) == MAX_RECENT
 
 
 async def test_files_are_watched_after_a_defect_of_their_parser(

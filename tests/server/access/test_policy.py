@@ -115,6 +115,7 @@ def test_each_method_of_the_services_is_restricted_or_describes_the_server() -> 
         ("[default]\ntexts_per_second = 0", "texts_per_second is 0: use a positive number, or inf"),
         ("[default]\ntokens_per_second = true", "tokens_per_second is True: use a positive number"),
         ("[default]\ntokens_per_second = nan", "tokens_per_second is nan"),
+        (f"[default]\ntokens_per_second = 1{'0' * 400}", "tokens_per_second is 1000"),
         ("[default]\ntexts_per_second = 1\nburst_texts = inf", "burst_texts is inf: use a number from 1"),
         ("[default]\nburst_tokens = 5", "burst_tokens is set without tokens_per_second: set both"),
         ("[default]\nshare = 0", "share is 0: use a number from 0.01 to 100"),

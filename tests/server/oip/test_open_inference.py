@@ -29,6 +29,7 @@ from failures import read_failure
 from served import ServerProcess
 
 if TYPE_CHECKING:
+    from attnlens_server.grpc_api.calls import Call
     from attnlens_server.serving.service import ModelService
 
 NAME = "all-MiniLM-L6-v2"
@@ -208,15 +209,24 @@ def test_millions_of_elements_are_rejected_before_they_are_parsed(
         parser.parse(data + b"\xff" * SMALL_BYTES)  # a complete parse would report an invalid message
 
 
-def test_readiness_follows_the_state_of_the_server(minilm_bundle: Path) -> None:
+async def test_readiness_follows_the_state_of_the_server(minilm_bundle: Path) -> None:
     served = SimpleNamespace(is_serving=False)
     bundle, config = open_bundle(minilm_bundle, "fp32"), ServerConfig(bundle=minilm_bundle)
     service = InferenceService(bundle, cast("ModelService", served), config)
     for is_ready in (False, True):
-        served.is_serving = is_ready
+        served.is_serving, served.problem = is_ready, "" if is_ready else "a batch hangs"
         assert service.ServerLive(pb.ServerLiveRequest()).live
         assert service.ServerReady(pb.ServerReadyRequest()).ready is is_ready
         assert service.ModelReady(pb.ModelReadyRequest(name=NAME)).ready is is_ready
+        for only_ready in (False, True):
+            request = pb.RepositoryIndexRequest(ready=only_ready)
+            index = pb.RepositoryIndexResponse.FromString(
+                await service.RepositoryIndex(request, cast("Call", None))
+            )
+            expected = [("READY", "")] * 3 if is_ready else [("UNAVAILABLE", "a batch hangs")] * 3
+            assert [(model.state, model.reason) for model in index.models] == (
+                [] if only_ready and not is_ready else expected
+            )
 
 
 # --- Fuzzing --------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The model service without our protocol, behind a few lines of another one."""
 
+import asyncio
 import base64
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from attnlens_server.bundle import OutputRole, open_bundle
+from attnlens_server.clients import Client
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine
 from attnlens_server.errors import InvalidFieldsError, ResponseTooLargeError
@@ -164,3 +166,38 @@ def test_packages_behind_the_protocol_import_neither_grpc_nor_http(room: str) ->
     program = f"import sys, attnlens_server.{room}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert {"grpc", "http.server", "attnlens.v1.encoder_service_pb2"}.isdisjoint(loaded.stdout.split())
+
+
+async def test_client_whose_calls_were_cancelled_is_served_as_soon_as_any_other(
+    service: ModelService,
+) -> None:
+    inputs, num_done = [Input(text="word " * 50)] * 8, 0
+    queue = service._engine.lanes["embeddings"]._queue
+
+    async def embed(name: str) -> None:
+        memory = Reservation(service.admission, Client(name))
+        await service.embed(EmbedRequest(inputs=inputs), Budget(memory))
+        memory.release()
+
+    async def stay_busy() -> None:
+        nonlocal num_done
+        while True:
+            await embed("busy")
+            num_done += 1
+
+    busy = [asyncio.create_task(stay_busy()) for _ in range(2)]
+    for _ in range(100):
+        call = asyncio.create_task(embed("impatient"))
+        while not call.done() and "impatient" not in {
+            item.client.name for item in (*queue._waiting, *queue._arrived)
+        }:
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call])
+    before = num_done
+    async with asyncio.timeout(60):
+        await embed("impatient")
+    assert num_done - before <= 5
+    for task in busy:
+        task.cancel()
+    await asyncio.wait(busy)
