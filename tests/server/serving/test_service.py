@@ -185,19 +185,20 @@ async def test_client_whose_calls_were_cancelled_is_served_as_soon_as_any_other(
             await embed("busy")
             num_done += 1
 
-    busy = [asyncio.create_task(stay_busy()) for _ in range(2)]
+    busy = [asyncio.create_task(stay_busy()) for _ in range(8)]
     for _ in range(100):
         call = asyncio.create_task(embed("impatient"))
-        while not call.done() and "impatient" not in {
-            item.client.name for item in (*queue._waiting, *queue._arrived)
-        }:
+        while not call.done() and not any(
+            item.client.name == "impatient" and not item.is_abandoned
+            for item in (*queue._waiting, *queue._arrived)
+        ):
             await asyncio.sleep(0)
         call.cancel()
         await asyncio.wait([call])
     before = num_done
     async with asyncio.timeout(60):
         await embed("impatient")
-    assert num_done - before <= 5
+    assert num_done - before <= 24  # of about 100 if it waited for the texts that were dropped
     for task in busy:
         task.cancel()
     await asyncio.wait(busy)
