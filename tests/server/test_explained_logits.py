@@ -16,7 +16,6 @@ from attnlens_cli.app import run
 from attnlens_client import Explanation, InvalidRequestError, NotSupportedError, Text, TokenIds
 from attnlens_server import Local, ServerConfig
 from attnlens_server.clients import Client
-from attnlens_server.errors import PermissionDeniedError
 from attnlens_server.rates import UNLIMITED, RateLimits
 from attnlens_server.served_model import ServedModel
 from attnlens_server.serving.admission import Budget, Reservation
@@ -369,18 +368,6 @@ def test_relevant_words_in_succession_form_a_span() -> None:
 @pytest.mark.parametrize("values", [[], [-1.0, -2.0], [0.0, 0.0]])
 def test_document_without_positive_contributions_has_no_spans(values: list[float]) -> None:
     assert relevant_spans([(0, 1), (2, 3)][: len(values)], values) == []
-
-
-def test_explanations_of_scores_need_the_permission_to_explain(reranker: tuple[Local, Path]) -> None:
-    service = reranker[0]._driver._host._service
-    client = Client("ranker", denied=frozenset({"Explain"}))
-    request = ScoreRequest(
-        query=QUERY, inputs=[Input(text="a")], explanation_level=ExplainLevel.WORDS, top_n=1
-    )
-    with pytest.raises(
-        PermissionDeniedError, match="may not call Explain, which explanations of scores need"
-    ):
-        asyncio.run(service.score(request, Budget(Reservation(service.admission, client))))
 
 
 def test_words_of_a_document_have_code_points(reranker: tuple[Local, Path]) -> None:

@@ -370,6 +370,7 @@ def test_express_lane_takes_no_items_of_bulk_clients() -> None:
     queue, bulk = make_queue(), Client("nightly", is_bulk=True)
     small, interactive = make_light(8), make_light(8)
     queue.put([small], bulk)
+    assert queue._num_light == 0
     queue.put([interactive], Client("user"))
     batch = queue.take_light(queue._scheduler.choose)
     assert batch
