@@ -373,6 +373,7 @@ class ConnectionProblem(Enum):
     NO_SERVER_OR_TLS = auto()
     NO_SERVER_OR_CERTIFICATE = auto()
     NOT_REACHABLE = auto()
+    LOST = auto()
     NO_ANSWER = auto()
     SLOW = auto()
     UNKNOWN_HOST = auto()
@@ -401,7 +402,14 @@ _MESSAGES = {
         "no server answers at {address}",
         f"{_START}, or use credentials with a valid client certificate of a CA that the server trusts",
     ),
-    ConnectionProblem.NOT_REACHABLE: ("no server reachable at {address} for {elapsed_s:g} s", _START),
+    ConnectionProblem.NOT_REACHABLE: (
+        "no server reachable at {address} for {elapsed_s:g} s",
+        "start one with `attnlens serve DIR`, use another address, or see the server's log if it runs",
+    ),
+    ConnectionProblem.LOST: (
+        "the connection to {address} was lost",
+        "try again, or see the server's log if it has ended",
+    ),
     ConnectionProblem.NO_ANSWER: (
         "no server answered at {address} within {elapsed_s:g} s",
         "start one there, use another address, or a larger timeout_s",

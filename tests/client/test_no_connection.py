@@ -204,8 +204,8 @@ def test_silent_program_is_not_reported_as_a_slow_server(connect: Call) -> None:
         with connect(address, timeout_s=0.2) as call:
             error = failure(call)
     assert error.message == (
-        f"no server reachable at {address} for 0.2 s: start one with `attnlens serve DIR`, or use another "
-        "address"
+        f"no server reachable at {address} for 0.2 s: start one with `attnlens serve DIR`, use another "
+        "address, or see the server's log if it runs"
     )
 
 

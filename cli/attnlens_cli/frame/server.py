@@ -216,7 +216,7 @@ class ServerOptions:
                 Problem.NO_SERVER_OR_TLS: f"{start}, or --tls if the server uses TLS",
                 Problem.NO_SERVER_OR_CERTIFICATE: f"{start}, or --tls-cert and --tls-key with a valid "
                 "certificate of a CA that the server trusts",
-                Problem.NOT_REACHABLE: start,
+                Problem.NOT_REACHABLE: f"{start}, or see the server's log if it runs",
                 Problem.NO_ANSWER: "check the address, or use a larger --timeout-s",
                 Problem.SLOW: "use a larger --timeout-s, or see the server's log if it never answers",
                 Problem.NO_SOCKET: start,

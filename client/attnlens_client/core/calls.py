@@ -54,6 +54,12 @@ _MAX_DELAY_S = 5.0
 # Between attempts to reach a server that does not answer, so that a restarted one is used soon.
 _MAX_AWAY_DELAY_S = 2.0
 
+# What a problem means if the server has answered before.
+_LATER = {
+    ConnectionProblem.NO_SERVER: ConnectionProblem.NOT_REACHABLE,
+    ConnectionProblem.NO_SERVER_OR_TLS: ConnectionProblem.LOST,
+    ConnectionProblem.NO_SERVER_OR_CERTIFICATE: ConnectionProblem.LOST,
+}
 # A proxy can cause these problems.
 _PROXIED = (
     ConnectionProblem.NO_SERVER,
@@ -172,14 +178,20 @@ class Session:
             if self.timeout_s is None:  # someone else has set the deadline
                 return None
             problem = ConnectionProblem.SLOW if self.has_answered else ConnectionProblem.NO_ANSWER
-            problem, elapsed_s = problem if is_connected else ConnectionProblem.NOT_REACHABLE, self.timeout_s
+            if is_connected:
+                elapsed_s = self.timeout_s
+            else:
+                problem = ConnectionProblem.NOT_REACHABLE
+                elapsed_s = min(elapsed_s or self.timeout_s, self.timeout_s)
         else:
             is_unknown_method = failure.code is grpc.StatusCode.UNIMPLEMENTED and not self.has_answered
             if not (isinstance(failure, UnavailableError) or is_unknown_method):
                 return None
             problem, cause = connection_problem(error, answered=is_unknown_method, uses_tls=self.uses_tls)
-            if problem is ConnectionProblem.NO_SERVER and self.has_answered and elapsed_s >= 1:
-                problem = ConnectionProblem.NOT_REACHABLE
+            if self.has_answered:
+                problem = _LATER.get(problem, problem)
+            if problem is ConnectionProblem.NOT_REACHABLE and elapsed_s < 1:
+                problem = ConnectionProblem.NO_SERVER
         if self.proxy and problem in _PROXIED:
             problem = ConnectionProblem.PROXY
         return ConnectionFailure(problem, cause, elapsed_s, self.proxy)
@@ -197,8 +209,9 @@ class Attempts:
         self._session = session
         self._left_to_connect = session.max_attempts - 1 if is_stream and session.may_restart else 0
         timeout_s = session.timeout_s
-        self._start = session.clock()
-        self._deadline = None if timeout_s is None else self._start + timeout_s
+        # When the server may have become unreachable: a stream works until its first failure.
+        self._away_since = None if is_stream else session.clock()
+        self._deadline = None if timeout_s is None else session.clock() + timeout_s
         self._delay_s = _FIRST_DELAY_S
 
     def timeout_s(self) -> float | None:
@@ -207,9 +220,10 @@ class Attempts:
 
     def failure(self, event: Failed, first_index: int) -> AttnlensError:
         """Return the exception for a failed attempt."""
-        elapsed_s = self._session.clock() - self._start
+        now = self._session.clock()
+        self._away_since = now if self._away_since is None else self._away_since
         return self._session.failure(
-            event.error, first_index, is_connected=event.is_connected, elapsed_s=elapsed_s
+            event.error, first_index, is_connected=event.is_connected, elapsed_s=now - self._away_since
         )
 
     def delay_s(self, error: AttnlensError) -> float:
