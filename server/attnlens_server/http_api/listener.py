@@ -47,6 +47,7 @@ MAX_SMALL_CHUNKS = 1024
 _SMALL_CHUNK_BYTES = 256  # larger chunks are not limited
 _LINGER_S = 2.0  # time to read the rest of a rejected body, so that the client receives the response
 _POLL_S = 0.02
+_PROBE_S = 0.5  # most responses are sent before, in one piece
 _TLS_BUFFER_BYTES = 1 << 15  # instead of 256 KiB. A record of TLS has up to 16 KiB
 _ACCEPT_PAUSE_S = 0.5  # after an error, such as too many open files
 _STATUS_LINE = b"HTTP/1.1 "  # the same for all responses
@@ -400,21 +401,27 @@ class _Connection(H11Protocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection open if the client waits for a response. It sends nothing more.
 
-        A client that has left cannot be distinguished until something is sent to it. This sends a part of the
-        response that is always the same: the first part of the head, or a zero before the size of a chunk.
+        A client that has left cannot be distinguished until something is sent to it. Unless the response is
+        ready soon, a part of it is sent that is always the same, see `_probe_client`.
         """
         cycle = self.cycle
         if self.scheme == "https" or cycle is None or cycle.response_complete or cycle.more_body:
             return False
         if not self._is_half_closed:
             self._is_half_closed = True
-            if self.conn.our_state is h11.SEND_RESPONSE:
-                self.conn.has_begun_response = True
-                self.transport.write(_STATUS_LINE)
-            elif self.conn.sends_chunks:
-                self.transport.write(b"0")
-            self._check_client(_POLL_S)
+            self._set_timer(self.loop.call_later(_PROBE_S, self._probe_client))
         return True
+
+    def _probe_client(self) -> None:
+        """Send the first part of the head, or a zero before the size of a chunk."""
+        if self.transport.is_closing() or self.cycle.response_complete:
+            return
+        if self.conn.our_state is h11.SEND_RESPONSE:
+            self.conn.has_begun_response = True
+            self.transport.write(_STATUS_LINE)
+        elif self.conn.sends_chunks:
+            self.transport.write(b"0")
+        self._check_client(_POLL_S)
 
     def _check_client(self, delay_s: float) -> None:
         """Close the connection once the client has answered that nobody waits for the response."""
