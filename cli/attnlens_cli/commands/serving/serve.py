@@ -199,7 +199,7 @@ def serve(
     from attnlens_cli.sources.source import resolve  # noqa: PLC0415 - heavy
     from attnlens_server.errors import StartupError  # noqa: PLC0415 - heavy
 
-    _check_addresses()
+    _check_address_alone()
     try:
         config = ServerConfig(bundle=source, **options)
         bundle = resolve(source, cache_dir, graph_precision(config.precision))
@@ -250,21 +250,14 @@ def _require_modules(engine: EngineName) -> None:
         raise click.UsageError(f"openvino is not installed: {how_to_install('openvino')}")
 
 
-def _check_addresses() -> None:
-    """Reject --host and --port in addition to --address, and hosts without a port.
-
-    Their variables, as set in an image, are ignored.
-    """
+def _check_address_alone() -> None:
+    """Reject --host and --port in addition to --address. Their variables, as set in an image, are ignored."""
     ctx = click.get_current_context()
     given = [
         f"--{name}"
         for name in ("address", "host", "port")
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
     ]
-    for name in ("http", "metrics"):
-        is_given = ctx.get_parameter_source(f"{name}_host") is ParameterSource.COMMANDLINE
-        if is_given and ctx.params[f"{name}_port"] is None:
-            raise click.UsageError(f"--{name}-host is given without --{name}-port: set the port, too")
     if given[:1] == ["--address"] and len(given) > 1:
         raise click.UsageError(
             f"--address and {given[1]} are both given: use --address alone, or --host and --port"
