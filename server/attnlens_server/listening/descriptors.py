@@ -2,6 +2,7 @@
 
 import logging
 import resource
+from contextlib import suppress
 
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import StartupError
@@ -24,8 +25,10 @@ def reserve_descriptors(config: ServerConfig) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _used_descriptors(config) + MAX_GRPC_CONNECTIONS
     if soft != resource.RLIM_INFINITY and soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        wanted = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+        with suppress(OSError, ValueError):  # macOS has a further limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
     num_grpc = grpc_connections(config)
     if num_grpc < MIN_GRPC_CONNECTIONS:
         raise StartupError(
