@@ -17,6 +17,7 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 from attnlens_server.access import METRICS_HOST, open_access, warn_if_exposed
 from attnlens_server.access.files import WatchedFiles, watch
 from attnlens_server.config import ServerConfig
+from attnlens_server.descriptors import grpc_connections, reserve_descriptors
 from attnlens_server.errors import StartupError
 from attnlens_server.grpc_api.calls import remember_creators
 from attnlens_server.grpc_api.health import HealthService
@@ -25,7 +26,6 @@ from attnlens_server.grpc_api.methods import DESCRIPTOR, SERVICE_NAME, add_servi
 from attnlens_server.grpc_api.open_streams import MAX_REFLECTIONS, OpenStreams
 from attnlens_server.grpc_api.reflection import add_reflection
 from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, find_bind_problem
-from attnlens_server.listening.descriptors import grpc_connections, reserve_descriptors
 from attnlens_server.listening.tls import ServerTls, TlsContent
 from attnlens_server.observing.observer import open_tracer
 from attnlens_server.oip.methods import DESCRIPTOR as INFERENCE_DESCRIPTOR
