@@ -14,6 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens_server import descriptors
 from attnlens_server.clients import Client
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import (
@@ -34,7 +35,6 @@ from attnlens_server.grpc_api.receiving import (
     BriefReceiver,
     Receiver,
 )
-from attnlens_server.listening import descriptors
 from attnlens_server.observing.observer import Observer
 from attnlens_server.server import _channel_options
 from attnlens_server.serving.admission import Admission
