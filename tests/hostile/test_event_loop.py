@@ -3,7 +3,7 @@
 import gzip
 import http.client
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -42,14 +42,16 @@ SHORT_PAIRS = [pb.ComparedPair(a=pb.Input(text="hi"), b=pb.Input(text="a b"))] *
 DOCUMENTS = [f"document {number}" for number in range(MANY)]
 LEAVE_ONE_OUT = [explanations.EXPLAIN_METHOD_LEAVE_ONE_OUT]
 TEXTS = oip.ModelInferRequest.InferInputTensor(
-    name="text", datatype="BYTES", shape=[MANY], contents={"bytes_contents": [b"hi"] * MANY}
+    name="text",
+    datatype="BYTES",
+    shape=[MANY],
+    contents=oip.InferTensorContents(bytes_contents=[b"hi"] * MANY),
 )
 TEXT_TENSOR = oip.ModelInferRequest(
-    inputs=[
-        {"name": "text", "datatype": "BYTES", "shape": [MANY], "contents": {"bytes_contents": [b"hi"] * MANY}}
-    ],
+    inputs=[TEXTS],
     outputs=[
-        {"name": name} for name in ("sentence_embedding", "contributions", "attentions.0", "attentions.5")
+        oip.ModelInferRequest.InferRequestedOutputTensor(name=name)
+        for name in ("sentence_embedding", "contributions", "attentions.0", "attentions.5")
     ],
 )
 LARGEST: dict[str, list[Any]] = {
@@ -130,12 +132,14 @@ class Watched:
         path = f"/{method.containing_service.full_name}/{name}"
         with suppress(grpc.RpcError):
             if method.server_streaming:
-                stream = self._channel.unary_stream(path)(message, timeout=CALL_S)
+                start: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(path)
+                stream = start(message, timeout=CALL_S)
                 for _ in islice(stream, 20 if name == "EncodeStream" else 1):
                     pass
                 stream.cancel()
             else:
-                self._channel.unary_unary(path)(message, timeout=CALL_S)
+                call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(path)
+                call(message, timeout=CALL_S)
 
     def post(self, path: str, body: bytes, **headers: str) -> tuple[int, bytes]:
         """Return the status and the body of the response."""
@@ -179,7 +183,7 @@ def test_event_loop_only_awaits_during_the_largest_calls(watched: Watched, name:
 
 
 def test_event_loop_only_awaits_during_the_largest_calls_of_a_reranker(
-    classifier_bundle: Any, tmp_path: Path
+    classifier_bundle: Callable[[str], Path], tmp_path: Path
 ) -> None:
     with (
         WatchedServer(classifier_bundle("reranker"), tmp_path / "report", "--http-port", "0") as server,

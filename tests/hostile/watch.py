@@ -42,8 +42,8 @@ def watch(report: Path) -> None:
             peak_bytes = pool.used
             file.write(f"reserved {peak_bytes}\n")
 
-    asyncio.Handle._run = timed_run  # type: ignore[method-assign]
-    Reservation.grow = reported_grow  # type: ignore[method-assign]
+    asyncio.Handle._run = timed_run  # type: ignore[method-assign,assignment]
+    Reservation.grow = reported_grow  # type: ignore[method-assign,assignment]
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from attnlens_server.bundle import Bundle, Model
 from attnlens_server.clients import Client
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, Item, ItemResult, RequestedOutput, TokenPooling
+from attnlens_server.engine.sessions import give_back_freed_memory
 from attnlens_server.serving.admission import Admission, Budget, Slots
 from attnlens_server.serving.costs import (
     DECODING_BYTES,
@@ -138,6 +139,8 @@ MAX_INLINE_TOKENIZATION = 1 << 10
 """Characters and token ids that are tokenized on the event loop, in about half a millisecond."""
 MAX_INLINE_PARTS = 1 << 8
 """Results and layers of attention that are prepared on the event loop, at about 5 us each."""
+MAX_KEPT_BYTES = 1 << 25
+"""Working memory that a worker thread keeps for the next texts."""
 MAX_INLINE_RESULT_BYTES = 1 << 14
 """Size of embeddings that are finished on the event loop."""
 
@@ -636,12 +639,15 @@ class ModelService:
     async def _tokenizing(self, memory_bytes: int, budget: Budget) -> AsyncGenerator[None]:
         """Reserve working memory of the tokenizer while the block runs.
 
-        No more blocks run than there are worker threads, so that waiting calls hold no working memory.
+        No more blocks run than there are worker threads, so that waiting calls hold no working memory. The
+        memory of long texts is returned to the operating system, before another thread needs as much.
         """
         async with self._tokenizers:
             budget.memory.grow(memory_bytes)
             try:
                 yield
+                if memory_bytes > MAX_KEPT_BYTES:
+                    await self.workers.run(give_back_freed_memory)
             finally:
                 budget.memory.shrink(memory_bytes)
 

@@ -12,7 +12,7 @@ from attnlens_server.text.tokens import EncodedInput, Tokens, describe_ids, text
 
 # Inputs are encoded in portions of about this size, so that a large request does not block all workers, does
 # not keep the tokenizer output of all its texts in memory, and can be cancelled between portions.
-PORTION_CHARS = 1 << 16
+PORTION_CHARS = 1 << 14
 _NUMBER_BYTES = 28  # memory of an int, in addition to its reference in a list
 
 

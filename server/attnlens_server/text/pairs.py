@@ -127,9 +127,10 @@ class PairEncoder:
         )
         assert whole.record is not None  # noqa: S101 - requested
         sources = whole.record.encoding.sequence_ids
-        of_document = [row for row, source in enumerate(sources) if source == 1]
-        removed = {*of_document[: part[0]], *of_document[part[1] :]}
-        rows = [row for row in range(whole.num_tokens) if row not in removed]
+        first = sources.index(1) if 1 in sources else 0  # the tokens of a document are contiguous
+        kept = range(first + part[0], first + part[1])
+        rows = [row for row, source in enumerate(sources) if source != 1 or row in kept]
+        del sources
         types = whole.token_type_ids
         encoded = EncodedInput(
             whole.input_ids[rows], len(rows), token_type_ids=None if types is None else types[rows]
