@@ -60,6 +60,7 @@ FIELDS_PER_TEXT = 4  # nested fields of a pair: two inputs with one field each
 MAX_ARRIVING = 64
 """Maximum number of requests that arrive at the same time, if the memory of the process has no limit."""
 REQUEST_TIMEOUT_S = 30.0
+TEXT_COPIES = 4  # of a character that Python stores in four bytes, which may be one byte of the message
 REQUEST_COPIES = 2  # the bytes, which gRPC keeps, and the message without its texts
 
 _creator: ContextVar[weakref.ref[AnyTask] | None] = ContextVar("creator", default=None)
@@ -366,7 +367,8 @@ class Calls:
                 self._check_serving()
                 call.admit(self.identify(context, name), self._admission)
                 data = await self._receive(call, message, context, parser.message_class)
-                call.memory.grow(parser.copies * call.request_bytes)
+                text_copies = TEXT_COPIES if len(data) > SMALL_BYTES else 0
+                call.memory.grow((parser.copies + text_copies) * call.request_bytes)
                 request = await self._workers.run_if(len(data) > SMALL_BYTES, parser.parse, data)
                 data = message = b""
                 call.memory.shrink_to(REQUEST_COPIES * call.request_bytes)

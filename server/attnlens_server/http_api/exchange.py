@@ -263,7 +263,9 @@ def check_values(body: bytes, max_texts: int) -> None:
         chunk = chunk[: len(chunk) - len(rest)].replace(b"\\\\", b"").replace(b'\\"', b"")
         pieces = chunk.split(b'"')
         outside = pieces[is_string::2]
-        count += len(pieces) // 2 + sum(piece.count(b"[") + piece.count(b"{") for piece in outside)
+        count += (len(pieces) - is_string) // 2 + sum(
+            piece.count(b"[") + piece.count(b"{") for piece in outside
+        )
         is_string ^= len(pieces) % 2 == 0
         if count > limit:
             problem = f"has more than {limit} lists, objects and strings: send several requests"

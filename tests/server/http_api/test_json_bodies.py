@@ -1,17 +1,20 @@
 """Limits of JSON bodies apply before their values are converted."""
 
+import json
 import tracemalloc
 from typing import Any, cast
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens_server.errors import InvalidFieldsError
-from attnlens_server.http_api import json_bodies
+from attnlens_server.http_api import exchange, json_bodies
 from attnlens_server.http_api.cohere import CohereRoutes
-from attnlens_server.http_api.exchange import parsed_bytes
+from attnlens_server.http_api.exchange import BodyError, check_values, parsed_bytes
 from attnlens_server.http_api.ollama import OllamaRoutes
 from attnlens_server.http_api.openai import OpenAIRoutes
 from attnlens_server.http_api.prompts import PromptChoice
@@ -103,3 +106,34 @@ def test_arrays_with_long_strings_take_little_memory(values: list[Any]) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1_000_000
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.integers() | st.text(alphabet='a"\\[{,é'),
+    lambda values: st.lists(values) | st.dictionaries(st.text(alphabet='"\\[a'), values),
+)
+
+
+def count_values(value: Any) -> int:
+    """Return the number of lists, objects and strings, with keys."""
+    if isinstance(value, str):
+        return 1
+    if isinstance(value, list):
+        return 1 + sum(map(count_values, value))
+    if isinstance(value, dict):
+        return 1 + sum(1 + count_values(each) for each in value.values())
+    return 0
+
+
+@given(JSON_VALUES)
+def test_lists_objects_and_strings_of_a_body_are_counted_without_parsing_it(value: Any) -> None:
+    body, count = json.dumps(value).encode(), count_values(value)
+    for scanned_bytes in (3, 1 << 16):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(exchange, "_SCANNED_BYTES", scanned_bytes)
+            patched.setattr(exchange, "MAX_OTHER_VALUES", count)
+            check_values(body, max_texts=0)
+            if count:
+                patched.setattr(exchange, "MAX_OTHER_VALUES", count - 1)
+                with pytest.raises(BodyError):
+                    check_values(body, max_texts=0)

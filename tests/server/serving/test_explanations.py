@@ -14,7 +14,13 @@ import pytest
 import safetensors.numpy
 from onnx import helper
 
-from attnlens.explanations import ExplainLevel, ExplainMethod, PairMatrix
+from attnlens.explanations import (
+    ExplainLevel,
+    ExplainMethod,
+    PairMatrix,
+    exclude_token,
+    pooling_weights,
+)
 from attnlens.pooling import Pooling
 from attnlens.reductions import AttentionReduction
 from attnlens_server.bundle import open_bundle
@@ -36,6 +42,7 @@ from attnlens_server.errors import (
 )
 from attnlens_server.serving.admission import Budget, Reservation
 from attnlens_server.serving.costs import ReplyCosts
+from attnlens_server.serving.explanations import Text, num_masked_runs
 from attnlens_server.serving.requests import (
     AttentionQuery,
     CompareRequest,
@@ -47,7 +54,7 @@ from attnlens_server.serving.requests import (
 )
 from attnlens_server.serving.results import Comparison, Explanation
 from attnlens_server.serving.service import ModelService, State
-from attnlens_server.text import Input, TextEncoder, TokenIds, TokenSource
+from attnlens_server.text import EncodedInput, Input, TextEncoder, TokenIds, TokenSource
 from compatibility.record import make_bundle
 from stored_bundle import STORED_BUNDLE
 from tampered import change_graph, constant, manifest_of, put_hashes_right, through
@@ -572,3 +579,16 @@ def held_batches(lane: Lanes, monkeypatch: pytest.MonkeyPatch, *, min_tokens: in
         yield
     finally:
         permits.release(10_000)
+
+
+@pytest.mark.parametrize("pooling", [Pooling.MEAN, Pooling.CLS, Pooling.MAX])
+@pytest.mark.parametrize("num_excluded", [0, 2, 4])
+@pytest.mark.parametrize("is_removable", [(False, True, True, True, False), (True,) * 5, (False,) * 5])
+def test_runs_without_a_token_are_counted_without_listing_them(
+    pooling: Pooling, num_excluded: int, is_removable: tuple[bool, ...]
+) -> None:
+    encoded = EncodedInput(np.zeros(5, np.int64), 5)
+    weights = pooling_weights(pooling, 5, 0 if pooling is Pooling.CLS else num_excluded)
+    each = [exclude_token(weights, pooling, token) for token, is_one in enumerate(is_removable) if is_one]
+    count = sum(remaining is not None for remaining in each)
+    assert num_masked_runs(Text(encoded, weights, is_removable)) == count

@@ -8,12 +8,17 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from attnlens.reductions import AttentionReduction, TextUnits, Units
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_server.bundle import Kind, Layout, Output, OutputRole
@@ -268,3 +273,27 @@ def test_more_texts_than_the_queue_holds_are_rejected_permanently() -> None:
         admission.slots("attention", 2),
     ):
         pass
+
+
+WORD_INDICES = st.lists(st.tuples(st.none() | st.integers(0, 5), st.booleans(), st.booleans()), min_size=1)
+
+
+@given(WORD_INDICES, st.sampled_from(["tokens", "words"]), st.sampled_from(["keep", "drop"]))
+def test_shape_of_a_text_has_the_number_of_units_of_each_reduction(
+    tokens: list[tuple[int | None, bool, bool]], level: Any, special_tokens: Any
+) -> None:
+    words, is_special, is_second = zip(*tokens, strict=True)
+    units = TextUnits.of(words, is_special, is_second)
+    reduction = AttentionReduction(level=level, special_tokens=special_tokens)
+    encoded = replace(text(len(tokens)), units=units)
+    assert encoded.shape.num_units(reduction) == Units.of(reduction, units, len(tokens)).num_units
+
+
+def test_items_of_a_large_stream_are_created_when_they_are_needed() -> None:
+    pieces = cut_into_pieces([text(3), text(4)] * 500, PLAN, SIZES, max_bytes=1 << 30)
+    assert len([*pieces.graph_runs]) == 1000
+    assert len({id(parts) for parts, _ in pieces.graph_runs}) == 1  # planned once for all texts
+    first, second, *_ = islice(pieces.start(deadline=None), 3)
+    assert (first.index, second.index) == (0, 1)
+    assert first.item is not second.item
+    assert first.item.requested is second.item.requested
