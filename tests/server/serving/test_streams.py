@@ -289,8 +289,16 @@ def test_shape_of_a_text_has_the_number_of_units_of_each_reduction(
     assert encoded.shape.num_units(reduction) == Units.of(reduction, units, len(tokens)).num_units
 
 
-def test_items_of_a_large_stream_are_created_when_they_are_needed() -> None:
+def test_runs_of_texts_of_one_shape_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[str] = []
+
+    def check_parts(field: str, *_: object) -> int:
+        planned.append(field)
+        return 0
+
+    monkeypatch.setattr(SIZES, "check_parts", check_parts)
     pieces = cut_into_pieces([text(3), text(4)] * 500, PLAN, SIZES, max_bytes=1 << 30)
+    assert planned == ["inputs[0]", "inputs[1]"]
     assert len([*pieces.graph_runs]) == 1000
     assert len({id(parts) for parts, _ in pieces.graph_runs}) == 1  # planned once for all texts
     first, second, *_ = islice(pieces.start(deadline=None), 3)
