@@ -637,7 +637,9 @@ def _directions(feed: Feed, outputs: Tensors) -> tuple[Float64Array, Float64Arra
     vectors = outputs[EMBEDDING_OUTPUT].astype(np.float64)
     units = vectors / np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)[:, None]
     kept = np.arange(vectors.shape[1]) < feed[NUM_DIMENSIONS].astype(np.int64)[:, None]
-    return (feed[DIRECTION] + feed[TOWARDS_ITSELF].astype(np.float64)[:, None] * units) * kept, units, kept
+    towards_itself = feed[TOWARDS_ITSELF].astype(np.float64)[:, None]
+    directions = np.asarray((feed[DIRECTION] + towards_itself * units) * kept, dtype=np.float64)
+    return directions, units, kept
 
 
 def _scales(
@@ -658,7 +660,7 @@ def _scales(
         for row in np.flatnonzero(feed[POOLING_WEIGHTS].any(axis=1)):
             factor = lengths[row] / max(float(np.linalg.norm(vectors[row])), 1e-12)
             scales[row] = max(scales[row], factor * _sum_of_products(feed, int(row), hidden[row], dense))
-    return scales
+    return np.asarray(scales)
 
 
 def _embed(

@@ -8,7 +8,7 @@ Shapes: B texts in a batch, T tokens, D hidden size, E embedding size, L layers,
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -153,10 +153,10 @@ def _observed(
         of_layer = gates[:, layer, :num_heads].repeat_interleave(args[0].shape[-1] // num_heads, dim=1)
         return (args[0] * of_layer[:, None],)
 
-    is_own = isinstance(encoder, ModuleEncoder)
-    embeddings = encoder.module.get_submodule(encoder.embeddings) if is_own else encoder.embeddings
-    hooks = [embeddings.register_forward_hook(replace)]
-    if not is_own:
+    if isinstance(encoder, ModuleEncoder):
+        hooks = [encoder.module.get_submodule(encoder.embeddings).register_forward_hook(replace)]
+    else:
+        hooks = [encoder.embeddings.register_forward_hook(replace)]
         # Their attention weights are linear in the embeddings.
         compositions = (module for module in encoder.modules() if isinstance(module, Composition))
         hooks += [each.register_forward_hook(lambda _m, _a, out: held.freeze(out)) for each in compositions]
@@ -190,7 +190,8 @@ def _target(
     vector = vector * (torch.arange(vector.shape[1]) < num_dimensions)  # (B, E)
     length = vector.detach().norm(dim=1, keepdim=True)
     direction = given[DIRECTION] + given[TOWARDS_ITSELF][:, None] * vector.detach() / length
-    return (direction * vector).sum(dim=1)
+    target: Tensor = (direction * vector).sum(dim=1)
+    return target
 
 
 def _apply(layer: DenseLayer, vector: Tensor) -> Tensor:
@@ -209,7 +210,8 @@ def _apply(layer: DenseLayer, vector: Tensor) -> Tensor:
     result = constant(start) + result * constant(ratio)
     if layer.norm is None:
         return result
-    return _layer_norm(result, result.shape[-1:], *map(constant, layer.norm), layer.norm_epsilon)
+    weight, bias = map(constant, layer.norm)
+    return _layer_norm(result, result.shape[-1:], weight, bias, layer.norm_epsilon)
 
 
 def _layer_norm(
@@ -240,7 +242,7 @@ class HeldConstant(TorchFunctionMode):
     def __init__(self, margin: float = 0.0) -> None:
         super().__init__()
         self._margin = margin
-        self._flows = WeakTensorKeyDictionary()
+        self._flows: MutableMapping[Tensor, Flow] = WeakTensorKeyDictionary()
         self.has_kinks = False
 
     def mark(self, tensor: Tensor, flow: Flow) -> None:
@@ -339,7 +341,9 @@ class HeldConstant(TorchFunctionMode):
         return result, flow if is_linear else Flow.FROZEN
 
     def _flow(self, value: object) -> Flow:
-        return self._flows.get(value, Flow.CONSTANT) if isinstance(value, Tensor) else Flow.CONSTANT
+        if isinstance(value, Tensor) and value in self._flows:
+            return self._flows[value]
+        return Flow.CONSTANT
 
     def _marked(self, result: Any, flow: Flow) -> Any:  # noqa: ANN401 - result of any function
         """Mark the tensors of a result. Frozen tensors are detached."""

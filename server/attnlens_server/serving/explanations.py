@@ -571,7 +571,8 @@ def _is_measured(results: GraphResults, plan: ExplanationPlan, model: Model, own
         return False
     if classifier is None:
         return results.direction is None and plan.dimensions == model.embedding_size
-    return np.array_equal(results.direction, np.eye(len(own))[own.argmax()])
+    direction = results.direction
+    return direction is not None and np.array_equal(direction, np.eye(len(own))[own.argmax()])
 
 
 def _sums_by_source(contributions: Contributions | None, tokens: Tokens) -> SourceSums | None:
