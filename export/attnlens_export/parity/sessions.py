@@ -113,8 +113,8 @@ class Graph:
         self.path = path
         source: Path | bytes = directory / path
         weights_directory = None
-        if model is None and has_linked_weights(source):
-            model = read_structure(source)
+        if model is None and has_linked_weights(directory / path):
+            model = read_structure(directory / path)
         if model is not None:
             weights_directory = locate_weights(model, (directory / path).parent)
             source = model.SerializeToString()

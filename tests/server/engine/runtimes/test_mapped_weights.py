@@ -66,7 +66,7 @@ def test_bundle_of_links_gives_the_same_results(
         link.symlink_to(blob)
     results = []
     for bundle in (original, linked):
-        with local(bundle, threads=1) as model:
+        with local(bundle, threads=1, timeout_s=30) as model:
             [text] = model.encode(["a b c"], attention=AttentionQuery())
             [explanation] = model.explain(["a b c"])
             scores, weights = explanation.scores[0].values, text.attention[0].weights
