@@ -3,6 +3,8 @@
 import gzip
 import http.client
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -29,6 +31,7 @@ ENTRY = b"\x00"  # an empty message
 UNKNOWN_FIELDS = b"\xa8\x3e\x00"  # field 1,000 with the value 0
 SMALL_BYTES = 65_000  # parsed on the event loop
 LARGE_BYTES = 5 << 20
+MAX_P99_S = 0.25
 CALL_S = 2.0  # enough to compute the first results
 
 
@@ -121,10 +124,10 @@ FIELDS = {
 class Watched:
     """A watched server and its clients."""
 
-    def __init__(self, server: WatchedServer, channel: grpc.Channel) -> None:
+    def __init__(self, server: WatchedServer, channel: grpc.Channel, netloc: str = "") -> None:
         self.server = server
+        self.netloc = netloc or urlsplit(server.http_url()).netloc
         self._channel = channel
-        self._netloc = urlsplit(server.http_url()).netloc
 
     def call(self, name: str, message: bytes) -> None:
         """Call a method, and cancel it after its first parts or CALL_S."""
@@ -143,7 +146,7 @@ class Watched:
 
     def post(self, path: str, body: bytes, **headers: str) -> tuple[int, bytes]:
         """Return the status and the body of the response."""
-        connection = http.client.HTTPConnection(self._netloc, timeout=60)
+        connection = http.client.HTTPConnection(self.netloc, timeout=60)
         connection.request("POST", path, body, headers)
         response = connection.getresponse()
         content = response.read()
@@ -240,8 +243,40 @@ def test_event_loop_only_awaits_during_the_largest_http_requests(watched: Watche
 
 
 def get(watched: Watched, path: str) -> bytes:
-    connection = http.client.HTTPConnection(watched._netloc, timeout=60)
+    connection = http.client.HTTPConnection(watched.netloc, timeout=60)
     connection.request("GET", path)
     content = connection.getresponse().read()
     connection.close()
     return content
+
+
+@pytest.mark.extended  # measures time, so it needs a machine without other load
+def test_other_clients_are_answered_while_one_repeats_and_cancels_large_calls(watched: Watched) -> None:
+    stop = threading.Event()
+    attacks = [("EncodeStream", LARGEST["EncodeStream"][0]), ("Explain", LARGEST["Explain"][2])]
+
+    def attack() -> None:
+        with grpc.insecure_channel(watched.server.address) as channel:
+            attacker = Watched(watched.server, channel, watched.netloc)
+            while not stop.is_set():
+                for name, message in attacks:
+                    attacker.call(name, message.SerializeToString())
+
+    hello = pb.EmbedRequest(inputs=texts(1)).SerializeToString()
+    victims: dict[str, Callable[[], object]] = {
+        "health": lambda: watched.call("Check", b""),
+        "/healthz": lambda: get(watched, "/healthz"),
+        "Embed": lambda: watched.call("Embed", hello),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in victims}
+    attacking = threading.Thread(target=attack)
+    attacking.start()
+    for _ in range(200):
+        for name, ask in victims.items():
+            started = time.monotonic()
+            ask()
+            seconds[name].append(time.monotonic() - started)
+    stop.set()
+    attacking.join()
+    p99 = {name: sorted(each)[-2] for name, each in seconds.items()}
+    assert max(p99.values()) <= MAX_P99_S, p99
