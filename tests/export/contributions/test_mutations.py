@@ -16,7 +16,7 @@ from attnlens.dense import DenseLayer
 from attnlens.pooling import Pooling
 from attnlens.v1.manifest_pb2 import Activation
 from attnlens_export import ExportOptions, export_bundle
-from attnlens_export.contents import measure_graphs
+from attnlens_export.contents import Verdict, measure_graphs
 from attnlens_export.contributions import transposes
 from attnlens_export.contributions.flow import Flow, find_flows
 from attnlens_export.contributions.graph import contributions_graph
@@ -34,7 +34,7 @@ from attnlens_export.contributions.sweep import sweep
 from attnlens_export.contributions.tail import DenseWeights
 from attnlens_export.contributions.writer import GraphWriter
 from attnlens_export.errors import GraphError
-from attnlens_export.graph.names import CONTRIBUTIONS_PATH, HEAD_CONTRIBUTIONS
+from attnlens_export.graph.names import ATTENTIONS_PATH, CONTRIBUTIONS_PATH, HEAD_CONTRIBUTIONS
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph
 from attnlens_export.parity.grid import Case, Inputs, Padding, make_inputs, small_grid
 from attnlens_export.parity.measure import Subject
@@ -196,17 +196,44 @@ def test_wrong_head_contributions_fail_the_gate(
     )
 
 
+def verdict_with(
+    directory: Path, quick: ExportOptions, path: str, change: Callable[[onnx.GraphProto], None]
+) -> Verdict:
+    """Measure a bundle of which one graph was changed."""
+    config = small_config()
+    export_bundle(config, directory, quick)
+    change_graph(directory, path, change)
+    subject = Subject(directory, new_encoder(config, seed=0), config, "", small_grid(16))
+    return measure_graphs(subject, {}, no_progress, beyond_grid=False)
+
+
 def measured_with(
     directory: Path, quick: ExportOptions, change: Callable[[onnx.GraphProto], None]
 ) -> ContributionsResult:
     """Measure a bundle whose contribution graph was changed."""
-    config = small_config()
-    export_bundle(config, directory, quick)
-    change_graph(directory, CONTRIBUTIONS_PATH, change)
-    subject = Subject(directory, new_encoder(config, seed=0), config, "", small_grid(16))
-    contributions = measure_graphs(subject, {}, no_progress, beyond_grid=False).contributions
+    contributions = verdict_with(directory, quick, CONTRIBUTIONS_PATH, change).contributions
     assert contributions is not None
     return contributions
+
+
+@pytest.mark.parametrize(
+    ("path", "output", "message"),
+    [
+        (ATTENTIONS_PATH, "attentions.0", "onnx/model_attentions.onnx at "),
+        (CONTRIBUTIONS_PATH, "head_contributions", "the contribution of a head differs from PyTorch's"),
+    ],
+)
+def test_graph_with_heads_in_another_order_fails(
+    path: str, output: str, message: str, tmp_path: Path, quick: ExportOptions
+) -> None:
+    """All sums and row sums remain the same."""
+    axis = 1 if path == ATTENTIONS_PATH else 2
+    nodes = [
+        constant("order", [1, 0, 2, 3], TensorProto.INT64),
+        helper.make_node("Gather", ["inner", "order"], [output], axis=axis),
+    ]
+    failures = verdict_with(tmp_path / "bundle", quick, path, through(output, *nodes)).failures()
+    assert any(message in line for line in failures)
 
 
 def test_graph_with_the_right_sum_and_wrong_scores_fails(tmp_path: Path, quick: ExportOptions) -> None:
