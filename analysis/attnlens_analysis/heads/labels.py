@@ -15,7 +15,6 @@ from attnlens_analysis.heads.relatedness import Relatedness
 from attnlens_analysis.heads.syntax import RelationScore
 
 POSITION_THRESHOLD = 0.5
-BROAD_THRESHOLD = 0.9
 COPY_THRESHOLD = 0.2
 DUPLICATE_FACTOR = 2
 MIN_WORDS = 100
@@ -32,7 +31,6 @@ RULES = {
     "first-token": f"mean weight on the first token > {POSITION_THRESHOLD}",
     "last-token": f"mean weight on the last token > {POSITION_THRESHOLD}",
     "self": f"mean weight on the token itself > {POSITION_THRESHOLD}",
-    "broad": f"entropy / ln T > {BROAD_THRESHOLD}",
     "duplicate-token": f"weight on other occurrences > {DUPLICATE_FACTOR} x chance, and on the earlier "
     f"occurrence of a random token > {COPY_THRESHOLD}",
     "induction": f"weight on the token after the earlier occurrence of a random token > {COPY_THRESHOLD}",
@@ -56,7 +54,10 @@ CAVEATS = (
         "to zero has no effect: see ablation and contribution."
     ),
     "first-token is often a no-op: heads attend to the first token when they find nothing relevant.",
-    "broad means that attention is spread out. This also applies to untrained models.",
+    (
+        "Untrained heads get no label. Their attention is spread out, with an entropy / ln T close to 1, so "
+        "a large entropy is no sign of a learned behavior."
+    ),
     (
         "syntax:RELATION means that the strongest attention matches the relation more often than a fixed "
         "distance in these texts. It does not imply that the model parses, or that no other head does it."
@@ -144,7 +145,6 @@ def _by_value(patterns: Patterns, copies: CopyTest | None) -> Iterator[tuple[str
     yield "first-token", patterns.first > POSITION_THRESHOLD
     yield "last-token", patterns.last > POSITION_THRESHOLD
     yield "self", patterns.self > POSITION_THRESHOLD
-    yield "broad", patterns.entropy_normalized > BROAD_THRESHOLD
     if copies is not None:
         is_frequent = patterns.duplicate > DUPLICATE_FACTOR * patterns.duplicate_chance
         yield "duplicate-token", is_frequent & (copies.earlier_copy > COPY_THRESHOLD)

@@ -24,6 +24,7 @@ class Measure:
         values: (N,) value of each head, NaN if not measured.
         baseline: Value for uniform attention, if defined.
         digits: Number of decimal places.
+        is_share: Whether the values are shares of attention or of rows, or differences of these.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Measure:
     values: npt.NDArray[np.float64]
     baseline: float | None = None
     digits: int = 3
+    is_share: bool = True
 
 
 def measures(report: HeadReport) -> tuple[Measure, ...]:
@@ -73,7 +75,9 @@ def _columns(report: HeadReport) -> Iterator[Measure]:
             copies.induction,
             chance,
         )
-    yield Measure("entropy", "entropy", "mean entropy of the rows, in nats", patterns.entropy, digits=2)
+    yield Measure(
+        "entropy", "entropy", "mean entropy of the rows, in nats", patterns.entropy, digits=2, is_share=False
+    )
     yield Measure(
         "entropy_normalized",
         "entropy / ln T",
@@ -82,7 +86,12 @@ def _columns(report: HeadReport) -> Iterator[Measure]:
         1.0,
     )
     yield Measure(
-        "distance", "distance", "mean distance to the attended tokens, in tokens", patterns.distance, digits=1
+        "distance",
+        "distance",
+        "mean distance to the attended tokens, in tokens",
+        patterns.distance,
+        digits=1,
+        is_share=False,
     )
     yield Measure(
         "diagonal_argmax",
@@ -131,6 +140,7 @@ def _optional_columns(report: HeadReport) -> Iterator[Measure]:
             "1 - cosine similarity of the embeddings with and without the head",
             importance.ablation,
             digits=5,
+            is_share=False,
         )
         yield Measure(
             "contribution",
@@ -138,7 +148,8 @@ def _optional_columns(report: HeadReport) -> Iterator[Measure]:
             "mean absolute contribution of the head to a text's similarity to itself",
             importance.contribution,
             digits=5,
+            is_share=False,
         )
     if report.task is not None:
         meaning = "change in rank correlation with human scores when the head is removed"
-        yield Measure("task_change", "task, removed", meaning, report.task.change, digits=4)
+        yield Measure("task_change", "task, removed", meaning, report.task.change, digits=4, is_share=False)

@@ -20,6 +20,9 @@ from attnlens_analysis.heads.tables import TEXT_HEADINGS, interval_tables
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _CELL, _MARGIN = 16, 18  # pixels
+_OWN_SCALE = frozenset({"ablation", "contribution", "task_change"})
+"""Measures without a common scale that have a map."""
+_UNBROKEN = frozenset({"label", "labels", "heads"})
 _TEXT_COLUMNS = {
     *LABEL_TITLES,
     "head",
@@ -40,17 +43,20 @@ def as_page(report: HeadReport) -> str:
 def _body(report: HeadReport, title: str) -> Iterator[str]:
     columns = measures(report)
     yield f"<h1>{title}</h1>"
-    yield _list([*data_sentences(report), *report.notes])
+    yield (
+        f"<p>{len(report.labeled)} of {len(report.heads)} heads have a label, measured on "
+        f"{report.num_sentences:,} sentences. L2H8 is layer 2, head 8; both are counted from 0.</p>"
+    )
     yield "<h2>Labels</h2>"
     yield _table(LABEL_TITLES, label_rows(report))
-    yield _list(CAVEATS)
     yield "<h2>Layers and heads</h2>"
     yield (
-        "<p>Rows are layers and columns are heads, both counted from 0: L2H8 is layer 2, head 8. The tables "
-        "below list the numbers.</p>"
+        "<p>Rows are layers and columns are heads. Colors show the difference from uniform attention, on the "
+        'same scale in all maps: <span class="scale"><span>-1</span><i></i><span>1</span></span> A map '
+        "with another scale says so. The tables below list the numbers.</p>"
     )
     yield '<div class="grids">'
-    yield from (_grid(report, column) for column in columns)
+    yield from (_grid(report, column) for column in columns if column.is_share or column.name in _OWN_SCALE)
     yield "</div>"
     if report.syntax is not None:
         yield f"<h2>Syntax</h2><p>Relations with at least {MIN_WORDS} words.</p>"
@@ -71,6 +77,14 @@ def _body(report: HeadReport, title: str) -> Iterator[str]:
             for index, head in enumerate(report.heads)
         ],
     )
+    yield from _explanations(report)
+
+
+def _explanations(report: HeadReport) -> Iterator[str]:
+    yield "<h2>What a label does not mean</h2>"
+    yield _list(CAVEATS)
+    yield "<h2>How it was measured</h2>"
+    yield _list([*data_sentences(report), *report.notes])
 
 
 def _list(lines: Sequence[str]) -> str:
@@ -84,25 +98,38 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for title, kind in zip(titles, kinds, strict=True)
     )
     body = "".join(
-        f"<tr>{''.join(f'<td{kind}>{escape(cell)}</td>' for cell, kind in zip(row, kinds, strict=True))}</tr>"
+        "<tr>"
+        + "".join(
+            f"<td{kind}>{_cell(title, content)}</td>"
+            for title, content, kind in zip(titles, row, kinds, strict=True)
+        )
+        + "</tr>"
         for row in rows
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
+def _cell(title: str, content: str) -> str:
+    """Return the HTML of a cell. Lines break between labels and heads, not within them."""
+    if title not in _UNBROKEN:
+        return escape(content)
+    return ", ".join(f"<span>{escape(part)}</span>" for part in content.split(", "))
+
+
 def _grid(report: HeadReport, column: Measure) -> str:
-    """Render a measure as an SVG grid with one square per head, shaded by magnitude."""
+    """Render a measure as an SVG grid with one square per head, shaded by the difference from chance."""
     layers = sorted({head.layer for head in report.heads})
-    maximum = float(np.nanmax(np.abs(column.values), initial=0.0)) or 1.0
+    chance = column.baseline or 0.0
+    maximum = 1.0 if column.is_share else float(np.nanmax(np.abs(column.values), initial=0.0)) or 1.0
     squares = []
     for head, value in zip(report.heads, column.values, strict=True):
         if np.isnan(value):
             continue
-        color = "--high" if value >= 0 else "--negative"
+        color = "--high" if value >= chance else "--negative"
         x, y = _MARGIN + head.head * _CELL, _MARGIN + layers.index(head.layer) * _CELL
         squares.append(
             f'<rect x="{x}" y="{y}" width="{_CELL - 1}" height="{_CELL - 1}" style="fill:color-mix(in oklab, '
-            f'var({color}) {100 * abs(value) / maximum:.0f}%, var(--low))"><title>{head}: '
+            f'var({color}) {100 * abs(value - chance) / maximum:.0f}%, var(--low))"><title>{head}: '
             f"{value:.{column.digits}f}</title></rect>"
         )
     num_heads = max(head.head for head in report.heads) + 1
@@ -112,6 +139,7 @@ def _grid(report: HeadReport, column: Measure) -> str:
     ]
     width, height = _MARGIN + num_heads * _CELL, _MARGIN + len(layers) * _CELL
     baseline = "" if column.baseline is None else f"; uniform: {column.baseline:.3f}"
+    baseline += "" if column.is_share else f"; darkest: {maximum:.{column.digits}f}"
     highest = report.heads[int(np.nanargmax(np.abs(column.values)))]
     return (
         f"<figure><figcaption>{escape(column.title)}<small>{escape(column.meaning)}; largest {highest}: "

@@ -54,7 +54,6 @@ def labels(
         ("first", "first-token", 0.5),
         ("last", "last-token", 0.5),
         ("self", "self", 0.5),
-        ("entropy_normalized", "broad", 0.9),
     ],
 )
 def test_labels_require_values_above_their_threshold(name: str, label: str, threshold: float) -> None:

@@ -92,11 +92,28 @@ def test_treebank_report_has_every_format(
         assert abs(related["synonym"] - related["unrelated"] - head["synonym"]) < 1e-6
         assert related["synonym_interval"][0] <= head["synonym"] <= related["synonym_interval"][1]
         assert (related["synonym_interval"][0] > 0.02) == ("semantic" in head["labels"])
-    check_page((tmp_path / "h.html").read_text("utf-8"))
+    page = (tmp_path / "h.html").read_text("utf-8")
+    check_page(page)
+    check_maps(page, report["baselines"]["diagonal_chance"])
     markdown = (tmp_path / "h.md").read_text("utf-8")
     assert "\n| L0H2 | 1.000 | " in markdown
     assert "\n## Related words\n" in markdown
     assert "\n| same word | L2H9 | " in markdown
+
+
+def check_maps(page: str, chance: float) -> None:
+    """Check that results come first, and that colors show the difference from chance on a common scale."""
+    assert (
+        page.index("<h2>Labels") < page.index("<h2>Layers and heads") < page.index("<h2>How it was measured")
+    )
+    for title, expected in (("previous", 0.0), ("self", chance), ("entropy / ln T", 1.0)):
+        figure = page.split(f"<figcaption>{title}<")[1].split("</figure>", maxsplit=1)[0]
+        squares = re.findall(r"var\(--(\w+)\) (\d+)%.*?<title>L\d+H\d+: ([\d.]+)", figure)
+        assert len(squares) == 72
+        for color, shade, value in squares:
+            assert abs(int(shade) - 100 * abs(float(value) - expected)) < 0.6
+            assert (color == "negative") == (float(value) < expected - 1e-3) or int(shade) == 0
+    assert '<td class="words"><span>L0H2</span>' in page  # lines break between heads and labels
 
 
 def check_page(page: str) -> None:
