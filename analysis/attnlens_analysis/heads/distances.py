@@ -52,6 +52,7 @@ class Distances:
         content: (N,) mean weight on content tokens before the division.
         local: Attention to near tokens.
         long_range: Attention to distant tokens.
+        content_uniform: `content` for uniform attention on the same rows.
     """
 
     num_texts: int
@@ -59,6 +60,7 @@ class Distances:
     content: Values
     local: Share
     long_range: Share
+    content_uniform: float = 0.0
 
 
 @dataclass(slots=True)
@@ -98,6 +100,7 @@ class DistanceSums:
 
     num_rows: list[int] = field(default_factory=list)
     _content: list[Values] = field(default_factory=list)
+    _content_uniform: float = 0.0
     _used_rows: list[Values] = field(default_factory=list)
     _local: _RangeSums = field(default_factory=_RangeSums)
     _long_range: _RangeSums = field(default_factory=_RangeSums)
@@ -113,6 +116,7 @@ class DistanceSums:
         distances = np.abs(content[:, None] - content)
         self.num_rows.append(number)
         self._content.append(sums.sum(axis=-1))
+        self._content_uniform += number * number / maps.weights.shape[-1]
         self._used_rows.append(_is_used(sums).sum(axis=-1).astype(np.float64))
         self._local.add(weights, sums, distances <= MAX_LOCAL_DISTANCE)
         self._long_range.add(weights, sums, distances > number / LONG_RANGE_DIVISOR)
@@ -128,6 +132,7 @@ class DistanceSums:
             np.sum(self._content, axis=0) / total,
             self._local.share(used_rows, total),
             self._long_range.share(used_rows, total),
+            self._content_uniform / total,
         )
 
 

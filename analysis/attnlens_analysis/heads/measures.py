@@ -49,9 +49,8 @@ def _columns(report: HeadReport) -> Iterator[Measure]:
     yield Measure("first", "first", "mean weight on the first token", patterns.first)
     yield Measure("last", "last", "mean weight on the last token", patterns.last)
     yield Measure("self", "self", "mean weight on the token itself", patterns.self, patterns.diagonal_chance)
-    yield Measure(
-        "punctuation", "punctuation", "mean weight on punctuation", patterns.punctuation, punctuation
-    )
+    meaning = "mean weight on punctuation"
+    yield Measure("punctuation", "punctuation", meaning, patterns.punctuation, punctuation)
     yield Measure(
         "duplicate",
         "duplicate",
@@ -109,7 +108,7 @@ def _test_columns(report: HeadReport) -> Iterator[Measure]:
         distances = report.distances
         local, distant = distances.local, distances.long_range
         meaning = "mean weight on tokens that are not special"
-        yield Measure("content", "content", meaning, distances.content)
+        yield Measure("content", "content", meaning, distances.content, distances.content_uniform)
         meaning = f"share of attention within {MAX_LOCAL_DISTANCE} tokens, without special tokens"
         yield Measure("local", "local", meaning, local.share, local.uniform)
         meaning = (

@@ -276,8 +276,7 @@ def weigh_values(trace: HeadTrace) -> Step:
     magnitudes = np.abs(weights) * lengths  # composed weights can be negative
     shares = magnitudes / magnitudes.sum()
     order = np.argsort(-weights)[:_MAX_ROWS]
-    before = values.weights[head, row]
-    is_composed = values.composed is not None
+    before, is_composed = values.weights[head, row], values.composed is not None
     columns = ("before composition", "composed a_j") if is_composed else ("weight a_j",)
     table = Table(
         ("token j", *columns, "|v_j|", "a_j |v_j|", "share"),

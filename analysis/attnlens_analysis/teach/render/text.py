@@ -79,21 +79,17 @@ def _bars(picture: Bars, width: int) -> Iterator[str]:
     figures = picture.figures
     label_width, figure_width = max(map(len, labels)), max(map(len, figures))
     bar_width = max(8, min(40, width - label_width - figure_width - 4))
-    lowest, highest = min(0.0, *picture.values), max(0.0, *picture.values)
-    scale = bar_width / (highest - lowest or 1.0)
-    left = round(-lowest * scale)
+    maximum = max((abs(value) for value in picture.values), default=0.0) or 1.0
     for index, (label, value, figure) in enumerate(zip(labels, picture.values, figures, strict=True)):
         mark = " <" if index in picture.marked else ""
-        bar = _bar(value * scale)
-        if lowest < 0:  # negative bars point left, from a line
-            bar = f"{bar.rjust(left)}|" if value < 0 else f"{' ' * left}|{bar}"
+        bar = _bar(abs(value) / maximum * bar_width, negative=value < 0)
         yield f"{label.rjust(label_width)} {figure.rjust(figure_width)} {bar}{mark}".rstrip()
 
 
-def _bar(width: float) -> str:
-    if width < 0:
-        return "-" * round(-width)
-    whole, remainder = divmod(round(width * 8), 8)
+def _bar(eighths: float, *, negative: bool) -> str:
+    if negative:
+        return "-" * round(eighths)
+    whole, remainder = divmod(round(eighths * 8), 8)
     return "█" * whole + (_EIGHTHS[remainder] if remainder else "")
 
 
