@@ -19,6 +19,7 @@ from attnlens_server.serving.execution import LIGHT_TOKENS
 _FLOAT_BYTES = 4
 GRAPH_BYTES = 16 * MIB  # structures of an open graph, without its weights
 SHAPE_BYTES = MIB  # OpenVINO keeps kernels for each shape of a batch
+ARRIVING_SHARE = 4  # the inverse share of arriving gRPC requests in the memory of calls
 # Multiples of the values that all linear layers of a layer compute for a token.
 ACTIVATIONS = 1.4
 # Copies of the attention weights of all layers.
@@ -34,6 +35,7 @@ class MemoryBudget:
         graphs_bytes: Estimated memory of graphs that are opened later.
         batches_bytes: Estimated memory of the largest batches of all lanes.
         calls_bytes: Memory of all calls.
+        arriving_bytes: Memory of gRPC requests that are still arriving. 0 if there is no limit.
         limit_bytes: Maximum memory of the process, or None.
     """
 
@@ -41,16 +43,19 @@ class MemoryBudget:
     graphs_bytes: int
     batches_bytes: int
     calls_bytes: int
+    arriving_bytes: int
     limit_bytes: int | None
 
     def __str__(self) -> str:
         """Return all terms in MiB."""
-        total = self.held_bytes + self.graphs_bytes + self.batches_bytes + self.calls_bytes
+        total = (
+            self.held_bytes + self.graphs_bytes + self.batches_bytes + self.calls_bytes + self.arriving_bytes
+        )
         limit = "no limit" if self.limit_bytes is None else f"limit {_mib(self.limit_bytes)}"
         return (
             f"memory at most {_mib(total)} MiB ({limit}): process now {_mib(self.held_bytes)}, graphs opened "
             f"later {_mib(self.graphs_bytes)}, batches {_mib(self.batches_bytes)}, calls "
-            f"{_mib(self.calls_bytes)}"
+            f"{_mib(self.calls_bytes)}, arriving requests {_mib(self.arriving_bytes)}"
         )
 
 
@@ -72,6 +77,7 @@ def plan_memory(
     held_bytes = process_bytes()
     graphs_bytes = _graphs_bytes(bundle, engine)
     batches_bytes = sum(_batches_bytes(bundle, engine, kind) for kind in engine.lanes)
+    arriving_bytes = 0
     if limit_bytes is not None:
         calls_bytes = min(calls_bytes, limit_bytes - held_bytes - graphs_bytes - batches_bytes)
         if calls_bytes < min_calls_bytes:
@@ -82,7 +88,9 @@ def plan_memory(
                 f"and calls at least {min_calls_bytes}. Use a larger --max-memory-bytes, --lanes 1, "
                 "--no-explain, or a smaller --max-batch-tokens, --max-attention-bytes or --max-response-bytes"
             )
-    return MemoryBudget(held_bytes, graphs_bytes, batches_bytes, calls_bytes, limit_bytes)
+        arriving_bytes = min(calls_bytes // ARRIVING_SHARE, calls_bytes - min_calls_bytes)
+        calls_bytes -= arriving_bytes
+    return MemoryBudget(held_bytes, graphs_bytes, batches_bytes, calls_bytes, arriving_bytes, limit_bytes)
 
 
 def process_bytes() -> int:

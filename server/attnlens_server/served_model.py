@@ -23,8 +23,6 @@ from attnlens_server.text import TextEncoder, UntokenizableError
 
 logger = logging.getLogger(__name__)
 
-ARRIVING_SHARE = 4
-"""The inverse share of gRPC messages that are still arriving in the memory of calls."""
 MIN_ARRIVING = 4
 """Minimum number of messages that may arrive at the same time, whatever the memory."""
 
@@ -114,22 +112,19 @@ class ServedModel:
             self._opening.wait()
         seconds = self.engine.start(self.max_tokens)
         admission, config = self.service.admission, self._config
-        min_calls_bytes = reply_costs(config.max_response_bytes).least_memory_bytes
         budget = plan_memory(
             self.bundle,
             self.engine,
             limit_bytes=config.max_memory_bytes,
             calls_bytes=admission.memory.limit,
-            min_calls_bytes=min_calls_bytes,
+            min_calls_bytes=reply_costs(config.max_response_bytes).least_memory_bytes,
         )
-        calls_bytes, num_arriving = budget.calls_bytes, MAX_ARRIVING
+        num_arriving = MAX_ARRIVING
         if config.max_memory_bytes is not None:
-            arriving_bytes = min(calls_bytes // ARRIVING_SHARE, calls_bytes - min_calls_bytes)
-            calls_bytes -= arriving_bytes
-            num_arriving = arriving_bytes // config.request_limit - MAX_BRIEF - MAX_REFLECTIONS
+            num_arriving = budget.arriving_bytes // config.request_limit - MAX_BRIEF - MAX_REFLECTIONS
             num_arriving = max(MIN_ARRIVING, min(num_arriving, MAX_ARRIVING))
         self.calls.receiver = Receiver(num_arriving, config.request_timeout_s)
-        admission.memory.resize(calls_bytes * RESERVED_SHARE // (RESERVED_SHARE + 1))
+        admission.memory.resize(budget.calls_bytes * RESERVED_SHARE // (RESERVED_SHARE + 1))
         logger.info("%s", budget)
         return seconds
 

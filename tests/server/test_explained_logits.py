@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -28,6 +28,9 @@ from served import ServerProcess
 from server.decomposed_bert import contributions
 from server.test_classifiers import DOCUMENTS, LONG, QUERY
 from tampered import copy_of, manifest_of
+
+if TYPE_CHECKING:
+    from attnlens_client.arguments import ExplainLevelName
 
 ATOL = 1e-5
 
@@ -134,7 +137,8 @@ def test_faithfulness_of_a_reranker_is_that_of_the_tokens_of_a_pair(
 ) -> None:
     with attnlens_server.local(with_faithfulness("reranker"), threads=1) as model:
         pair = (QUERY, "the man and the cat in the sea")
-        for level, expected in (("tokens", 0.55), ("words", None)):
+        levels: dict[ExplainLevelName, float | None] = {"tokens": 0.55, "words": None}
+        for level, expected in levels.items():
             [explanation] = model.explain([pair], level=level)
             [ranked] = model.rerank(pair[0], [pair[1]], explain=True, level=level)
             assert ranked.explanation is not None
