@@ -227,14 +227,15 @@ class Access:
 
     def _certified_grant(self, name: str) -> _Grant:
         client = Client(name, is_identified=True)
-        return self._recent_grant(self._certified, client, self._policy.rules(name))
+        return self._recent_grant(self._certified, client)
 
     def _anonymous_grant(self, peer: str) -> _Grant:
-        return self._recent_grant(self._anonymous, client_at(peer), self._policy.rules(None))
+        return self._recent_grant(self._anonymous, client_at(peer))
 
-    def _recent_grant(self, grants: dict[str, _Grant], client: Client, rules: Rules) -> _Grant:
+    def _recent_grant(self, grants: dict[str, _Grant], client: Client) -> _Grant:
         grant = grants.get(client.name)
         if grant is None:
+            rules = self._policy.rules(client.name if client.is_identified else None)
             grant = grants[client.name] = self._grant(client, rules)
             if len(grants) > MAX_RECENT:
                 del grants[next(iter(grants))]

@@ -200,6 +200,8 @@ class Call:
         """Begin the time of the call: its request was received."""
         self.request_bytes = self.record.request_bytes = request_bytes
         self.record.started = time.monotonic()
+        if self.record.stages is not None:
+            self.record.stages.ended = self.record.started
         self._lifetime.has_request = True
 
     def budget(self) -> Budget:
