@@ -28,6 +28,8 @@ DOCUMENTS = ["it rained", "a café in the sea", "", "the man", "東京 😀"]
 LONG_DOCUMENT = "the man and the sea " * 20
 """120 tokens. The reranker reads 34 of a query and a document."""
 MAX_INPUTS, MAX_CALL_MEMORY_BYTES, HOLDERS = 2048, 16 << 20, 4
+BODY_COPIES = 3
+"""Multiple of the size of a body that the server reserves."""
 ARGUMENTS = [
     *("--http-port", "0"),
     # Small for `Server.full`. The server uses at least five times the size of a response.
@@ -99,6 +101,7 @@ class Server:
         deadline = time.monotonic() + TIMEOUT_S
         while self.metric(name) != value:
             assert time.monotonic() < deadline, f"{name} is {self.metric(name)} instead of {value}"
+            time.sleep(0.01)
 
     @contextmanager
     def full(self) -> Iterator[Callable[[], None]]:
@@ -107,8 +110,8 @@ class Server:
         The memory is reserved by requests whose last byte is not sent.
         """
         address = urlsplit(self.url)
-        # A client may hold two thirds of the memory. Twice the size of a body is reserved.
-        size = MAX_CALL_MEMORY_BYTES * 2 // 3 // 2 // HOLDERS
+        # A client may hold two thirds of the memory.
+        size = MAX_CALL_MEMORY_BYTES * 2 // 3 // BODY_COPIES // HOLDERS
         head = f"POST /v1/embeddings HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: {size + 1}\r\n\r\n"
         with ExitStack() as holders:
 
@@ -120,7 +123,7 @@ class Server:
                 holder = socket.create_connection((address.hostname or "", address.port or 0), TIMEOUT_S)
                 holders.enter_context(holder)
                 holder.sendall(head.encode() + bytes(size))
-            self.wait_for_metric("attnlens_reserved_memory_bytes", 2 * size * HOLDERS)
+            self.wait_for_metric("attnlens_reserved_memory_bytes", BODY_COPIES * size * HOLDERS)
             yield release
             release()
 

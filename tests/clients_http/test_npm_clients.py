@@ -37,6 +37,7 @@ def results(server_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Resu
         "rerank_query": constants.RERANK_QUERY,
         "slow": constants.SLOW,
         "max_call_memory_bytes": constants.MAX_CALL_MEMORY_BYTES,
+        "body_copies": constants.BODY_COPIES,
         "holders": constants.HOLDERS,
     }
     (tmp_path / "server.json").write_text(json.dumps(settings), encoding="utf-8")

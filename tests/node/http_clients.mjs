@@ -35,8 +35,8 @@ async function waitForMetric(name, value) {
 /** Call a function while unfinished requests hold the share of memory of this address, so that the server rejects its requests. */
 async function whileFull(call) {
   const { hostname, port, host } = new URL(server.url);
-  // A client may hold two thirds of the memory. Twice the size of a body is reserved.
-  const size = Math.floor((server.max_call_memory_bytes * 2) / 3 / 2 / server.holders);
+  // A client may hold two thirds of the memory.
+  const size = Math.floor((server.max_call_memory_bytes * 2) / 3 / server.body_copies / server.holders);
   const holders = Array.from({ length: server.holders }, () => {
     const holder = connect(Number(port), hostname);
     holder.on("error", () => {});
@@ -49,7 +49,7 @@ async function whileFull(call) {
     await waitForMetric("attnlens_reserved_memory_bytes", 0);
   };
   try {
-    await waitForMetric("attnlens_reserved_memory_bytes", 2 * size * server.holders);
+    await waitForMetric("attnlens_reserved_memory_bytes", server.body_copies * size * server.holders);
     return await call(release);
   } finally {
     await release();
