@@ -32,7 +32,7 @@ def add_encoder_service(servicer: Any, server: Any) -> None:  # noqa: ANN401 - a
     Serve replaces each handler by one that sends the request to a replica. Without message classes, the proxy
     does not parse requests. Replicas parse them with the limits and errors of a server.
     """
-    add_service(server, {method.name: servicer for method in DESCRIPTOR.methods})
+    add_service(server, {method.name: servicer for method in DESCRIPTOR.methods}, receives=False)
 
 
 class _Serialized:

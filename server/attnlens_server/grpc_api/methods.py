@@ -151,15 +151,18 @@ def handlers(service: EncoderService, calls: Calls, max_texts: int) -> dict[str,
     return handles
 
 
-def add_service(server: grpc.aio.Server, handles: Mapping[str, Handler]) -> None:
-    """Register a handler for each method."""
+def add_service(server: grpc.aio.Server, handles: Mapping[str, Handler], *, receives: bool = True) -> None:
+    """Register a handler for each method.
+
+    Args:
+        server: gRPC server.
+        handles: Handlers by method name.
+        receives: Whether handlers receive their requests, see `Receiver`, or are called with them.
+    """
     rpc_handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
     for name, handle in handles.items():
-        make = (
-            grpc.stream_stream_rpc_method_handler
-            if DESCRIPTOR.methods_by_name[name].server_streaming
-            else grpc.stream_unary_rpc_method_handler
-        )
-        behavior: Any = handle
-        rpc_handlers[name] = make(behavior)  # no serializers: handlers receive and return bytes
+        request = "stream" if receives else "unary"
+        response = "stream" if DESCRIPTOR.methods_by_name[name].server_streaming else "unary"
+        make = getattr(grpc, f"{request}_{response}_rpc_method_handler")
+        rpc_handlers[name] = make(handle)  # no serializers: handlers receive and return bytes
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, rpc_handlers),))
