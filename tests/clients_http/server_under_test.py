@@ -27,7 +27,7 @@ RERANK_QUERY = "the man and the sea"
 DOCUMENTS = ["it rained", "a café in the sea", "", "the man", "東京 😀"]
 LONG_DOCUMENT = "the man and the sea " * 20
 """120 tokens. The reranker reads 34 of a query and a document."""
-MAX_INPUTS, MAX_CALL_MEMORY_BYTES, HOLDERS = 2048, 24 << 20, 4
+MAX_INPUTS, MAX_CALL_MEMORY_BYTES, HOLDERS = 2048, 32 << 20, 4
 BODY_COPIES = 3
 """Multiple of the size of a body that the server reserves."""
 ARGUMENTS = [
