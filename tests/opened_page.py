@@ -104,6 +104,8 @@ class OpenedPage:
         if not AXE.exists():
             raise FileNotFoundError("axe-core is not installed. Run `npm ci` in viewer/, or `make test`.")
         self.tab.evaluate(AXE.read_text(encoding="utf-8"))
+        # In the middle of a transition, a text has neither its old colours nor its new ones.
+        self.tab.evaluate("() => Promise.all(document.getAnimations().map((each) => each.finished))")
         report = self.tab.evaluate("() => axe.run(document)")
         return [
             f"{rule['id']}: {node['html'][:120]}: {node['failureSummary']}"

@@ -115,7 +115,7 @@ def run_float64(
 @contextmanager
 def differentiable(encoder: Encoder | ModuleEncoder, inputs: Inputs, dtype: torch.dtype) -> Iterator[None]:
     """Let PyTorch run an fp32 encoder in fp32 or float64 while the context is active, with gradients."""
-    arithmetic = Float64Arithmetic()
+    arithmetic = Float64Arithmetic(max_parameter_bytes=0)  # each is used once forwards and once backwards
     with RUN_LOCK, ExitStack() as contexts:
         contexts.enter_context(_limit_threads(inputs))
         if dtype == torch.float64:
@@ -132,13 +132,13 @@ class Float64Arithmetic(TorchFunctionMode):
 
     Each operation receives its fp32 arguments as float64. float64 represents every fp32 value exactly, so the
     result equals that of `module.double()`. Parameters are cast when they are first used and kept up to
-    `MAX_PARAMETER_BYTES`. Others are cast for the duration of an operation.
+    `max_parameter_bytes`. Others are cast for the duration of an operation.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_parameter_bytes: int = MAX_PARAMETER_BYTES) -> None:
         super().__init__()
         self._parameters: dict[nn.Parameter, Tensor] = {}
-        self._free_bytes = MAX_PARAMETER_BYTES
+        self._free_bytes = max_parameter_bytes
         self._casts: dict[int, tuple[weakref.ref[Tensor], nn.Parameter]] = {}  # by address
 
     def __torch_function__(
