@@ -44,6 +44,7 @@ RULES = {
         "attnlens_export",
         "attnlens_client",
     },
+    "attnlens_publisher.process": {"numpy", "torch", "transformers", "attnlens_model", "attnlens_export"},
     "attnlens_runtimes": {
         "torch",
         "onnx",
