@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import nn
 
@@ -35,6 +35,7 @@ from attnlens_export.graph.write import (
 )
 from attnlens_export.int8.precision import Int8
 from attnlens_export.int8.result import Gate
+from attnlens_export.json_files import read_object
 from attnlens_export.manifest import Origin, describe_bundle
 from attnlens_export.parity.grid import Case, default_grid
 from attnlens_export.parity.measure import Subject
@@ -59,6 +60,7 @@ from attnlens_export.published.pooling import (
     write_pooling,
 )
 from attnlens_export.published.prompts import read_prompts, write_prompts
+from attnlens_export.published.settings import check_settings
 from attnlens_export.published.side_files import (
     copy_described,
     read_license,
@@ -98,6 +100,8 @@ class ExportOptions:
         pooling: One of `pooling.POOLINGS`. Required if the checkpoint does not specify a pooling. Its Dense
             modules are kept.
         normalize: Whether embeddings are scaled to length 1.
+        similarity: "cosine" to export a checkpoint whose embeddings are compared by another function. Clients
+            then compare them by cosine.
         skipped_modules: Types of checkpoint modules to omit.
         without_head: Whether to export only the encoder of a classifier, a reranker, or a sparse or
             late-interaction retriever. Requires `pooling`.
@@ -124,6 +128,7 @@ class ExportOptions:
     seed: int = 0
     pooling: str | None = None
     normalize: bool | None = None
+    similarity: Literal["cosine"] | None = None
     skipped_modules: Sequence[str] = ()
     without_head: bool = False
     global_tokens: int | None = None
@@ -412,6 +417,13 @@ def _from_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
             f"be pooled: {head.remedy}, or add --without-head and a --pooling to use the token vectors and "
             "attention weights of this encoder"
         )
+    check_settings(
+        directory,
+        None if head else "sequence-classification" if classifier else "feature-extraction",
+        skipped=options.skipped_modules,
+        pooling_is_chosen=options.pooling is not None,
+        similarity=options.similarity,
+    )
     if head is None:
         if classifier is None:
             check_pooling_known(directory, options.pooling)
@@ -422,19 +434,7 @@ def _from_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
         )
     warnings = list(_describe_omissions(directory, has_own_code=checkpoint.has_own_code))
     if not head and classifier is None and is_masked_language_model(directory):
-        if options.pooling == "max" and not options.without_head:
-            raise SourceError(
-                "this checkpoint has a head for masked language modeling, and the maximum over tokens is how "
-                "sparse encoders (SPLADE) pool its logits. Bundles do not support this head, so --pooling "
-                "max would return dense vectors, which are not those of the publisher: export an embedding "
-                "model, or add --without-head to pool the token vectors of this encoder nevertheless"
-            )
-        warnings.insert(
-            0,
-            "this checkpoint has a head for masked language modeling, which is omitted. If it is a sparse "
-            "encoder (SPLADE), the embeddings are dense vectors, not those of the publisher; otherwise, the "
-            "encoder was pretrained, but may not have been trained to compute embeddings",
-        )
+        warnings.insert(0, _describe_language_model(options))
     if head:
         warnings.insert(
             0, f"{head.describe()}. The head is omitted; the encoder was not trained to compute embeddings"
@@ -454,11 +454,32 @@ def _from_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
     )
 
 
+def _describe_language_model(options: ExportOptions) -> str:
+    """Return a warning on a masked language model.
+
+    Raises:
+        SourceError: The options request the pooling of sparse encoders.
+    """
+    if options.pooling == "max" and not options.without_head:
+        raise SourceError(
+            "this checkpoint has a head for masked language modeling, and the maximum over tokens is how "
+            "sparse encoders (SPLADE) pool its logits. Bundles do not support this head, so --pooling "
+            "max would return dense vectors, which are not those of the publisher: export an embedding "
+            "model, or add --without-head to pool the token vectors of this encoder nevertheless"
+        )
+    return (
+        "this checkpoint has a head for masked language modeling, which is omitted. If it is a sparse "
+        "encoder (SPLADE), the embeddings are dense vectors, not those of the publisher; otherwise, the "
+        "encoder was pretrained, but may not have been trained to compute embeddings"
+    )
+
+
 def _check_classifier_options(options: ExportOptions) -> None:
     """Reject options that only apply to embeddings."""
     for name, value in {
         "--pooling": options.pooling,
         "--normalize": options.normalize,
+        "--similarity": options.similarity,
         "--skip-module": options.skipped_modules,
     }.items():
         if value:
@@ -484,11 +505,13 @@ def _describe_omissions(source: Path, *, has_own_code: bool) -> Iterator[str]:
     heads = [name for name in _HEAD_FILES if (source / name).exists()]
     if heads:
         yield f"{' and '.join(heads)} are omitted: the bundle computes only dense embeddings"
+    unexecuted = "the publisher's own code (auto_map in {}) was not executed: {}"
     if has_own_code:
-        yield (
-            "the publisher's own code (auto_map in config.json) was not executed: the graphs are those of "
-            "attnlens's encoder with these weights"
+        yield unexecuted.format(
+            "config.json", "the graphs are those of attnlens's encoder with these weights"
         )
+    if "auto_map" in read_object(source / "tokenizer_config.json"):
+        yield unexecuted.format("tokenizer_config.json", "the tokens are those of the published vocabulary")
 
 
 def _initialize(config: EncoderConfig, seed: int) -> Encoder:
@@ -535,7 +558,7 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
         write_pooling(directory, model.embedder, config.vector_size, pooling, max_tokens)
     elif model.directory is not None:
         write_classifier_files(directory, model.directory, model.classifier)
-    write_prompts(directory, prompts)
+    write_prompts(directory, prompts, options.similarity)
     stated = {precision.path: precision.write(fp32, progress) for precision in options.precisions}
     check_graphs(directory, config)
     cases = options.grid or default_grid(config, options.parity_tokens)

@@ -168,22 +168,39 @@ def check_directory(directory: Path) -> None:
             f"{directory} contains an adapter (PEFT) for {base}, not a complete model: merge the two with "
             "peft's merge_and_unload(), save the result with save_pretrained(), and export that directory"
         )
-    if (directory / "config.json").is_file():
-        return
     listed = read_json(directory / "modules.json")
     modules = [module for module in listed if isinstance(module, dict)] if isinstance(listed, list) else []
     for module in modules:
         kind, path = str(module.get("type", "")).rpartition(".")[2], str(module.get("path", ""))
-        if kind == "StaticEmbedding":
-            raise CheckpointError(f"{directory} contains {_STATIC}")
-        if kind == "CLIPModel":
-            raise CheckpointError(f"{directory} contains {_IMAGE_AND_TEXT}")
-        if kind == "Transformer" and path:
+        if kind == "Transformer" and path not in ("", "."):
             raise CheckpointError(
                 f"{directory} has its encoder in the subdirectory {path}, which is not supported: move the "
                 "files next to modules.json, and set the path of the Transformer module in it to ''"
             )
-    raise CheckpointError(f"{directory} contains no config.json: specify the directory of one model")
+        if kind == "StaticEmbedding":
+            raise CheckpointError(f"{directory} contains {_STATIC}")
+        if kind == "CLIPModel":
+            raise CheckpointError(f"{directory} contains {_IMAGE_AND_TEXT}")
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(f"{directory} contains no config.json: specify the directory of one model")
+    _check_config(directory / "config.json")
+
+
+def _check_config(path: Path) -> None:
+    """Reject settings of `config.json` that change which weights transformers loads."""
+    content = read_object(path)
+    text = content.get("text_config")
+    for settings in (content, text if isinstance(text, dict) else {}):
+        if settings.get("quantization_config") is not None:
+            raise CheckpointError(
+                f"{path} sets quantization_config, and quantized models are not supported: use the "
+                "checkpoint that this model was quantized from"
+            )
+        if settings.get("transformers_weights") not in (None, "model.safetensors"):
+            raise CheckpointError(
+                f"{path} sets transformers_weights = {settings['transformers_weights']!r}, but weights are "
+                "read only from model.safetensors: rename the file, and remove the setting"
+            )
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value

@@ -16,6 +16,7 @@ from oracles.jina_v3 import TASKS, write_checkpoint
 from small_files import read, sign, write
 
 GRID = small_grid(9)
+OWN_CODE = "custom_st.Transformer"
 PROMPTS = {
     "retrieval.query": "Represent the query: ",
     "retrieval.passage": "Represent it: ",
@@ -28,7 +29,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("tasks") / "source"
     write_checkpoint(directory)
     # As published: the module of the publisher's own code is a Transformer that takes a task.
-    kinds = {"": "custom_st.Transformer", "1_Pooling": "sentence_transformers.models.Pooling"}
+    kinds = {"": OWN_CODE, "1_Pooling": "sentence_transformers.models.Pooling"}
     modules = [{"idx": index, "path": path, "type": kind} for index, (path, kind) in enumerate(kinds.items())]
     write(directory / "modules.json", modules)
     (directory / "1_Pooling").mkdir()
@@ -42,7 +43,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_bundle_states_its_task_consistently(source: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     task = TASKS[1]
-    summary = export_bundle(source, bundle, ExportOptions(adapter_task=task, pooling="mean", grid=GRID))
+    summary = export_bundle(
+        source,
+        bundle,
+        ExportOptions(adapter_task=task, skipped_modules=[OWN_CODE], pooling="mean", grid=GRID),
+    )
     assert f"task: {task}, whose adapters are merged into the weights as requested" in summary.decisions
     manifest = read_manifest(bundle)
     assert (manifest.adapter_task, dict(manifest.prompts), manifest.default_prompt_name) == (
@@ -73,6 +78,9 @@ def test_command_takes_a_task_or_none_and_names_those_that_there_are(source: Pat
     assert code == 1
     assert f"has adapters for the tasks {', '.join(TASKS)}: choose one of them (--adapter-task)" in shown
     code, shown = run(str(source), "--adapter-task", "none")
+    assert code == 1
+    assert f"add --skip-module {OWN_CODE} to export the encoder without it" in shown
+    code, shown = run(str(source), "--adapter-task", "none", "--skip-module", OWN_CODE)
     assert code == 0, shown
     assert "task: none, the adapters of all tasks are omitted as requested" in shown
     assert read_manifest(tmp_path / "bundle").adapter_task == "none"

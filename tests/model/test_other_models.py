@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModel
 from transformers.models.auto import configuration_auto, modeling_auto
 
 from attnlens_model import CheckpointError, ConfigError, EncoderConfig, ModelError, load_checkpoint
@@ -155,6 +156,52 @@ def test_directory_without_a_whole_model_is_named(
     write(tmp_path / name, content)
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(tmp_path)
+
+
+def test_encoder_in_a_subdirectory_is_not_confused_with_the_one_in_the_root(tmp_path: Path) -> None:
+    OddModel("Bert", {"num_hidden_layers": 1}).make().save_pretrained(tmp_path)
+    write(tmp_path / "modules.json", modules(("Transformer", "")))
+    load_checkpoint(tmp_path)
+    write(tmp_path / "modules.json", modules(("Transformer", "0_Transformer")))
+    with pytest.raises(CheckpointError, match="has its encoder in the subdirectory 0_Transformer"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"quantization_config": {"quant_method": "bitnet"}},
+            "sets quantization_config, and quantized models",
+        ),
+        ({"text_config": {"quantization_config": {"bits": 4}}}, "sets quantization_config"),
+        ({"transformers_weights": "other.safetensors"}, "sets transformers_weights = 'other.safetensors'"),
+    ],
+)
+def test_setting_that_selects_other_weights_is_rejected(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    OddModel("Bert", {"num_hidden_layers": 1}).make().save_pretrained(tmp_path)
+    published = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    without = {"quantization_config": None, "transformers_weights": None}
+    write(tmp_path / "config.json", published | without)
+    load_checkpoint(tmp_path)
+    write(tmp_path / "config.json", published | change)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(tmp_path)
+
+
+def test_transformers_loads_the_weights_that_the_rejected_setting_names(tmp_path: Path) -> None:
+    """The reason for the rejection: model.safetensors would be other weights."""
+    odd = OddModel("Bert", {"num_hidden_layers": 1})
+    odd.make(seed=1).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    first = odd.make(seed=2)
+    first.save_pretrained(tmp_path)
+    published = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    write(tmp_path / "config.json", published | {"transformers_weights": "other.safetensors"})
+    loaded = AutoModel.from_pretrained(tmp_path)
+    assert not torch.equal(loaded.pooler.dense.weight, first.pooler.dense.weight)
 
 
 def test_adapter_beside_its_base_model_is_not_omitted_silently(tmp_path: Path) -> None:

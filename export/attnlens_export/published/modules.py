@@ -1,5 +1,6 @@
 """Reads and writes `modules.json`, the module list of a sentence-transformers checkpoint."""
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,8 @@ from attnlens_export.errors import SourceError
 from attnlens_export.json_files import read_json, read_object, write_json
 
 MODULES_FILE = "modules.json"
-_LIBRARY = "sentence_transformers."
+# Releases differ: models.Dense, models.Dense.Dense, and base.modules.dense.Dense.
+_LIBRARY_CLASS = re.compile(r"sentence_transformers\.(?:\w+\.)?(?:models|modules)\.(?:\w+\.)?(\w+)")
 _AFTER_POOLING = ("Dense", "Dropout", "Normalize")
 # Key of the pooled vector in a module's inputs and outputs. Other keys are not supported.
 _VECTOR = "sentence_embedding"
@@ -38,15 +40,16 @@ def read_modules(directory: Path | None, skipped: Collection[str] = ()) -> list[
     Raises:
         SourceError: The file is invalid, lists an unsupported module, or does not list a module in `skipped`.
     """
-    listed = _read_list(directory)
+    listed = read_list(directory)
+    kinds = [module.kind for module in listed if module.kind != "Transformer"]
     for kind in skipped:
-        if kind not in {module.kind for module in listed[1:]} - {"Pooling"}:
-            names = ", ".join(module.kind for module in listed[1:]) or "none"
+        if kind not in set(kinds) - {"Pooling"}:
+            names = ", ".join(kinds) or "none"
             raise SourceError(
                 f"--skip-module {kind}: the checkpoint lists {names}. Skip one of these, but not the pooling"
             )
     modules = [module for module in listed if module.kind not in skipped]
-    if modules and modules[0].kind.rpartition(".")[2] == "Transformer":
+    if modules and modules[0].kind == "Transformer":
         del modules[0]
     for index, module in enumerate(modules):
         if module.kind not in (_AFTER_POOLING if index else ("Pooling",)):
@@ -64,19 +67,29 @@ def listed_kinds(directory: Path) -> list[str]:
     Raises:
         SourceError: The file is invalid.
     """
-    return [module.kind for module in _read_list(directory)]
+    return [module.kind for module in read_list(directory)]
 
 
 def write_modules(directory: Path, modules: Sequence[Module]) -> None:
     """Write `modules.json` with the encoder as the first module."""
     entries = [
-        {"idx": index, "name": str(index), "path": module.path, "type": f"{_LIBRARY}models.{module.kind}"}
+        {
+            "idx": index,
+            "name": str(index),
+            "path": module.path,
+            "type": f"sentence_transformers.models.{module.kind}",
+        }
         for index, module in enumerate([Module("Transformer", ""), *modules])
     ]
     write_json(directory / MODULES_FILE, entries)
 
 
-def _read_list(directory: Path | None) -> list[Module]:
+def read_list(directory: Path | None) -> list[Module]:
+    """Return all modules of a checkpoint, including the encoder.
+
+    Raises:
+        SourceError: The file is invalid.
+    """
     if directory is None or not (directory / MODULES_FILE).exists():
         return []
     entries: Any = read_json(directory / MODULES_FILE)
@@ -84,9 +97,8 @@ def _read_list(directory: Path | None) -> list[Module]:
         types = [(str(entry["type"]), str(entry["path"])) for entry in entries]
     except (TypeError, KeyError) as error:
         raise SourceError(f"{directory / MODULES_FILE} is not a list of modules: {error!r}") from error
-    return [
-        Module(name.rpartition(".")[2] if name.startswith(_LIBRARY) else name, path) for name, path in types
-    ]
+    classes = [(_LIBRARY_CLASS.fullmatch(name), name, path) for name, path in types]
+    return [Module(found[1] if found else name, path) for found, name, path in classes]
 
 
 def _describe_unsupported(kind: str, *, has_pooling: bool) -> str:

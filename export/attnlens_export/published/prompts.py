@@ -56,14 +56,23 @@ def read_prompts(
     return Prompts(texts, default)
 
 
-def write_prompts(directory: Path, prompts: Prompts) -> None:
-    """Write the prompts for sentence-transformers unless the file is already up to date."""
+def write_prompts(directory: Path, prompts: Prompts, similarity: str | None = None) -> None:
+    """Write the prompts for sentence-transformers unless the file is already up to date.
+
+    Args:
+        directory: Bundle directory.
+        prompts: Prompts of the bundle.
+        similarity: Similarity function that replaces the publisher's. If None, the publisher's is kept.
+    """
     content = read_object(directory / PROMPTS_FILE)
     current = {
         "prompts": content.get("prompts") or {},
         "default_prompt_name": content.get("default_prompt_name") or None,
     }
     settings = {"prompts": dict(prompts.texts), "default_prompt_name": prompts.default_name or None}
+    if similarity is not None:
+        current["similarity_fn_name"] = content.get("similarity_fn_name")
+        settings["similarity_fn_name"] = similarity
     if settings != current:
         write_json(directory / PROMPTS_FILE, content | settings)
 

@@ -269,6 +269,8 @@ def copy_described(directory: Path, source: Path | None, *, is_embedder: bool = 
         if path.is_file() and (path.name in names or path.name.startswith("LICENSE")):
             shutil.copyfile(path, directory / path.name)
     settings = read_sentence_config(source) if source and is_embedder else {}
+    # Arguments repeat settings of other files, see `check_settings`. The bundle has its own files.
+    settings = {key: value for key, value in settings.items() if not key.endswith(("_args", "_kwargs"))}
     if settings:
         write_json(directory / SENTENCE_CONFIG, settings)
 
@@ -279,17 +281,29 @@ def read_sentence_config(directory: Path) -> dict[str, Any]:
     Raises:
         SourceError: The file is invalid.
     """
-    return next((found for name in _SENTENCE_CONFIGS if (found := read_object(directory / name))), {})
+    path = find_sentence_config(directory)
+    return read_object(path) if path else {}
+
+
+def find_sentence_config(directory: Path) -> Path | None:
+    """Return the path of the file that `read_sentence_config` reads, or None if there is none.
+
+    Raises:
+        SourceError: The file is invalid.
+    """
+    return next((directory / name for name in _SENTENCE_CONFIGS if read_object(directory / name)), None)
 
 
 def read_max_tokens(source: Path | None, config: EncoderConfig) -> int:
-    """Return the publisher's token limit, including special tokens, capped at the encoder's maximum."""
-    limits: list[Any] = [config.max_tokens]
-    if source:
-        limits.append(read_sentence_config(source).get("max_seq_length"))
-        limits.append(read_object(source / "tokenizer_config.json").get("model_max_length"))
+    """Return the publisher's token limit, including special tokens, capped at the encoder's maximum.
+
+    As in sentence-transformers, `max_seq_length` replaces the limit of the tokenizer, even by a larger one.
+    """
+    stated = read_sentence_config(source).get("max_seq_length") if source else None
+    if stated is None and source:
+        stated = read_object(source / "tokenizer_config.json").get("model_max_length")
     # "No limit" is written as a huge number, a float, null or not at all.
-    return min(limit for limit in limits if isinstance(limit, int) and limit > 0)
+    return min(config.max_tokens, stated) if isinstance(stated, int) and stated > 0 else config.max_tokens
 
 
 def read_license(source: Path | None) -> str:

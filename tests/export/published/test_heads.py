@@ -250,10 +250,14 @@ def test_other_heads_of_bge_m3_and_code_that_was_not_run_are_reported(tmp_path: 
         (source / name).touch()
     config = json.loads((source / "config.json").read_text("utf-8"))
     write(source / "config.json", config | {"auto_map": {"AutoModel": "modeling.MyModel"}})
+    tokenizer = json.loads((source / "tokenizer_config.json").read_text("utf-8"))
+    auto_map = {"AutoTokenizer": ["tokenization.MyTokenizer", None]}
+    write(source / "tokenizer_config.json", tokenizer | {"auto_map": auto_map})
     result = run_export(source, "--output", output, "--pooling", "cls")
     assert result.exit_code == 0, result.output
-    first, second = (line for line in result.stderr.splitlines() if line.startswith("warning: "))
+    first, second, third = (line for line in result.stderr.splitlines() if line.startswith("warning: "))
     assert first.startswith(
         "warning: colbert_linear.pt and sparse_linear.pt are omitted: the bundle computes"
     )
     assert second.startswith("warning: the publisher's own code (auto_map in config.json) was not executed")
+    assert third.startswith("warning: the publisher's own code (auto_map in tokenizer_config.json) was not")

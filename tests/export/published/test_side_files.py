@@ -31,13 +31,15 @@ def bundle(tmp_path: Path) -> Path:
     [
         (None, None, 40),
         (16, 512, 16),
-        (512, 24, 24),
+        (512, 24, 40),
+        (30, 24, 30),
+        (None, 24, 24),
         (None, int(1e30), 40),
         (None, 1e30, 40),
-        (0, -1, 40),
+        (None, -1, 40),
     ],
 )
-def test_limit_is_the_smallest_that_is_meant(
+def test_limit_of_the_sentence_settings_takes_precedence(
     sentence_limit: object,
     tokenizer_limit: object,
     expected: int,

@@ -73,6 +73,11 @@ _parity = in_section("Parity")
     "Dense modules are kept.",
 )
 @_embeddings("--normalize/--no-normalize", default=None, help="Whether to scale embeddings to length 1.")
+@_embeddings(
+    "--similarity",
+    type=click.Choice(["cosine"]),
+    help="Compare embeddings by cosine even if the checkpoint specifies another similarity function.",
+)
 @_source(
     "--skip-module",
     "skipped_modules",
