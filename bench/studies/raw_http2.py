@@ -85,7 +85,7 @@ class RawClient:
 
     def call(
         self,
-        path: str,
+        path: str | bytes,
         message: bytes,
         *,
         headers: Sequence[tuple[str, str]] = (),
@@ -95,7 +95,7 @@ class RawClient:
         """Send a request and return its reply, which is filled as frames are read.
 
         Args:
-            path: Path in the form `/SERVICE/METHOD`.
+            path: Path in the form `/SERVICE/METHOD`, as bytes if it is not UTF-8.
             message: Serialized message.
             headers: Additional headers.
             is_compressed: Value of the compression flag.
@@ -105,7 +105,7 @@ class RawClient:
         body = struct.pack(">BI", is_compressed, length) + message
         stream = self._http2.get_next_available_stream_id()
         reply = self._replies[stream] = Reply()
-        fixed = {
+        fixed: dict[str, str | bytes] = {
             ":method": "POST",
             ":scheme": "http",
             ":path": path,

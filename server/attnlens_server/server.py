@@ -491,6 +491,9 @@ def _stop_signals() -> Iterator[asyncio.Event]:
 
 
 def _is_server_error(record: logging.LogRecord) -> bool:
-    """Filter out the tracebacks that gRPC logs when a client disconnects before its reply is sent."""
+    """Filter out the tracebacks that gRPC logs for what clients do.
+
+    They disconnect before their reply is sent, or call a method whose name is not UTF-8.
+    """
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, grpc.aio.InternalError)
+    return not isinstance(error, (grpc.aio.InternalError, UnicodeDecodeError))

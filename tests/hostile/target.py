@@ -17,6 +17,7 @@ OK = grpc.StatusCode.OK.value[0]
 CANCELLED = grpc.StatusCode.CANCELLED.value[0]
 INVALID_ARGUMENT = grpc.StatusCode.INVALID_ARGUMENT.value[0]
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+UNKNOWN = grpc.StatusCode.UNKNOWN.value[0]
 ABORTED = grpc.StatusCode.ABORTED.value[0]
 INTERNAL = grpc.StatusCode.INTERNAL.value[0]
 
@@ -46,7 +47,7 @@ class Target:
         """Peak memory growth since the call to `remember`."""
         return self.process.peak_rss_mib - self._rss_mib
 
-    def ask(self, path: str, message: bytes, timeout_s: float = DEADLINE_S) -> Reply:
+    def ask(self, path: str | bytes, message: bytes, timeout_s: float = DEADLINE_S) -> Reply:
         """Make one call over a new connection and read the complete response."""
         with RawClient(self.address) as client:
             reply = client.call(path, message)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,9 @@ def test_silence_ends_with_the_time_limit_and_leaves_no_process(graph: Path) -> 
                 child = int((directory / "child").read_text())
             assert is_running(child)
         assert not directory.exists()
+        end = time.monotonic() + 10  # a signal takes effect when the process is scheduled
+        while is_running(child) and time.monotonic() < end:
+            time.sleep(0.01)
         assert not is_running(child)
     finally:
         if child and is_running(child):
