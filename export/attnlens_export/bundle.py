@@ -7,7 +7,8 @@ The bundle is written to a hidden directory next to the target and moved when it
 export does not change the target.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,6 @@ from attnlens_export.graph.write import (
 )
 from attnlens_export.int8.precision import Int8
 from attnlens_export.int8.result import Gate
-from attnlens_export.json_files import read_object
 from attnlens_export.manifest import Origin, describe_bundle
 from attnlens_export.parity.grid import Case, default_grid
 from attnlens_export.parity.measure import Subject
@@ -73,11 +73,13 @@ from attnlens_export.staging import staged
 from attnlens_model import (
     NO_TASK,
     Checkpoint,
+    CodeHook,
     Encoder,
     EncoderConfig,
     ModuleEncoder,
     load_checkpoint,
     new_encoder,
+    open_checkpoint,
     wrap_module,
 )
 
@@ -221,7 +223,8 @@ def export_bundle(
         AccuracyError: No graph in int8 passes the gate.
     """
     options = options or ExportOptions()
-    return _export(lambda: _load(source, options, progress), output, options, progress)
+    with ExitStack() as stack:  # keeps the files of the checkpoint until the bundle is written
+        return _export(lambda: _load(source, options, progress, stack), output, options, progress)
 
 
 def export_module(
@@ -373,7 +376,9 @@ def _describe_missing_contributions(config: EncoderConfig, reason: str) -> str:
     )
 
 
-def _load(source: str | Path | EncoderConfig, options: ExportOptions, progress: Progress) -> _Model:
+def _load(
+    source: str | Path | EncoderConfig, options: ExportOptions, progress: Progress, stack: ExitStack
+) -> _Model:
     choices = AttentionChoices(options.global_tokens, options.random_blocks)
 
     def chosen(config: EncoderConfig) -> EncoderConfig:
@@ -387,7 +392,8 @@ def _load(source: str | Path | EncoderConfig, options: ExportOptions, progress: 
         encoder = _initialize(source, options.seed)
         model = _Model(encoder, source, None, f"config+seed:{options.seed}", name)
     else:
-        checkpoint = load_checkpoint(source, options.revision, chosen, adapter_task=options.adapter_task)
+        opened = stack.enter_context(open_checkpoint(source, options.revision))
+        checkpoint = load_checkpoint(opened, change=chosen, adapter_task=options.adapter_task)
         model = _from_checkpoint(checkpoint, options)
     # Rejects control characters, and surrogates, which represent bytes of a path that are not UTF-8.
     for text in (model.name, model.source):
@@ -432,7 +438,7 @@ def _from_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
             f"{head.describe()} and does not specify a pooling: specify --pooling {'|'.join(POOLINGS)}. "
             "Token vectors and attention do not depend on it"
         )
-    warnings = list(_describe_omissions(directory, has_own_code=checkpoint.has_own_code))
+    warnings = list(_describe_omissions(directory, checkpoint.code))
     if not head and classifier is None and is_masked_language_model(directory):
         warnings.insert(0, _describe_language_model(options))
     if head:
@@ -500,18 +506,18 @@ def _check_classifier_options(options: ExportOptions) -> None:
             )
 
 
-def _describe_omissions(source: Path, *, has_own_code: bool) -> Iterator[str]:
+def _describe_omissions(source: Path, code: Iterable[CodeHook]) -> Iterator[str]:
     """Yield a warning for each part of a checkpoint that the bundle lacks."""
     heads = [name for name in _HEAD_FILES if (source / name).exists()]
     if heads:
         yield f"{' and '.join(heads)} are omitted: the bundle computes only dense embeddings"
-    unexecuted = "the publisher's own code (auto_map in {}) was not executed: {}"
-    if has_own_code:
-        yield unexecuted.format(
-            "config.json", "the graphs are those of attnlens's encoder with these weights"
-        )
-    if "auto_map" in read_object(source / "tokenizer_config.json"):
-        yield unexecuted.format("tokenizer_config.json", "the tokens are those of the published vocabulary")
+    uses = {
+        "config.json": "the graphs are those of attnlens's encoder with these weights",
+        "tokenizer_config.json": "the tokens are those of the published vocabulary",
+    }
+    for hook in dict.fromkeys(code):
+        used = uses.get(hook.file, "the results may differ from those of the publisher")
+        yield (f"the publisher's own code ({hook.value or hook.key} in {hook.file}) was not executed: {used}")
 
 
 def _initialize(config: EncoderConfig, seed: int) -> Encoder:

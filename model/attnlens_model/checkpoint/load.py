@@ -1,5 +1,6 @@
 """`load_checkpoint`: loads an `Encoder` from a directory or from the Hugging Face Hub."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ import torch
 
 from attnlens_model.checkpoint.adapters import for_task, has_adapters
 from attnlens_model.checkpoint.fitting import fit_tensors
-from attnlens_model.checkpoint.hub import locate_checkpoint
+from attnlens_model.checkpoint.staging import CodeHook, StagedCheckpoint, open_checkpoint
 from attnlens_model.checkpoint.tensor_files import read_tensors
 from attnlens_model.config import EncoderConfig, read_config
 from attnlens_model.encoder import Encoder
@@ -28,7 +29,7 @@ class Checkpoint:
         source: Hub id, or the name (never the path) of the directory.
         unused_tensors: Names of tensors that do not belong to the encoder, such as a pooler or task heads.
         commit: Commit of the hub repository. Empty if unknown, as for a local directory.
-        has_own_code: Whether the checkpoint has custom code, which is never executed.
+        code: Settings that refer to custom code of the publisher, which is never executed.
         adapter_task: Task whose adapters were merged into the weights, or "none". Empty if the checkpoint
             has no adapters.
     """
@@ -39,12 +40,17 @@ class Checkpoint:
     source: str
     unused_tensors: tuple[str, ...]
     commit: str = ""
-    has_own_code: bool = False
+    code: tuple[CodeHook, ...] = ()
     adapter_task: str = ""
+
+    @property
+    def has_own_code(self) -> bool:
+        """Whether the checkpoint has custom code."""
+        return bool(self.code)
 
 
 def load_checkpoint(
-    source: str | Path,
+    source: str | Path | StagedCheckpoint,
     revision: str | None = None,
     change: Callable[[EncoderConfig], EncoderConfig] | None = None,
     *,
@@ -56,7 +62,7 @@ def load_checkpoint(
     `pytorch_model.bin` and its sharded form. fp16 and bfloat16 weights are cast to fp32.
 
     Args:
-        source: A directory, or a hub id such as "sentence-transformers/all-MiniLM-L6-v2".
+        source: A directory, a hub id such as "sentence-transformers/all-MiniLM-L6-v2", or an open checkpoint.
         revision: Branch, tag or commit on the Hub. Defaults to the default branch.
         change: Maps the configuration in `config.json` to the configuration of the encoder. Its exceptions
             are propagated.
@@ -68,17 +74,19 @@ def load_checkpoint(
             invalid shape, or `adapter_task` is not a task of the checkpoint.
         ConfigError: `config.json` does not describe a supported encoder.
     """
-    location = locate_checkpoint(source, revision)
-    check_directory(location.directory)
-    has_own_code = "auto_map" in read_object(location.directory / "config.json")
+    if not isinstance(source, StagedCheckpoint):
+        with open_checkpoint(source, revision) as opened:
+            checkpoint = load_checkpoint(opened, change=change, adapter_task=adapter_task)
+        return dataclasses.replace(checkpoint, directory=opened.origin)
+    check_directory(source.directory)
     try:
-        config, encoder, unused, merged_task = _load(location.directory, change, adapter_task)
+        config, encoder, unused, merged_task = _load(source.directory, change, adapter_task)
     except ModelError as error:
-        if has_own_code:
+        if any(hook.file == "config.json" for hook in source.code):
             error.add_note("custom code, to which auto_map in config.json refers, is not executed")
         raise
-    directory, commit = location.directory, location.commit
-    return Checkpoint(encoder, config, directory, location.name, unused, commit, has_own_code, merged_task)
+    directory, commit = source.directory, source.commit
+    return Checkpoint(encoder, config, directory, source.name, unused, commit, source.code, merged_task)
 
 
 def _load(

@@ -1,7 +1,9 @@
 """Reads the tensors of a checkpoint directory: safetensors or PyTorch files, single or sharded."""
 
+import io
 import json
 import pickle
+import pickletools
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -14,6 +16,9 @@ from torch import Tensor
 from attnlens_model.errors import CheckpointError
 
 _INDEX_SUFFIX = ".index.json"
+_MAX_PICKLE_BYTES = 16 * 2**20
+# Pickles at the start of a file of PyTorch before 1.6: format, version, platform, tensors, and storage keys.
+_LEGACY_PICKLES = 5
 _ZIP_START = b"PK\x03\x04"
 _LFS_START = b"version https://git-lfs.github.com/spec/"
 
@@ -120,18 +125,51 @@ def _read_pickle(path: Path) -> dict[str, _Reader]:
         if not is_zip and file.read(len(_ZIP_START)) == _ZIP_START:
             raise CheckpointError(f"{path} is damaged: it is truncated; download it again")
     try:
+        _check_sizes(path, is_zip=is_zip)
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} is damaged or contains objects other than tensors, and loading it could run code: "
             "convert it to model.safetensors"
         ) from error
+    except CheckpointError:
+        raise
     # Unpickling a damaged file may raise any exception.
     except Exception as error:
         raise _damage(path, error) from error
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise CheckpointError(f"{path} is not a dict of tensors: save the model's state_dict()")
     return {name: partial(_identity, tensor) for name, tensor in tensors.items()}
+
+
+def _check_sizes(path: Path, *, is_zip: bool) -> None:
+    """Reject files that are much larger in memory: compressed archives, and pickles that allocate bytes.
+
+    PyTorch writes neither, but reads both, even with `weights_only`.
+    """
+    if not is_zip:
+        with path.open("rb") as file:
+            _check_pickles(path, file.read(_MAX_PICKLE_BYTES), _LEGACY_PICKLES)
+        return
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        is_compressed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
+        if is_compressed or sum(member.file_size for member in members) > path.stat().st_size:
+            raise CheckpointError(f"{path} is compressed: save it with torch.save, or as model.safetensors")
+        for member in members:
+            if member.filename.endswith(".pkl"):
+                with archive.open(member) as file:
+                    _check_pickles(path, file.read(_MAX_PICKLE_BYTES), 1)
+
+
+def _check_pickles(path: Path, content: bytes, count: int) -> None:
+    """Check that the first pickles in `content` only call functions of PyTorch."""
+    stream = io.BytesIO(content)
+    for _ in range(count):
+        for opcode, argument, _position in pickletools.genops(stream):
+            name = str(argument)
+            if opcode.name == "GLOBAL" and not name.startswith(("torch", "collections ")):
+                raise pickle.UnpicklingError(f"{path.name} refers to {name}")
 
 
 def _identity(tensor: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Checkpoints that are used for something else than embeddings: refused, or exported with a warning."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -261,3 +262,12 @@ def test_other_heads_of_bge_m3_and_code_that_was_not_run_are_reported(tmp_path: 
     )
     assert second.startswith("warning: the publisher's own code (auto_map in config.json) was not executed")
     assert third.startswith("warning: the publisher's own code (auto_map in tokenizer_config.json) was not")
+
+
+def test_export_reads_only_regular_files_of_the_checkpoint(tmp_path: Path, output: Path) -> None:
+    source = save("Model", tmp_path / "source")
+    os.mkfifo(source / "LICENSE")
+    result = run_export(source, "--output", output, "--pooling", "cls")
+    assert result.exit_code == 1
+    assert f"{source / 'LICENSE'} is not a regular file: replace it with a copy" in result.stderr
+    assert not output.exists()
