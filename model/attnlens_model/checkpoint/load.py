@@ -82,7 +82,7 @@ def load_checkpoint(
     try:
         config, encoder, unused, merged_task = _load(source.directory, change, adapter_task)
     except ModelError as error:
-        if any(hook.file == "config.json" for hook in source.code):
+        if CodeHook("config.json", "auto_map", "") in source.code:
             error.add_note("custom code, to which auto_map in config.json refers, is not executed")
         raise
     directory, commit = source.directory, source.commit

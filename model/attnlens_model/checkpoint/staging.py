@@ -202,12 +202,12 @@ class _Stage:
             raise CheckpointError(
                 f"{path} is larger than {limit // MIB} MiB, the limit of this kind of file: shorten it"
             )
-        self._num_bytes += len(content)
-        if self._num_bytes > MAX_COPIED_BYTES:
+        if self._num_bytes + len(content) > MAX_COPIED_BYTES:
             raise CheckpointError(
                 f"the files in {self._directory}, without weights, are larger than "
                 f"{MAX_COPIED_BYTES // MIB} MiB: remove files that do not belong to the model"
             )
+        self._num_bytes += len(content)
         return content
 
 
