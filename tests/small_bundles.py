@@ -87,5 +87,5 @@ def export_small(kind: str, directory: Path, **options: Any) -> Path:
     usual: dict[str, Any] = {"faithfulness": False, "pooling": "mean"}
     chosen = ExportOptions(grid=small_grid(32), tracer=lambda *_: _traced(kind), **usual | options)
     summary = export_bundle(directory / "source", directory / "bundle", chosen)
-    assert " from " in summary.built_tokenizer
+    assert ", built from " in summary.decisions[-1]
     return directory / "bundle"

@@ -94,7 +94,7 @@ def test_repr_of_a_summary_names_the_bundle_and_the_verdict(minilm_bundle: Path)
     verdict = Verdict(_Failed())  # type: ignore[arg-type]
     manifest = read_manifest(minilm_bundle)
     summaries = (
-        BundleSummary(Path("bundle"), manifest, verdict, (LONG,) * 50, "", (LONG,)),
+        BundleSummary(Path("bundle"), manifest, verdict, (LONG,) * 50, (LONG,)),
         CheckSummary(manifest, verdict, (LONG,)),
     )
     for summary, name in zip(summaries, ("'bundle'", repr(manifest.model_name)), strict=True):

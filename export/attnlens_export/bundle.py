@@ -65,11 +65,12 @@ from attnlens_export.published.side_files import (
     copy_described,
     read_license,
     read_max_tokens,
+    read_sentence_config,
     write_config,
-    write_tokenizer,
 )
 from attnlens_export.report import write_report
 from attnlens_export.staging import staged
+from attnlens_export.tokenizer.write import write_tokenizer
 from attnlens_model import (
     NO_TASK,
     Checkpoint,
@@ -82,6 +83,7 @@ from attnlens_model import (
     open_checkpoint,
     wrap_module,
 )
+from attnlens_publisher.tokenizer import Choice
 
 _MAX_LABELS = 5
 # Files of bge-m3 with heads for other kinds of retrieval.
@@ -112,7 +114,9 @@ class ExportOptions:
             "transformers" for those that transformers computes.
         prompts: Prompts by name, in addition to those of the checkpoint.
         default_prompt: Name of the default prompt. Empty for none.
-        tokenizer: Path of a `tokenizer.json`.
+        tokenizer: Path of a `tokenizer.json` to use instead of the checkpoint's tokenizer. "published" or
+            "transformers" chooses the token ids if the checkpoint's `tokenizer.json` and transformers give
+            different ones.
         force: Whether to replace an existing bundle.
         keep_failed: Whether to write a bundle that fails parity. It is marked as failed.
         parity_tokens: Maximum length of the grid. If None, the memory limits of `default_grid` apply.
@@ -137,7 +141,7 @@ class ExportOptions:
     random_blocks: RandomBlocksChoice | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
-    tokenizer: Path | None = None
+    tokenizer: Path | Choice | None = None
     force: bool = False
     keep_failed: bool = False
     parity_tokens: int | None = None
@@ -158,8 +162,7 @@ class BundleSummary:
         manifest: Manifest of the bundle.
         verdict: All measurements.
         unused_tensors: Tensors of the checkpoint that do not belong to the encoder.
-        built_tokenizer: Origin of `tokenizer.json`. Empty if it was copied.
-        decisions: Lines on pooling, prompts and maximum length, and who decided them.
+        decisions: Lines on tokenizer, pooling, prompts and maximum length, and who decided them.
         warnings: Lines on parts of the checkpoint that the bundle lacks.
     """
 
@@ -167,7 +170,6 @@ class BundleSummary:
     manifest: Manifest
     verdict: Verdict
     unused_tensors: tuple[str, ...]
-    built_tokenizer: str
     decisions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -284,15 +286,15 @@ def _export(
         built = _build(staging, model, options, progress)
     is_chosen = options.pooling is not None or options.normalize is not None
     decisions = tuple(_describe_decisions(built.manifest, model, is_chosen=is_chosen))
+    if built.tokenizer:
+        decisions += (f"tokenizer: {built.tokenizer}",)
     warnings = model.warnings
     if model.directory is not None and not (output / "tokenizer.json").is_file():
         remedy = "To send texts, export it again with --tokenizer FILE"
         warnings += (f"{model.source} has no tokenizer: the bundle accepts only token ids. {remedy}",)
     if built.no_contributions:
         warnings += (_describe_missing_contributions(model.config, built.no_contributions),)
-    return BundleSummary(
-        output, built.manifest, built.verdict, model.unused_tensors, built.tokenizer, decisions, warnings
-    )
+    return BundleSummary(output, built.manifest, built.verdict, model.unused_tensors, decisions, warnings)
 
 
 def _describe_decisions(manifest: Manifest, model: "_Model", *, is_chosen: bool) -> Iterator[str]:
@@ -531,7 +533,7 @@ class _Built(NamedTuple):
     """Result of `_build`.
 
     Attributes:
-        tokenizer: Origin of `tokenizer.json`. Empty if it was copied.
+        tokenizer: Description of the tokenizer and its origin. Empty without a tokenizer.
         no_contributions: Reason why there is no contribution graph. Empty if there is one.
     """
 
@@ -554,7 +556,10 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
     if model.classifier is not None:
         write_head(directory, model.classifier)
         pooling, layers_from = model.classifier.pooling, directory
-    built_tokenizer = write_tokenizer(directory, model.directory, options.tokenizer, config, max_tokens)
+    lowercase = read_sentence_config(directory).get("do_lower_case") is True
+    tokenizer = write_tokenizer(
+        directory, model.directory, options.tokenizer, config, max_tokens, lowercase=lowercase
+    )
     fp32 = _write_graphs(directory, model, options, progress)
     missing = write_contributions(fp32, layers_from, pooling)
     progress("Writing the configuration", "", 0, 1)
@@ -585,7 +590,7 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
     if options.faithfulness and verdict.passed:
         measured = measure_at_export(directory, partial(progress, "Faithfulness"))
         manifest = record(directory, measured) if measured else manifest
-    return _Built(manifest, verdict, built_tokenizer, missing)
+    return _Built(manifest, verdict, tokenizer, missing)
 
 
 def _write_graphs(directory: Path, model: _Model, options: ExportOptions, progress: Progress) -> Fp32Graph:

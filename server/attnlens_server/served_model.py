@@ -73,7 +73,7 @@ class ServedModel:
         text_encoder = TextEncoder(path, self.max_tokens) if path else None
         if text_encoder is not None:
             try:
-                text_encoder.check_ids(self.model.vocab_size)
+                text_encoder.check_ids(self.model.vocab_size, self.model.type_vocab_size)
                 _check_default_prompt(text_encoder, self.model, config)
             except UntokenizableError as error:
                 raise StartupError(f"{path} is unusable: a short text {error}") from error

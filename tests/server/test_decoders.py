@@ -25,6 +25,7 @@ from attnlens_export.check import check_bundle
 from attnlens_export.graph.trace import trace
 from attnlens_export.parity.grid import small_grid
 from attnlens_model import load_checkpoint
+from attnlens_server import local
 from attnlens_server.text import TextEncoder
 from odd_models import OddModel
 from served import ServerProcess
@@ -200,3 +201,27 @@ def test_end_token_added_only_by_older_libraries_is_rejected(tmp_path: Path) -> 
         export_bundle(tmp_path / "source", tmp_path / "other", options)
     write(path, read(path) | {"add_eos_token": False})
     export_bundle(tmp_path / "source", tmp_path / "other", options)
+
+
+def test_pairs_are_joined_and_truncated_as_in_cross_encoder(tmp_path: Path) -> None:
+    """Its tokenizer adds no token between the texts, and removes the beginning of a long document."""
+    from sentence_transformers import CrossEncoder  # noqa: PLC0415 - slow
+
+    source = tmp_path / "source"
+    replace(QWEN3, changes=QWEN3.changes | {"num_labels": 1, "num_hidden_layers": 1}).make(
+        "ForSequenceClassification"
+    ).save_pretrained(source)
+    save_tokenizer(source, "$A")
+    config = source / "tokenizer_config.json"
+    write(config, read(config) | {"truncation_side": "left"})
+    export_bundle(source, tmp_path / "bundle", ExportOptions(grid=small_grid(24), faithfulness=False))
+    query, documents = "Who ran?", ["A cat.", "Zoë 東京 😀", "the man and the sea " * 20]
+    pairs = [(query, document) for document in documents]
+    logits = CrossEncoder(str(source), device="cpu").predict(pairs, activation_fn=nn.Identity())
+    with local(tmp_path / "bundle", threads=1) as model:
+        result = model.score(query, documents)
+        np.testing.assert_allclose(result.logits, logits, atol=1e-5)
+        assert result.usages[2].num_tokens == MAX_TOKENS < result.usages[2].num_tokens_total
+        np.testing.assert_allclose(
+            model.classify(pairs, truncate=True).logits[:, 0], result.logits, atol=1e-5
+        )

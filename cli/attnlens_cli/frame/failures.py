@@ -37,7 +37,6 @@ _EXTRAS = {
     "onnx_ir": "export",
     "onnxscript": "export",
     "pyarrow": "bulk",
-    "sentencepiece": "export",
     "torch": "export",
 }
 _EXTRAS_BY_COMMAND = {

@@ -159,7 +159,7 @@ class ExplainedPart:
 
     Attributes:
         index: Index of the input in the request.
-        range: Start and end of the part in the tokens of the document.
+        range: Start and end of the part in the tokens of the whole document.
         num_truncated: Number of tokens that were removed from the document.
     """
 
@@ -174,14 +174,15 @@ class ScoredInput:
 
     Attributes:
         pair: Pair, without the tokens that truncation removed.
-        ranges: Start and end of each part in the tokens of the document. Each starts where the previous one
-            ends.
+        ranges: Start and end of each part in the document of `pair`. Each starts where the previous one ends.
         num_tokens_total: Number of tokens before truncation, the sum over the parts.
+        num_skipped: Number of tokens that truncation removed from the beginning of the document.
     """
 
     pair: EncodedPair
     ranges: tuple[tuple[int, int], ...]
     num_tokens_total: int
+    num_skipped: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -196,7 +197,8 @@ class ScoredInput:
 
     def explained(self, index: int, part: int) -> ExplainedPart:
         """Return a part to explain. `index` is that of the input in the request."""
-        return ExplainedPart(index, self.ranges[part], self.num_tokens_total - self.num_tokens)
+        start, end = (self.num_skipped + place for place in self.ranges[part])
+        return ExplainedPart(index, (start, end), self.num_tokens_total - self.num_tokens)
 
     @property
     def num_extra_tokens(self) -> int:
@@ -279,8 +281,9 @@ class DocumentEncoder:
             return ScoredInput(pair, ((0, count),), pair.num_tokens)
         match request.long_documents:
             case LongDocuments.TRUNCATE:
-                kept = replace(pair, document_ids=pair.document_ids[:limit].copy())
-                return ScoredInput(kept, ((0, limit),), pair.num_tokens)
+                skipped = count - limit if self._pair_encoder.truncation_side == "left" else 0
+                kept = replace(pair, document_ids=pair.document_ids[skipped : skipped + limit].copy())
+                return ScoredInput(kept, ((0, limit),), pair.num_tokens, skipped)
             case LongDocuments.SPLIT:
                 ranges = tuple(parts_of(count, limit))
                 return ScoredInput(pair, ranges, len(ranges) * pair.frame.num_tokens + count)

@@ -242,6 +242,7 @@ class ModelService:
             max_tokens=max_tokens,
             has_tokenizer=text_encoder is not None,
             takes_pairs=self.takes_pairs,
+            truncation_side=self.truncation_side,
         )
         self._explanations = ExplanationValidator(
             model,

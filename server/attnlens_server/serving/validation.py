@@ -78,11 +78,19 @@ class InputValidator:
     """
 
     def __init__(
-        self, model: Model, config: ServerConfig, *, max_tokens: int, has_tokenizer: bool, takes_pairs: bool
+        self,
+        model: Model,
+        config: ServerConfig,
+        *,
+        max_tokens: int,
+        has_tokenizer: bool,
+        takes_pairs: bool,
+        truncation_side: str = "right",
     ) -> None:
         self._model = model
         self._config = config
         self._max_tokens = max_tokens
+        self._truncation_side = truncation_side
         self._has_tokenizer = has_tokenizer
         self._takes_pairs = takes_pairs
         self.max_inputs = config.max_inputs_per_request
@@ -165,9 +173,11 @@ class InputValidator:
     def _check_range(
         self, field: str, numbers: Sequence[int], count: int, index: int
     ) -> Iterator[FieldViolation]:
-        used = numbers[: self._max_tokens]  # the rest is truncated, or the input is rejected
+        # The rest is truncated, or the input is rejected.
+        start = max(0, len(numbers) - self._max_tokens) if self._truncation_side == "left" else 0
+        used = numbers[start : start + self._max_tokens]
         if min(used) < 0 or max(used) >= count:
-            position = next(place for place, number in enumerate(used) if not 0 <= number < count)
+            position = next(place for place, number in enumerate(used, start) if not 0 <= number < count)
             problem = f"is {numbers[position]}: use 0 to {count - 1}"
             yield FieldViolation(f"{field}[{position}]", problem, index)
 
@@ -249,11 +259,23 @@ class RequestValidator:
     """
 
     def __init__(
-        self, model: Model, config: ServerConfig, *, max_tokens: int, has_tokenizer: bool, takes_pairs: bool
+        self,
+        model: Model,
+        config: ServerConfig,
+        *,
+        max_tokens: int,
+        has_tokenizer: bool,
+        takes_pairs: bool,
+        truncation_side: str = "right",
     ) -> None:
         self._model = model
         self.inputs = InputValidator(
-            model, config, max_tokens=max_tokens, has_tokenizer=has_tokenizer, takes_pairs=takes_pairs
+            model,
+            config,
+            max_tokens=max_tokens,
+            has_tokenizer=has_tokenizer,
+            takes_pairs=takes_pairs,
+            truncation_side=truncation_side,
         )
 
     def embed(self, request: EmbedRequest) -> EmbedPlan:

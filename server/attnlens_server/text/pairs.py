@@ -85,12 +85,14 @@ class PairEncoder:
 
     Attributes:
         joins: Whether queries and documents are encoded separately and joined.
+        truncation_side: Side of a long document that truncation removes, "left" or "right".
     """
 
     def __init__(self, text_encoder: TextEncoder) -> None:
         self._text_encoder = text_encoder
         self._template = _template(text_encoder)
         self.joins = self._template is not None
+        self.truncation_side = text_encoder.truncation_side
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair]:
         """Encode pairs. Equal queries are encoded once.

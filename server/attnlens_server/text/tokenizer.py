@@ -60,7 +60,7 @@ class UntokenizableError(Exception):
 
 
 class TextEncoder:
-    """The tokenizer of a bundle. Thread-safe: the library's objects are not modified after `__init__`.
+    """The tokenizer of a bundle. Thread-safe: nothing is modified after `check_ids`.
 
     Attributes:
         max_tokens: Maximum number of tokens, including special tokens.
@@ -99,25 +99,42 @@ class TextEncoder:
                 f"{num_special + 1}"
             )
         self._path = path
+        self._without_embedding: dict[int, str] = {}
         self.takes_pairs = max_tokens > self._counting.num_special_tokens_to_add(is_pair=True)
         self._counting.no_truncation()
         self.truncation_side = str((self._truncating.truncation or {}).get("direction", "right"))
         # The default strategy truncates the longer text of a pair first, as transformers does.
         self._truncating.enable_truncation(max_tokens, direction=self.truncation_side)
 
-    def check_ids(self, vocab_size: int) -> None:
+    def check_ids(self, vocab_size: int, type_vocab_size: int = 0) -> None:
         """Validate the ids of the vocabulary and of special tokens, which are specified separately.
 
+        Added tokens without an embedding are accepted, and texts that contain one are rejected.
+
+        Args:
+            vocab_size: Number of token ids of the model.
+            type_vocab_size: Number of token types of the model. 0 if it has none.
+
         Raises:
-            StartupError: An id is not below `vocab_size`, or a single letter has too many tokens.
+            StartupError: An id or a type is too large, or a single letter has too many tokens.
         """
         path = self._path
         single, pair = self._guarded([("a",)], self._counting.encode_batch, ["a", ("a", "a")])
         vocabulary = self._counting.get_vocab(with_added_tokens=True)
-        largest = max(*vocabulary.values(), *single.ids, *pair.ids, 0)
+        added = self._counting.get_added_tokens_decoder()
+        self._without_embedding = {
+            number: token.content for number, token in added.items() if number >= vocab_size
+        }
+        trained = (number for number in vocabulary.values() if number not in self._without_embedding)
+        largest = max(*trained, *single.ids, *pair.ids, 0)
         if largest >= vocab_size:
             raise StartupError(
                 f"{path} has the id {largest}, but the model only supports ids below {vocab_size}: {_REMEDY}"
+            )
+        if type_vocab_size and max(single.type_ids, default=0) >= type_vocab_size:
+            raise StartupError(
+                f"{path} has the token type {max(single.type_ids)}, but the model only supports types below "
+                f"{type_vocab_size}: {_REMEDY}"
             )
         if len(single) - self._counting.num_special_tokens_to_add(is_pair=False) > _MAX_PROBE_TOKENS:
             raise StartupError(
@@ -142,10 +159,12 @@ class TextEncoder:
             truncate: Whether to truncate to `max_tokens`. `num_tokens_total` is the length before truncation.
 
         Raises:
-            UntokenizableError: The tokenizer fails, or the normalized texts are too long.
+            UntokenizableError: The tokenizer fails, the normalized texts are too long, or a text contains a
+                token without an embedding.
         """
         sources = [(prompt + first, *rest) for first, *rest in texts]
         wholes = self._guarded(sources, self._encode_whole, sources, with_offsets=with_record)
+        self._check_embeddings(wholes)
         result = []
         for text, source, whole in zip(texts, sources, wholes, strict=True):
             encoding = whole
@@ -156,7 +175,8 @@ class TextEncoder:
                 if with_record
                 else None
             )
-            type_ids = np.asarray(encoding.type_ids, np.int64) if len(text) > 1 else None
+            types = np.asarray(encoding.type_ids, np.int64)
+            type_ids = types if len(text) > 1 or types.any() else None
             input_ids = np.asarray(encoding.ids, dtype=np.int64)
             result.append(EncodedInput(input_ids, len(whole), token_type_ids=type_ids, record=record))
         return result
@@ -180,7 +200,7 @@ class TextEncoder:
         """Return the token ids of texts without special tokens and without truncation.
 
         Raises:
-            UntokenizableError: The tokenizer fails, or the normalized texts are too long.
+            UntokenizableError: See `encode`.
         """
         encodings = self._guarded(
             [(text,) for text in texts],
@@ -188,18 +208,32 @@ class TextEncoder:
             [*texts],
             add_special_tokens=False,
         )
+        self._check_embeddings(encodings)
         return [encoding.ids for encoding in encodings]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tokenizers.Encoding]:
         """Tokenize pairs without truncation.
 
         Raises:
-            UntokenizableError: The tokenizer fails, or the normalized texts are too long.
+            UntokenizableError: See `encode`.
         """
         encodings: list[tokenizers.Encoding] = self._guarded(
             pairs, self._counting.encode_batch_fast, [*pairs]
         )
+        self._check_embeddings(encodings)
         return encodings
+
+    def _check_embeddings(self, encodings: Sequence[tokenizers.Encoding]) -> None:
+        """Reject texts with tokens for which the model has no embedding."""
+        if not self._without_embedding:
+            return
+        for encoding in encodings:
+            if found := self._without_embedding.keys() & encoding.ids:
+                token = self._without_embedding[min(found)]
+                raise UntokenizableError(
+                    f"contains the token {token!r}, for which the model has no embedding: remove it",
+                    is_growth=False,
+                )
 
     def _guarded(
         self,

@@ -254,7 +254,7 @@ def test_other_heads_of_bge_m3_and_code_that_was_not_run_are_reported(tmp_path: 
     tokenizer = json.loads((source / "tokenizer_config.json").read_text("utf-8"))
     auto_map = {"AutoTokenizer": ["tokenization.MyTokenizer", None]}
     write(source / "tokenizer_config.json", tokenizer | {"auto_map": auto_map})
-    result = run_export(source, "--output", output, "--pooling", "cls")
+    result = run_export(source, "--output", output, "--pooling", "cls", "--tokenizer", "published")
     assert result.exit_code == 0, result.output
     first, second, third = (line for line in result.stderr.splitlines() if line.startswith("warning: "))
     assert first.startswith(

@@ -62,6 +62,7 @@ def test_bundle_keeps_the_same_components_as_the_publisher(checkpoint: Path, exp
         ),
         "prompts: document '', query ''",
         "maximum input: 34 tokens, the limit of the encoder",
+        f"tokenizer: TokenizersBackend of transformers {transformers.__version__}, equal to tokenizer.json",
     )
     assert check_bundle(exported.directory, grid=GRID).verdict.passed
 

@@ -1,10 +1,8 @@
-"""Configuration, tokenizer and license: read from a checkpoint, written to a bundle."""
+"""Configuration, limits and license: read from a checkpoint, written to a bundle."""
 
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 from attnlens_export import SourceError
 from attnlens_export.published.side_files import (
@@ -12,7 +10,6 @@ from attnlens_export.published.side_files import (
     read_license,
     read_max_tokens,
     write_config,
-    write_tokenizer,
 )
 from attnlens_model import EncoderConfig, read_config
 from configs import changed
@@ -50,17 +47,6 @@ def test_limit_of_the_sentence_settings_takes_precedence(
     write(source / "tokenizer_config.json", {"model_max_length": tokenizer_limit})
     assert read_max_tokens(source, tiny_config) == expected
     assert read_max_tokens(None, tiny_config) == 40
-
-
-def test_every_description_of_the_tokenizer_cuts_at_the_publishers_limit(
-    source: Path, bundle: Path, tiny_config: EncoderConfig
-) -> None:
-    """sentence-transformers' `max_seq_length` is the smaller one in most checkpoints."""
-    write_word_level(source / "tokenizer.json", 101)
-    write(source / "tokenizer_config.json", {"model_max_length": 40, "max_length": 12, "pad_token": "[PAD]"})
-    write_tokenizer(bundle, source, None, tiny_config, 24)
-    assert read(bundle / "tokenizer.json")["truncation"]["max_length"] == 24
-    assert read(bundle / "tokenizer_config.json") == {"model_max_length": 24, "pad_token": "[PAD]"}
 
 
 @pytest.mark.parametrize(
@@ -135,92 +121,6 @@ def test_encoder_that_its_family_cannot_describe_is_rejected(
     config = changed(tiny_config, {"positions.scheme": "padding_offset", "embeddings.size": 8})
     with pytest.raises(SourceError, match=r"bert family cannot express embeddings.size=8, positions.scheme="):
         write_config(bundle, None, config, external_data=False)
-
-
-def write_word_level(path: Path, size: int, last: str | None = None) -> None:
-    words = {"[PAD]": 0, "[UNK]": 1} | {f"w{index}": index for index in range(2, size)}
-    if last is not None:
-        del words[f"w{size - 1}"]
-        words[last] = size - 1
-    Tokenizer(WordLevel(words, unk_token="[UNK]")).save(str(path))
-
-
-def test_tokenizer_is_written_with_the_limit_of_the_bundle_and_described(
-    source: Path, bundle: Path, tiny_config: EncoderConfig
-) -> None:
-    """The rest of it stays, in its own spelling: w\N{LATIN SMALL LETTER U WITH DIAERESIS} is not escaped."""
-    write_word_level(source / "tokenizer.json", 101, last="w\N{LATIN SMALL LETTER U WITH DIAERESIS}")
-    published = Tokenizer.from_file(str(source / "tokenizer.json"))
-    published.enable_truncation(7, direction="left")
-    published.enable_padding(length=16)
-    published.save(str(source / "tokenizer.json"))
-    write(source / "tokenizer_config.json", {"unk_token": "[UNK]", "model_max_length": 1e30})
-    write_tokenizer(bundle, source, None, tiny_config, 24)
-    expected = read(source / "tokenizer.json")
-    expected["padding"] = None
-    expected["truncation"] = {
-        "direction": "Left",
-        "max_length": 24,
-        "strategy": "LongestFirst",
-        "stride": 0,
-    }
-    assert read(bundle / "tokenizer.json") == expected
-    assert "w\N{LATIN SMALL LETTER U WITH DIAERESIS}" in (bundle / "tokenizer.json").read_text("utf-8")
-    written = Tokenizer.from_file(str(bundle / "tokenizer.json"))
-    assert written.truncation == {
-        "direction": "left",
-        "max_length": 24,
-        "strategy": "longest_first",
-        "stride": 0,
-    }
-    assert written.padding is None
-    settings = read(bundle / "tokenizer_config.json")
-    assert settings == {"unk_token": "[UNK]", "model_max_length": 24, "pad_token": "[PAD]"}
-    assert read(bundle / "special_tokens_map.json") == {"unk_token": "[UNK]", "pad_token": "[PAD]"}
-
-
-def test_custom_tokenizer_also_replaces_its_settings(
-    source: Path, bundle: Path, tmp_path: Path, tiny_config: EncoderConfig
-) -> None:
-    write_word_level(source / "tokenizer.json", 90)
-    write(source / "tokenizer_config.json", {"mask_token": "[MASK]"})
-    write_word_level(tmp_path / "mine.json", 50)
-    write_tokenizer(bundle, source, tmp_path / "mine.json", tiny_config, 24)
-    assert Tokenizer.from_file(str(bundle / "tokenizer.json")).get_vocab_size() == 50
-    assert read(bundle / "tokenizer_config.json") == {"model_max_length": 24, "pad_token": "[PAD]"}
-
-
-def test_tokenizer_without_tokens_is_rejected(source: Path, bundle: Path, tiny_config: EncoderConfig) -> None:
-    Tokenizer(WordLevel({}, unk_token="[UNK]")).save(str(source / "tokenizer.json"))
-    with pytest.raises(SourceError, match="has an empty vocabulary"):
-        write_tokenizer(bundle, source, None, tiny_config, 24)
-
-
-def test_tokenizer_of_another_model_is_rejected(
-    source: Path, bundle: Path, tiny_config: EncoderConfig
-) -> None:
-    write_word_level(source / "tokenizer.json", 102)
-    with pytest.raises(SourceError, match=r"has the id 101 \('w101'\).*vocab_size=101"):
-        write_tokenizer(bundle, source, None, tiny_config, 24)
-
-
-def test_broken_tokenizer_is_rejected(source: Path, bundle: Path, tiny_config: EncoderConfig) -> None:
-    (source / "tokenizer.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(SourceError, match="is not a tokenizer"):
-        write_tokenizer(bundle, source, None, tiny_config, 24)
-
-
-def test_missing_custom_tokenizer_is_rejected(source: Path, bundle: Path, tiny_config: EncoderConfig) -> None:
-    with pytest.raises(SourceError, match=r"missing\.json is not a tokenizer"):
-        write_tokenizer(bundle, source, source / "missing.json", tiny_config, 24)
-
-
-def test_without_a_tokenizer_nothing_is_written(
-    source: Path, bundle: Path, tiny_config: EncoderConfig
-) -> None:
-    write(source / "tokenizer_config.json", {"mask_token": "[MASK]"})
-    write_tokenizer(bundle, source, None, tiny_config, 24)
-    assert list(bundle.iterdir()) == []
 
 
 def test_licenses_are_copied_and_weights_are_not(source: Path, bundle: Path) -> None:

@@ -84,12 +84,16 @@ def traced(encoder: Path) -> TracedGraph:
 @pytest.fixture
 def export(encoder: Path, traced: TracedGraph, tmp_path: Path) -> Callable[..., Exported]:
     def export(
-        files: Files | None = None, normalizer: normalizers.Normalizer | None = None, side: str = "right"
+        files: Files | None = None,
+        normalizer: normalizers.Normalizer | None = None,
+        side: str = "right",
+        **options: Any,
     ) -> Exported:
         checkpoint = tmp_path / "checkpoint"
         write_checkpoint(checkpoint, encoder, make_tokenizer(normalizer, side), files or {})
-        options = ExportOptions(faithfulness=False, grid=small_grid(MAX_TOKENS), tracer=lambda *_: traced)
-        export_bundle(checkpoint, tmp_path / "bundle", options)
+        usual: dict[str, Any] = {"faithfulness": False, "grid": small_grid(MAX_TOKENS)}
+        chosen = ExportOptions(tracer=lambda *_: traced, **usual | options)
+        export_bundle(checkpoint, tmp_path / "bundle", chosen)
         return Exported(checkpoint, tmp_path / "bundle")
 
     return export
@@ -151,9 +155,10 @@ def test_texts_are_lowercased_where_sentence_transformers_lowercases_them(
 def test_arguments_of_a_bert_class_win_over_its_tokenizer_json(
     settings: dict[str, bool], expected: list[str], export: Callable[..., Exported]
 ) -> None:
-    """In transformers, `tokenizer_config.json` overrides the normalizer, also by its defaults."""
+    """In transformers, these arguments override the normalizer, also by their defaults."""
     classes = {"tokenizer_class": "BertTokenizer"}
-    exported = export({"tokenizer_config.json": classes | settings}, NORMALIZERS["cased"])
+    files = {"tokenizer_config.json": classes | settings}
+    exported = export(files, NORMALIZERS["cased"], tokenizer="transformers")
     exported.check(TEXTS)
     assert [token.text for token in exported.tokens("The Cat").tokens[1:3]] == expected
 
@@ -221,8 +226,3 @@ def test_nothing_is_loaded_of_a_directory_without_a_configuration(tmp_path: Path
     with pytest.raises(CheckpointError, match=r"contains no config\.json"):
         export_bundle(tmp_path, tmp_path / "b", ExportOptions(), lambda stage, *_: stages.append(stage))
     assert stages == []
-
-
-def test_unknown_truncation_side_is_rejected(export: Callable[..., Exported]) -> None:
-    with pytest.raises(SourceError, match=r"truncation_side is 'middle'.*'right' or 'left'"):
-        export({"tokenizer_config.json": {"truncation_side": "middle"}})

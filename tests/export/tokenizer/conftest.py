@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import transformers
 
 from sentencepiece_families import SENTENCEPIECE
 from small_bundles import TOKENIZERS
@@ -30,8 +31,11 @@ def sentencepiece_source(train: ModuleType, tmp_path_factory: pytest.TempPathFac
 
     @cache
     def make(name: str) -> Path:
-        directory: Path = tmp_path_factory.mktemp(name)
-        train.train_sentencepiece(directory / "spiece", **SENTENCEPIECE[name])
+        directory: Path = tmp_path_factory.mktemp(name) / "source"
+        directory.mkdir()
+        [file] = {*getattr(transformers, name).vocab_files_names.values()} - {"tokenizer.json"}
+        train.train_sentencepiece(directory / Path(file).stem, **SENTENCEPIECE[name])
+        write(directory / "config.json", {"model_type": "attnlens"})
         write(directory / "tokenizer_config.json", {"tokenizer_class": name})
         if name == "DebertaV2Tokenizer":
             write(directory / "added_tokens.json", {"[MASK]": 298})

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from attnlens_export.tokenizer.pairs import takes_pairs
 from configs import small_config
 from small_bundles import TOKENIZERS
+from small_files import read, write
 
 SPECIAL = ("[CLS]", "[SEP]")
 NO_TYPES = {"embeddings.type_vocab_size": 0}
@@ -34,17 +35,25 @@ def test_tokenizers_of_the_families_separate_two_texts(kind: str) -> None:
 @pytest.mark.parametrize(
     ("single", "pair", "expected"),
     [
-        (None, None, False),
-        ("[CLS] $A", "[CLS] $A $B", False),  # the second text is appended to the first
+        (None, None, True),
+        ("[CLS] $A", "[CLS] $A $B", True),  # the second text is appended to the first
         ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", True),
         ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", True),
         ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:2 [SEP]:2", False),  # a type that the encoder lacks
     ],
 )
-def test_separator_and_known_types_make_a_pair(
+def test_both_texts_and_known_types_make_a_pair(
     single: str | None, pair: str | None, expected: bool, tmp_path: Path
 ) -> None:
     assert takes_pairs(write_tokenizer(tmp_path, single, pair), small_config(TWO_TYPES)) is expected
+
+
+def test_second_text_that_is_lost_makes_no_pair(tmp_path: Path) -> None:
+    directory = write_tokenizer(tmp_path, "[CLS] $A", "[CLS] $A $B")
+    content = read(directory / "tokenizer.json")
+    content["post_processor"]["pair"].pop()
+    write(directory / "tokenizer.json", content)
+    assert not takes_pairs(directory, small_config(TWO_TYPES))
 
 
 def test_types_do_not_matter_to_an_encoder_without_them(tmp_path: Path) -> None:

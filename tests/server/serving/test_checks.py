@@ -20,10 +20,15 @@ from attnlens_server.text import Input, TextPair, TokenIds
 from toy_models import make_model
 
 
-def make_checks(*outputs: Output, takes_pairs: bool = True) -> RequestValidator:
+def make_checks(*outputs: Output, takes_pairs: bool = True, side: str = "right") -> RequestValidator:
     config = ServerConfig(bundle=Path())
     return RequestValidator(
-        make_model(*outputs), config, max_tokens=8, has_tokenizer=True, takes_pairs=takes_pairs
+        make_model(*outputs),
+        config,
+        max_tokens=8,
+        has_tokenizer=True,
+        takes_pairs=takes_pairs,
+        truncation_side=side,
     )
 
 
@@ -56,6 +61,18 @@ def test_prompt_counts_towards_the_size_of_each_text() -> None:
         InvalidFieldsError, match="has 273 bytes of text with the prompt, but the limit is 250"
     ):
         checks.embed(EmbedRequest(inputs=[Input(text="a")] * 3, prompt=prompt))
+
+
+@pytest.mark.parametrize(("side", "used", "unused"), [("right", 7, 8), ("left", 2, 1), ("left", 9, 0)])
+def test_only_ids_that_truncation_keeps_are_validated(side: str, used: int, unused: int) -> None:
+    checks, field = make_checks(side=side), "inputs[0].token_ids.input_ids"
+    for bad in (10**6, -1, 2**70):
+        ids = [1] * 10
+        ids[unused] = bad
+        checks.encode(EncodeRequest(inputs=[Input(token_ids=TokenIds(ids))]))
+        ids[used] = bad
+        given = EncodeRequest(inputs=[Input(token_ids=TokenIds(ids))])
+        assert violations(checks, given) == {f"{field}[{used}]": f"is {bad}: use 0 to 49"}
 
 
 WEIGHTS = [

@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
 
-from attnlens_server.text import PairEncoder, TextEncoder, parts_of
+from attnlens_server.serving.requests import ScoreRequest
+from attnlens_server.serving.scoring import DocumentEncoder
+from attnlens_server.text import Input, PairEncoder, TextEncoder, parts_of
 
 TOKENIZERS = Path(__file__).parents[2] / "data" / "tokenizers"
 PAIRS = [
@@ -47,6 +50,17 @@ def test_pairs_of_another_form_are_encoded_as_a_whole(tmp_path: Path) -> None:
     check(encoder, tokenizers.Tokenizer.from_file(str(path)))
 
 
+@pytest.mark.parametrize("pair", ["$A $B", "$A:0 $B:1", "[CLS] $A [CLS]:1 $B:1"])
+def test_texts_without_a_token_between_them_are_joined(pair: str, tmp_path: Path) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZERS / "byte-level" / "tokenizer.json"))
+    template: Any = tokenizers.processors.TemplateProcessing
+    tokenizer.post_processor = template(single="$A", pair=pair, special_tokens=[("[CLS]", 0)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    encoder = PairEncoder(TextEncoder(tmp_path / "tokenizer.json", 64))
+    assert encoder.joins
+    check(encoder, tokenizer)
+
+
 def check(encoder: PairEncoder, tokenizer: tokenizers.Tokenizer) -> None:
     """Compare pairs, and pairs whose document is truncated, with the tokenizer's own."""
     tokenizer.no_padding()
@@ -62,6 +76,31 @@ def check(encoder: PairEncoder, tokenizer: tokenizers.Tokenizer) -> None:
     ids, types = encoded[-1].arrays(0, len(encoded[-1].document_ids) - 7)
     cut = tokenizer.encode(*PAIRS[-1])
     assert (ids.tolist(), types.tolist()) == (cut.ids, cut.type_ids)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("limit", [0, 6])
+def test_long_documents_are_truncated_on_the_side_of_the_tokenizer(
+    side: str, limit: int, tmp_path: Path
+) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZERS / "wordpiece" / "tokenizer.json"))
+    query, document = PAIRS[-1]
+    frame = len(tokenizer.encode(query, ""))
+    tokenizer.enable_truncation(frame + (limit or 20), strategy="only_second", direction=side)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    pairs = PairEncoder(TextEncoder(tmp_path / "tokenizer.json", frame + 20))
+    documents = DocumentEncoder(pairs, frame + 20)
+    request = ScoreRequest(query=query, inputs=[Input(text=document)], max_tokens_per_document=limit)
+    [scored] = documents.encode(request, [0], "")
+    ids, types = scored.pair.arrays(*scored.ranges[0])
+    expected = tokenizer.encode(query, document)
+    assert (ids.tolist(), types.tolist()) == (expected.ids, expected.type_ids)
+    assert scored.num_tokens == len(expected) < scored.num_tokens_total
+    encoded, tokens = documents.describe(request, scored.explained(0, 0), "")
+    assert encoded.input_ids.tolist() == expected.ids
+    assert encoded.num_tokens_total == scored.num_tokens_total
+    second = [span for span, source in zip(expected.offsets, expected.sequence_ids, strict=True) if source]
+    assert [tuple(span) for span in tokens.chars[-1 - len(second) : -1]] == second
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from attnlens_server.config import ConfigError
 from attnlens_server.errors import (
@@ -15,7 +17,16 @@ from attnlens_server.errors import (
     NotSupportedError,
     StartupError,
 )
-from attnlens_server.text import Input, InputEncoder, TextEncoder, TextPair, TokenIds, TokenSource
+from attnlens_server.text import (
+    Input,
+    InputEncoder,
+    PairEncoder,
+    TextEncoder,
+    TextPair,
+    TokenIds,
+    TokenSource,
+    UntokenizableError,
+)
 from attnlens_server.text.tokenizer import _growth_of_charsmap
 from attnlens_server.text.tokens import utf8_offsets
 from token_spans import SpelledToken, described
@@ -153,6 +164,42 @@ def test_ids_beyond_the_vocabulary_are_rejected(minilm_dir: Path, tmp_path: Path
     processor["special_tokens"]["[SEP]"]["ids"] = [40000]
     with pytest.raises(StartupError, match="has the id 40000"):
         TextEncoder(changed(minilm_dir, tmp_path, post_processor=processor), 16).check_ids(30522)
+
+
+def test_text_with_a_token_that_has_no_embedding_is_rejected(minilm_dir: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(minilm_dir / "tokenizer.json"))
+    tokenizer.add_tokens(["<image>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    encoder = TextEncoder(tmp_path / "tokenizer.json", 16)
+    encoder.check_ids(30522)
+    inputs = InputEncoder(encoder, 16, exclude_prompt=False)
+    texts = [Input(text="fine"), Input(text="an <image> here")]
+    texts += [Input(text_pair=TextPair("fine", "<image>")), Input(text="long " * 20 + "<image>")]
+    message = "contains the token '<image>', for which the model has no embedding: remove it"
+    for index, field in {1: "text", 2: "text_pair", 3: "text"}.items():
+        with pytest.raises(InvalidFieldsError, match=message) as caught:
+            inputs.encode(texts[: index + 1 : index], range(2), prompt="", truncate=True)
+        assert caught.value.violations[0].field == f"inputs[1].{field}"
+    with pytest.raises(UntokenizableError, match=message):
+        PairEncoder(encoder).encode([("fine", "<image>")])
+    with pytest.raises(UntokenizableError, match=message):
+        encoder.encode_pairs([("fine", "<image>")])
+    assert inputs.encode(texts, range(1), prompt="", truncate=True)
+
+
+def test_token_types_of_single_texts_are_kept_and_checked(minilm_dir: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(minilm_dir / "tokenizer.json"))
+    template: Any = TemplateProcessing
+    tokenizer.post_processor = template(single="$A:1 [SEP]:1", special_tokens=[("[SEP]", 102)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    encoder = TextEncoder(tmp_path / "tokenizer.json", 16)
+    [encoded] = encoder.encode([("a cat",)])
+    assert encoded.token_type_ids is not None
+    assert encoded.token_type_ids.tolist() == [1, 1, 1]
+    encoder.check_ids(30522, 2)
+    encoder.check_ids(30522)
+    with pytest.raises(StartupError, match="has the token type 1, but the model only supports types below 1"):
+        encoder.check_ids(30522, 1)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,18 @@ def _prompts(_context: click.Context, _parameter: click.Parameter, values: tuple
     return prompts
 
 
+class _Tokenizer(click.Path):
+    """A file, or one of two words."""
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - see click
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:  # noqa: ANN401 - see click
+        return value if value in ("published", "transformers") else super().convert(value, param, ctx)
+
+
 _bundle = in_section("Bundle")
 _source = in_section("Source")
 _embeddings = in_section("Embeddings")
@@ -115,8 +127,10 @@ _parity = in_section("Parity")
 )
 @_source(
     "--tokenizer",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="tokenizer.json to use instead of the checkpoint's tokenizer.",
+    type=_Tokenizer(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE|published|transformers",
+    help="tokenizer.json to use instead of the checkpoint's tokenizer. The words choose the token ids if the "
+    "checkpoint's tokenizer.json and transformers differ.",
 )
 @_repository(
     "--layout",
@@ -272,8 +286,6 @@ def _describe(summary: "BundleSummary") -> str:
     lines = [summary_line, f"from {manifest.source}{revision}", *summary.decisions]
     if not any(file.path == "tokenizer.json" for file in manifest.files):
         lines.append("no tokenizer: a server accepts only token ids (--tokenizer adds one)")
-    if summary.built_tokenizer:
-        lines.append(f"tokenizer.json was built: {summary.built_tokenizer}")
     if summary.unused_tensors:
         lines.append(describe_left_out(summary.unused_tensors))
     return "\n".join(lines)
