@@ -119,7 +119,7 @@ def _open(directory: Path, settings: dict[str, Any], choice: Choice | None) -> t
         origin = _name(loaded) + _compare(directory, settings, loaded, published, choice)
         return loaded, loaded.backend_tokenizer, origin
     if published is None:
-        raise RefusedError(f"there is no tokenizer.json in {directory}: omit --tokenizer published")
+        raise RefusedError("the checkpoint has no tokenizer.json: omit --tokenizer published")
     side = (published.truncation or {}).get("direction", "right")
     origin = f"tokenizer.json of the checkpoint as requested, not {_name(None)}"
     return _load_published(directory, published, side), published, origin
@@ -132,7 +132,7 @@ def _read_published(directory: Path) -> Tokenizer | None:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:
-        raise RefusedError(f"{path} is not a tokenizer: {error}") from error
+        raise RefusedError(f"tokenizer.json is not a tokenizer: {error}") from error
     tokenizer.no_padding()
     return tokenizer
 
@@ -161,9 +161,9 @@ def _load(directory: Path, settings: dict[str, Any], *, has_json: bool) -> Any: 
         if loaded.is_fast:
             loaded.backend_tokenizer.to_str()
     except Exception as error:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).replace(str(directory), "the checkpoint").split())
         raise RefusedError(
-            f"transformers cannot read the tokenizer in {directory}, or no tokenizer.json can express it "
+            "transformers cannot read the tokenizer of the checkpoint, or no tokenizer.json can express it "
             f"({type(error).__name__}: {reason}): {remedy}"
         ) from error
     if not loaded.is_fast:
@@ -206,7 +206,7 @@ def _check_vocabulary(directory: Path, loaded: Any, remedy: str) -> None:  # noq
     if without.get_vocab() == loaded.get_vocab():
         names = " or ".join(sorted(loaded.vocab_files_names.values()))
         raise RefusedError(
-            f"{type(loaded).__name__} of transformers reads {names}, and {directory} has none: rename the "
+            f"{type(loaded).__name__} of transformers reads {names}, and the checkpoint has none: rename the "
             f"vocabulary, correct tokenizer_class in tokenizer_config.json, or {remedy}"
         )
 
@@ -408,7 +408,7 @@ def _spelled(token: object) -> str:
 def _object(path: Path) -> dict[str, Any]:
     content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if not isinstance(content, dict):
-        raise RefusedError(f"{path} contains a {type(content).__name__} instead of an object")
+        raise RefusedError(f"{path.name} contains a {type(content).__name__} instead of an object")
     return content
 
 

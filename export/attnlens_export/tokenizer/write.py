@@ -94,7 +94,7 @@ def _read(source: Path, **arguments: Any) -> str:  # noqa: ANN401 - JSON values
         raise SourceError(str(error)) from error
     except FailedError as error:
         raise SourceError(
-            f"transformers cannot read the tokenizer in {source} ({error}): pass a tokenizer.json with "
+            f"transformers cannot read the tokenizer of the checkpoint ({error}): pass a tokenizer.json with "
             "--tokenizer FILE"
         ) from error
     return result
