@@ -60,7 +60,7 @@ from attnlens_export.published.pooling import (
     write_pooling,
 )
 from attnlens_export.published.prompts import read_prompts, write_prompts
-from attnlens_export.published.settings import check_settings
+from attnlens_export.published.settings import check_settings, lacks_template_setting
 from attnlens_export.published.side_files import (
     copy_described,
     read_license,
@@ -443,6 +443,11 @@ def _from_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
     warnings = list(_describe_omissions(directory, checkpoint.code))
     if not head and classifier is None and is_masked_language_model(directory):
         warnings.insert(0, _describe_language_model(options))
+    if classifier is not None and lacks_template_setting(directory):
+        warnings.append(
+            "sentence-transformers 6 inserts the texts of this checkpoint into the chat template of its "
+            "tokenizer, earlier releases and transformers do not: the bundle scores the bare texts"
+        )
     if head:
         warnings.insert(
             0, f"{head.describe()}. The head is omitted; the encoder was not trained to compute embeddings"

@@ -199,6 +199,16 @@ def check_settings(
             _check(directory / module.path / "config.json", MODULE_KEYS[module.kind])
 
 
+def lacks_template_setting(directory: Path) -> bool:
+    """Return whether the files do not specify if texts are inserted into the tokenizer's chat template.
+
+    sentence-transformers 6 does so for a checkpoint without `modules.json`, earlier releases do not.
+    """
+    settings = read_object(directory / "tokenizer_config.json")
+    has_template = bool(settings.get("chat_template")) or (directory / "chat_template.jinja").is_file()
+    return has_template and not (directory / MODULES_FILE).is_file()
+
+
 def transformer_keys(directory: Path, task: Task | None) -> Mapping[str, Rule]:
     """Return the keys in `sentence_bert_config.json`, the settings of the Transformer module.
 

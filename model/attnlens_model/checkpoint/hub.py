@@ -19,7 +19,7 @@ from attnlens_model.errors import CheckpointError
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 # `*` also matches slashes: "*.json" includes 1_Pooling/config.json.
-_DESCRIPTION_FILES = ("*.json", "*.txt", "*.model", "README.md", "LICENSE*")
+_DESCRIPTION_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "README.md", "LICENSE*")
 _SAFETENSORS_FILES = ("model.safetensors", "model-*.safetensors")
 _PICKLE_FILES = ("pytorch_model.bin", "pytorch_model-*.bin")
 # Directories of the layers after pooling in sentence-transformers, such as "2_Dense".

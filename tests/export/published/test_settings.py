@@ -25,10 +25,12 @@ from attnlens_export.published.settings import (
     MODULE_KEYS,
     Task,
     check_settings,
+    lacks_template_setting,
     transformer_keys,
 )
 from attnlens_export.published.side_files import read_max_tokens
 from attnlens_model import read_config
+from attnlens_server import local
 from odd_models import OddModel
 from small_bundles import TOKENIZERS
 from small_files import read, write
@@ -230,6 +232,25 @@ def test_chat_template_of_a_tuned_chat_model_is_rejected(tmp_path: Path) -> None
     check_settings(tmp_path / "saved", EMBEDDING)
     bare = SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode([TEXT])
     assert np.abs(bare - with_template).max() > 1e-3
+
+
+def test_reranker_whose_files_do_not_mention_its_chat_template_is_exported_with_a_warning(
+    tmp_path: Path,
+) -> None:
+    """Releases of sentence-transformers disagree about it."""
+    plain = make(tmp_path / "plain", "ForSequenceClassification", num_labels=1)
+    assert not lacks_template_setting(plain)
+    pair = [(TEXT, "word")]
+    bare = CrossEncoder(str(plain), device="cpu").predict(pair, activation_fn=torch.nn.Identity())
+    (plain / "chat_template.jinja").write_text(TEMPLATE)
+    in_template = CrossEncoder(str(plain), device="cpu").predict(pair, activation_fn=torch.nn.Identity())
+    assert abs(in_template - bare).item() > 1e-3
+    output = tmp_path / "bundle"
+    result = CliRunner().invoke(export, [str(plain), "--output", str(output), "--parity-tokens", "7"])
+    assert result.exit_code == 0, result.output
+    assert "warning: sentence-transformers 6 inserts the texts of this checkpoint into the" in result.stderr
+    with local(output) as model:
+        np.testing.assert_allclose(model.score_pairs(pair).logits.ravel(), bare, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["dot", "euclidean", "manhattan"])
