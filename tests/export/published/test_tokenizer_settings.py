@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from attnlens_client import EncodedText
+from attnlens_client import AttnlensError, EncodedText
 from attnlens_export import ExportOptions, SourceError, export_bundle
 from attnlens_export.graph.trace import TracedGraph, trace
 from attnlens_export.parity.grid import small_grid
@@ -192,6 +192,12 @@ def test_long_texts_are_truncated_on_the_side_that_sentence_transformers_truncat
     ids = [token.id for token in encoded.tokens]
     with local(exported.bundle) as model:
         [kept] = model.encode([[*ids[:6], *ids]], attention=None, truncate=True)
+        # Only ids that truncation removes are not validated.
+        first, last = [10**6, *ids], [*ids, 10**6]
+        removed, used = (first, last) if expected == "left" else (last, first)
+        model.encode([removed], attention=None, truncate=True)
+        with pytest.raises(AttnlensError, match="is 1000000: use 0 to 299"):
+            model.encode([used], attention=None, truncate=True)
     assert [token.id for token in kept.tokens] == (ids if expected == "left" else [*ids[:6], *ids[:6]])
 
 

@@ -1,15 +1,19 @@
 """Each tokenizer type, from the vocabulary of a checkpoint to the tokens returned by a server."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
-from attnlens_client import Client
+from attnlens_client import AttnlensError, Client
+from attnlens_server import local
 from served import ServerProcess
+from small_files import sign
 from token_spans import TABLES
 
 KINDS = ("wordpiece", "byte-level", "unigram")
@@ -39,6 +43,20 @@ def test_client_receives_the_hand_counted_offsets(kind_and_address: tuple[str, s
             (token.text, (token.char_start, token.char_end), (token.byte_start, token.byte_end))
             for token in tokens
         ] == expected[text]
+
+
+def test_server_rejects_a_text_with_a_token_that_has_no_embedding(
+    small_bundle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    bundle = shutil.copytree(small_bundle("wordpiece"), tmp_path / "bundle")
+    tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
+    tokenizer.add_tokens(["<image>"])
+    tokenizer.save(str(bundle / "tokenizer.json"))
+    sign(bundle)
+    with local(bundle, threads=1) as model:
+        assert model.embed(["fine"]).shape == (1, 96)
+        with pytest.raises(AttnlensError, match=r"texts\[1\] contains the token '<image>', for which"):
+            model.embed(["fine", "an <image>"])
 
 
 def test_attend_finds_a_word_split_into_several_tokens(kind_and_address: tuple[str, str]) -> None:
