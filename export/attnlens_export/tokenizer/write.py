@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from tokenizers import Tokenizer
 
@@ -54,8 +54,8 @@ def write_tokenizer(
             encoder's vocabulary, or the files of the checkpoint give different ids and there is no choice.
         CheckpointError: A file is a Git LFS pointer.
     """
-    if isinstance(tokenizer, Path):
-        _write_file(directory, tokenizer, config, max_tokens, lowercase=lowercase)
+    if tokenizer is not None and tokenizer not in get_args(Choice):
+        _write_file(directory, Path(tokenizer), config, max_tokens, lowercase=lowercase)
         description = str(tokenizer)
     elif source is not None and (found := _vocabularies(source)):
         for path in found:

@@ -259,15 +259,24 @@ class DocumentEncoder:
         except UntokenizableError as error:
             if len(indices) > 1 and not error.is_growth:  # find the text that fails
                 return [pair for index in indices for pair in self._encode_pairs(request, [index], prompt)]
-            field = document_field(request, indices[0])
-            raise InvalidFieldsError([FieldViolation(field, str(error), indices[0])]) from None
+            field, index = document_field(request, indices[0]), indices[0]
+            if not error.is_growth and not self._is_tokenizable(_texts(request, index, prompt)[0]):
+                field = _query_field(request, index)
+            violation = FieldViolation(field, str(error), None if field == "query" else index)
+            raise InvalidFieldsError([violation]) from None
+
+    def _is_tokenizable(self, query: str) -> bool:
+        try:
+            self._pair_encoder.encode([(query, "")])
+        except UntokenizableError:
+            return False
+        return True
 
     def _cut(self, request: ScoreRequest, index: int, pair: EncodedPair, *, has_prompt: bool) -> ScoredInput:
         capacity = self._max_tokens - pair.frame.num_tokens
         if capacity < 1:
-            field = "query" if request.query is not None else f"pairs[{index}].first"
             raise InputTooLongError(
-                field,
+                _query_field(request, index),
                 pair.frame.num_tokens,
                 self._max_tokens - 1,
                 has_prompt=has_prompt,
@@ -307,6 +316,10 @@ def _texts(request: ScoreRequest, index: int, prompt: str) -> tuple[str, str]:
 def document_field(request: ScoreRequest, index: int) -> str:
     """Return the path of a document in the request."""
     return f"documents[{index}]" if request.query is not None else f"pairs[{index}].second"
+
+
+def _query_field(request: ScoreRequest, index: int) -> str:
+    return "query" if request.query is not None else f"pairs[{index}].first"
 
 
 def distinct(inputs: Sequence[Input]) -> tuple[list[int], list[int]]:

@@ -216,11 +216,14 @@ def test_difference_from_tokenizer_json_is_shown_and_the_option_decides(checkpoi
     assert [inputs["input_ids"] for inputs in encode(published)] == ids
 
 
-def test_given_file_replaces_tokenizer_and_settings(checkpoint: Checkpoint, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Path, str])
+def test_given_file_replaces_tokenizer_and_settings(
+    kind: Any, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     source = checkpoint("wordpiece", {"do_lower_case": True})
     mine = TOKENIZERS / "wordpiece-cased" / "tokenizer.json"
     bundle = tmp_path / "bundle"
-    assert write_tokenizer(bundle, source, mine, CONFIG, MAX_TOKENS) == str(mine)
+    assert write_tokenizer(bundle, source, kind(mine), CONFIG, MAX_TOKENS) == str(mine)
     shutil.copy(source / "config.json", bundle)
     file = Tokenizer.from_file(str(mine))
     file.enable_truncation(MAX_TOKENS)

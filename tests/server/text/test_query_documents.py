@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import tokenizers
 
+from attnlens_server.errors import InvalidFieldsError
 from attnlens_server.serving.requests import ScoreRequest
 from attnlens_server.serving.scoring import DocumentEncoder
-from attnlens_server.text import Input, PairEncoder, TextEncoder, parts_of
+from attnlens_server.text import Input, PairEncoder, TextEncoder, TextPair, parts_of
 
 TOKENIZERS = Path(__file__).parents[2] / "data" / "tokenizers"
 PAIRS = [
@@ -101,6 +102,33 @@ def test_long_documents_are_truncated_on_the_side_of_the_tokenizer(
     assert encoded.num_tokens_total == scored.num_tokens_total
     second = [span for span, source in zip(expected.offsets, expected.sequence_ids, strict=True) if source]
     assert [tuple(span) for span in tokens.chars[-1 - len(second) : -1]] == second
+
+
+@pytest.mark.parametrize(
+    ("query", "document", "field"),
+    [
+        ("fine", "an <image>", "documents[1]"),
+        ("an <image>", "fine", "query"),
+        (None, ("fine", "<image>"), "pairs[1].second"),
+        (None, ("<image>", "fine"), "pairs[1].first"),
+    ],
+)
+def test_text_with_a_token_that_has_no_embedding_is_named(
+    query: str | None, document: Any, field: str, tmp_path: Path
+) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZERS / "wordpiece" / "tokenizer.json"))
+    tokenizer.add_tokens(["<image>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    text_encoder = TextEncoder(tmp_path / "tokenizer.json", 64)
+    text_encoder.check_ids(300)
+    if query is None:
+        inputs = [Input(text_pair=TextPair("fine", "fine")), Input(text_pair=TextPair(*document))]
+    else:
+        inputs = [Input(text="fine"), Input(text=document)]
+    request = ScoreRequest(query=query, inputs=inputs)
+    with pytest.raises(InvalidFieldsError, match="contains the token '<image>'") as caught:
+        DocumentEncoder(PairEncoder(text_encoder), 64).encode(request, [0, 1], "")
+    assert caught.value.violations[0].field == field
 
 
 @pytest.mark.parametrize(
