@@ -175,6 +175,16 @@ def test_sentencepiece_models_of_the_families(name: str, sentencepiece_source: C
     check(sentencepiece_source(name), None)
 
 
+def test_mpnet_has_the_templates_of_roberta_and_the_words_of_bert(checkpoint: Checkpoint) -> None:
+    source = checkpoint("wordpiece", {"tokenizer_class": "MPNetTokenizer"}, keep=("vocab.txt",))
+    path = source / "vocab.txt"
+    path.write_text("<s>\n<pad>\n</s>\n<mask>\n" + path.read_text("utf-8"), "utf-8")
+    _, bundle = check(source, None)
+    assert Tokenizer.from_file(str(bundle / "tokenizer.json")).encode("the", "of").tokens == [
+        *("<s>", "the", "</s>", "</s>", "of", "</s>")
+    ]
+
+
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
 def test_sentencepiece_model_of_type_bpe(model_type: str, train: ModuleType, tmp_path: Path) -> None:
     source = tmp_path / "source"
