@@ -97,7 +97,7 @@ def test_export_of_a_configuration_then_check(config_file: Path, output: Path) -
 
     result = run_check(output)
     assert result.exit_code == 0, result.output
-    assert "my-encoder against the weights inside the bundle, 48 input shapes" in result.stdout
+    assert "my-encoder against the weights inside the bundle, 6 input shapes" in result.stdout
     assert "files match the hashes in the manifest" in result.stdout
 
     result = run_check(output, "--json")
@@ -106,7 +106,7 @@ def test_export_of_a_configuration_then_check(config_file: Path, output: Path) -
     assert report["passed"]
     assert report["model"] == "my-encoder"
     assert (report["max_tokens"], report["max_position_embeddings"]) == (40, 40)
-    assert len(report["measurements"]) == 3 * 48
+    assert len(report["measurements"]) == 3 * 6
 
 
 @pytest.fixture
@@ -346,30 +346,31 @@ def test_ignored_hangup_stays_ignored(
 def test_omitted_comparisons_are_reported(
     config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """2 layers of 4 heads: hidden states up to 2 x 38 tokens fit, maps of 2 x 26, not of 1 x 38."""
+    """2 layers of 4 heads: hidden states of 38 tokens fit, maps of 37."""
     monkeypatch.setattr("attnlens_export.parity.grid.MAX_MAP_BYTES", 4 * 2 * 4 * 38**2 - 1)
-    monkeypatch.setattr("attnlens_export.parity.grid.MAX_LAYER_MAP_BYTES", 8 * 4 * 2 * 39**2 - 1)
-    monkeypatch.setattr("attnlens_export.parity.grid.SHORT_LENGTHS", (7,))
+    monkeypatch.setattr("attnlens_export.parity.grid.MAX_LAYER_MAP_BYTES", 8 * 4 * 39**2 - 1)
     result = run_export("--config", config_file, "--output", output)
     assert result.exit_code == 0, result.output
     lengths = (
-        "longest input compared, in tokens: last_hidden_state 38, attention_weights 26; the encoder takes 40"
+        "longest input compared, in tokens: last_hidden_state 38, attention_weights 37; the encoder takes 40"
     )
     assert lengths in " ".join(result.stdout.split())
-    left_out = "onnx/model_attentions.onnx at 1x38 none, onnx/model_attentions.onnx at 2x38 right"
+    large = (8, 16, "middle"), (8, 33, "left"), (2, 38, "left"), (1, 38, "none")
+    path = "onnx/model_attentions.onnx"
+    left_out = ", ".join(f"{path} at {size}x{length} {padding}" for size, length, padding in large)
     assert f"not compared, too large: {left_out}" in " ".join(result.stdout.split())
     report = json.loads((output / "parity" / "report.json").read_text(encoding="utf-8"))
     assert report["left_out"] == [
-        {"graph": "onnx/model_attentions.onnx", "batch_size": size, "length": 38, "padding": padding}
-        for size, padding in ((1, "none"), (2, "right"))
+        {"graph": path, "batch_size": size, "length": length, "padding": padding}
+        for size, length, padding in large
     ]
     assert lengths in (output / "parity" / "report.md").read_text(encoding="utf-8")
     figures = read_manifest(output).parity.figures
     found = [(figure.graph, role_name(figure.role), figure.longest_input_tokens) for figure in figures]
     assert found == [
         ("embeddings", "last_hidden_state", 38),
-        ("attention", "last_hidden_state", 26),
-        ("attention", "attention_weights", 26),
+        ("attention", "last_hidden_state", 37),
+        ("attention", "attention_weights", 37),
     ]
 
 

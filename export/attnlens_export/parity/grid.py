@@ -1,34 +1,38 @@
 """The parity grid: input shapes on which a graph is compared with the PyTorch encoder.
 
-| length                | batch sizes | padding                                                       |
-|-----------------------|-------------|---------------------------------------------------------------|
-| 1, 2, 7, 16, 33       | 1, 2, 3, 8  | none; for batches of several texts right, left and middle     |
-| 7, 33                 | 3           | one text consists of padding only                             |
-| 128                   | 1, 2, 3, 8  | none; left; middle; right                                     |
-| maximum               | 1, 2        | none; right                                                   |
-| edge, edge + 1        | 2           | right; left                                                   |
-| edge + 1              | 3           | middle; right by 0, 1 and 2 tokens                            |
+| batch size | length   | padding                                                        |
+|------------|----------|----------------------------------------------------------------|
+| 1          | 1        | none                                                           |
+| 8          | 9        | right; one text consists of padding only                       |
+| 8          | 16       | middle                                                         |
+| 8          | 33       | left                                                           |
+| 2          | 128      | left                                                           |
+| 1          | maximum  | none                                                           |
+| 3          | edge + 1 | right by 0, 1 and 2 tokens                                     |
+| 2          | edge     | left                                                           |
 
 An edge is a length at which the computation of a mechanism changes, such as a window or a number of blocks. A
 batch with texts on both sides of an edge shows whether each text is computed by its own length or by the
-length of the batch.
+length of the batch. No encoder has more than three edges per distinct attention configuration.
+
+The cases were chosen by mutants, graphs of encoders of many kinds in which a node or a constant is wrong
+(`tests/graph_mutants.py`), and for what only a runtime can get wrong.
 
 The size of dense attention weights grows with the square of the length. `default_grid` therefore ends at the
 length at which one layer in float64 needs `MAX_LAYER_MAP_BYTES`. Attention is compared up to the length at
 which all layers in fp32 need `MAX_MAP_BYTES`.
 
-Lengths above the encoder's maximum are omitted. The grid has few long cases because each takes seconds. The
-first text of a batch has no padding, the others have a random number of tokens. Token ids are drawn uniformly
-from the whole vocabulary, including the padding id.
+Lengths above the encoder's maximum are shortened to it, except those of edges, which are omitted. The first
+text of a batch has no padding, the others have a random number of tokens. Token ids are drawn uniformly from
+the whole vocabulary, including the padding id.
 
 Shapes: B texts in a batch, T tokens.
 """
 
-import dataclasses
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
 
@@ -39,14 +43,11 @@ from attnlens_export.graph.names import input_names, output_axes
 from attnlens_model import EncoderConfig
 
 SEED = 20_260_101
-SHORT_LENGTHS = (1, 2, 7, 16, 33)
-EMPTY_ROW_LENGTHS = (7, 33)
 LONG_LENGTH = 128
-LONGEST_BATCH_SIZE = 2
 # The float64 computation of a layer needs three or four more tensors of this size.
-MAX_LAYER_MAP_BYTES = 2**28
-# All outputs of an attention graph. BERT-large returns 0.8 GB for 2 x 512 tokens.
-MAX_MAP_BYTES = 2**30
+MAX_LAYER_MAP_BYTES = 2**27
+# All outputs of an attention graph. BERT-large returns 0.4 GB for 512 tokens.
+MAX_MAP_BYTES = 2**29
 
 IntArray = npt.NDArray[np.int64]
 
@@ -113,16 +114,21 @@ def default_grid(config: EncoderConfig, longest: int | None = None) -> list[Case
     edges = sorted({edge for attention in config.layer_attentions for edge in attention.edges})
     if longest is not None:
         cases = full_grid(min(longest, config.max_tokens), edges)
-        return [case for case in cases if is_supported(case, config)]
+        return _supported(cases, config)
     with_attentions, hidden_only = longest_lengths(config)
-    cases = full_grid(hidden_only, edges)
-    if with_attentions < hidden_only:
-        cases += [case for case in _longest_cases(with_attentions) if case not in cases]
+    cases = [*full_grid(hidden_only, edges), Case(1, with_attentions, Padding.NONE)]
     return [
-        dataclasses.replace(case, with_attentions=map_bytes(case, config) <= MAX_MAP_BYTES)
-        for case in cases
-        if is_supported(case, config)
+        replace(case, with_attentions=map_bytes(case, config) <= MAX_MAP_BYTES)
+        for case in _supported(cases, config)
     ]
+
+
+def _supported(cases: Sequence[Case], config: EncoderConfig) -> list[Case]:
+    """Return distinct cases. Modules of the user need to support only padding on the right."""
+    if config.has_own_module:
+        kept = Padding.NONE, Padding.RIGHT, Padding.STEPS
+        cases = [case if case.padding in kept else replace(case, padding=Padding.RIGHT) for case in cases]
+    return [*dict.fromkeys(cases)]
 
 
 def longest_lengths(config: EncoderConfig) -> tuple[int, int]:
@@ -132,10 +138,10 @@ def longest_lengths(config: EncoderConfig) -> tuple[int, int]:
 
     def layer_bytes(length: int) -> int:
         """Return the size of the largest layer in float64."""
-        return 8 * LONGEST_BATCH_SIZE * max(_num_values(config, layer, length) for layer in layers)
+        return 8 * max(_num_values(config, layer, length) for layer in layers)
 
     def all_bytes(length: int) -> int:
-        return map_bytes(Case(LONGEST_BATCH_SIZE, length, Padding.NONE), config)
+        return map_bytes(Case(1, length, Padding.NONE), config)
 
     # At least 1: if a single token needs more memory, the encoder can't run either.
     hidden_only = max(1, bisect_right(lengths, MAX_LAYER_MAP_BYTES, key=layer_bytes))
@@ -156,13 +162,17 @@ def _num_values(config: EncoderConfig, layer: int, length: int) -> int:
 
 def full_grid(max_length: int, edges: Sequence[int] = ()) -> list[Case]:
     """Return all cases of the table in the module docstring up to `max_length` tokens."""
-    cases = dict.fromkeys((*_short_cases(), *_long_cases(max_length), *_edge_cases(edges)))
-    return [case for case in cases if case.length <= max_length]
-
-
-def is_supported(case: Case, config: EncoderConfig) -> bool:
-    """Return whether an encoder must support a case. Modules of the user only need padding on the right."""
-    return not config.has_own_module or case.padding in {Padding.NONE, Padding.RIGHT, Padding.STEPS}
+    cases = [
+        Case(1, 1, Padding.NONE),
+        Case(8, min(9, max_length), Padding.EMPTY_ROW),
+        Case(8, min(16, max_length), Padding.MIDDLE),
+        Case(8, min(33, max_length), Padding.LEFT),
+        Case(2, min(LONG_LENGTH, max_length), Padding.LEFT),
+        Case(1, max_length, Padding.NONE),
+    ]
+    for edge in edges:
+        cases += [Case(3, edge + 1, Padding.STEPS), Case(2, edge, Padding.LEFT)]
+    return [case for case in dict.fromkeys(cases) if case.length <= max_length]
 
 
 def small_grid(max_length: int) -> list[Case]:
@@ -189,46 +199,12 @@ def make_inputs(case: Case, config: EncoderConfig, seed: int = SEED) -> Inputs:
     return Inputs(np.where(mask == 1, ids, config.embeddings.pad_token_id), mask, types)
 
 
-def _short_cases() -> Iterator[Case]:
-    for length in SHORT_LENGTHS:
-        yield Case(1, length, Padding.NONE)
-        for batch_size in (2, 3, 8):
-            # A text with a single token can't have padding.
-            for padding in (Padding.RIGHT, Padding.LEFT, Padding.MIDDLE) if length > 1 else (Padding.NONE,):
-                yield Case(batch_size, length, padding)
-        if length in EMPTY_ROW_LENGTHS:
-            yield Case(3, length, Padding.EMPTY_ROW)
-
-
-def _long_cases(max_length: int) -> Iterator[Case]:
-    yield Case(1, LONG_LENGTH, Padding.NONE)
-    yield Case(2, LONG_LENGTH, Padding.LEFT)
-    yield Case(3, LONG_LENGTH, Padding.MIDDLE)
-    yield Case(8, LONG_LENGTH, Padding.RIGHT)
-    if max_length not in (*SHORT_LENGTHS, LONG_LENGTH):
-        yield from _longest_cases(max_length)
-
-
-def _longest_cases(length: int) -> Iterator[Case]:
-    yield Case(1, length, Padding.NONE)
-    yield Case(LONGEST_BATCH_SIZE, length, Padding.RIGHT)
-
-
-def _edge_cases(edges: Sequence[int]) -> Iterator[Case]:
-    for edge in edges:
-        for length in (edge, edge + 1):
-            yield Case(2, length, Padding.RIGHT)
-            yield Case(2, length, Padding.LEFT if length > 1 else Padding.NONE)
-        yield Case(3, edge + 1, Padding.MIDDLE)
-        yield Case(3, edge + 1, Padding.STEPS)
-
-
 def _row_mask(case: Case, row: int, generator: np.random.Generator) -> IntArray:
     mask = np.ones(case.length, dtype=np.int64)
-    if row == 0 or case.padding is Padding.NONE:
-        return mask
     if case.padding is Padding.EMPTY_ROW and row == 1:
         return np.zeros_like(mask)
+    if row == 0 or case.padding is Padding.NONE or case.length == 1:
+        return mask
     if case.padding is Padding.STEPS:
         mask[max(1, case.length - row) :] = 0
         return mask

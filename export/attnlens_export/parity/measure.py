@@ -10,7 +10,6 @@ Shapes: B texts in a batch, T tokens, D hidden size, H heads, W stored weights p
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from attnlens.v1.manifest_pb2 import GateKind, ParityFigure
 from attnlens_export.graph.names import HIDDEN_OUTPUT, graph_id, layer_outputs, role_number
 from attnlens_export.graph.read import read_structure
 from attnlens_export.json_files import finite
-from attnlens_export.parity.grid import LONG_LENGTH, Case, Inputs
+from attnlens_export.parity.grid import Case, Inputs
 from attnlens_export.parity.reference import (
     REFERENCE_ERROR_RATIO,
     TOLERANCE,
@@ -302,7 +301,7 @@ class Run:
     """Outputs of a graph for one input shape.
 
     Attributes:
-        tensors: Outputs by name. `compare_cases` removes each after its comparison to release the memory.
+        tensors: Outputs by name. `compare_case` removes each after its comparison to release the memory.
         max_batch_differences: By role, maximum difference between the shortest text and the same text alone.
         invariants: Properties that need no reference.
     """
@@ -449,20 +448,16 @@ def measure_grid(
             attention is too large.
     """
     arithmetic = Float64Arithmetic()
-    reported = report_each(subject.cases, progress)
-    for group in _group(subject):
-        runs: dict[Case, dict[str, Run]] = {}
-        for case in itertools.islice(reported, len(group)):
-            runs[case] = _run_graphs(graphs, case, inputs[case], grid)
-            if contributions is None or contributions[0] in grid.stops or not case.with_attentions:
-                continue
+    for case in report_each(subject.cases, progress):
+        runs = _run_graphs(graphs, case, inputs[case], grid)
+        if contributions is not None and contributions[0] not in grid.stops and case.with_attentions:
             label, measure = contributions
             try:
                 grid.contributions.append(measure(case, inputs[case]))
             except RuntimeFailureError as error:
                 grid.stops[label] = f"stopped at {case}: {error}"
-        if any(runs.values()):
-            grid.measurements += compare_cases(subject, inputs, runs, arithmetic)
+        if runs:
+            grid.measurements += compare_case(subject, case, inputs[case], runs, arithmetic)
 
 
 def _run_graphs(
@@ -479,20 +474,6 @@ def _run_graphs(
             grid.stops[label] = f"stopped at {case}: {error}"
     grid.invariants += [(label, run.invariants) for label, run in runs.items()]
     return runs
-
-
-def _group(subject: Subject) -> list[list[Case]]:
-    """Return the cases in groups that PyTorch computes as one batch: short ones of the same length.
-
-    A batch of long texts would need more memory, and not less time. A module of the user may let texts of a
-    batch depend on each other, which a comparison must show.
-    """
-
-    def key(case: Case) -> Case | tuple[int, bool]:
-        is_alone = case.length >= LONG_LENGTH or subject.config.has_own_module
-        return case if is_alone else (case.length, case.with_attentions)
-
-    return [[*group] for _, group in itertools.groupby(subject.cases, key)]
 
 
 def run_case(graph: RunnableGraph, case: Case, inputs: Inputs, config: EncoderConfig) -> Run:
@@ -515,62 +496,44 @@ class _Comparison:
     reference_error_float64: float
 
 
-def compare_cases(
-    subject: Subject,
-    inputs: Mapping[Case, Inputs],
-    runs: Mapping[Case, Mapping[str, Run]],
-    arithmetic: Float64Arithmetic,
+def compare_case(
+    subject: Subject, case: Case, inputs: Inputs, runs: Mapping[str, Run], arithmetic: Float64Arithmetic
 ) -> Iterator[tuple[str, Measurement]]:
     """Compare the outputs of graphs with PyTorch, and remove them from `runs`.
 
     Args:
         subject: Bundle and reference.
-        inputs: Inputs of each case.
-        runs: Runs by case and label. The cases must have the same length: PyTorch computes them as one batch.
+        case: Input shape.
+        inputs: Inputs of the case.
+        runs: Runs by label.
         arithmetic: See `run_float64`.
 
     Yields:
-        The label of a run and a measurement, one for each case and role.
+        The label of a run and a measurement, one for each role.
     """
-    batch, rows = _join([inputs[case] for case in runs])
-    live = batch.attention_mask == 1
-    expected = run_fp32(subject.encoder, batch, next(iter(runs)).with_attentions)
-    compared: dict[Case, dict[str, dict[str, _Comparison]]] = {
-        case: {label: {} for label in of_case} for case, of_case in runs.items()
-    }
+    live = inputs.attention_mask == 1
+    expected = run_fp32(subject.encoder, inputs, case.with_attentions)
+    compared: dict[str, dict[str, _Comparison]] = {label: {} for label in runs}
 
     def compare(name: str, exact: FloatArray) -> None:
         if name not in expected:
             return
         fp32 = expected.pop(name)
-        for (case, of_case), own in zip(runs.items(), rows, strict=True):
-            reference_error = _live_error(fp32[own], exact[own], live[own])
-            for label, run in of_case.items():
-                if name in run.tensors:
-                    measured = run.tensors.pop(name)
-                    compared[case][label][name] = _Comparison(
-                        difference(measured, fp32[own], live[own]),
-                        _live_error(measured, exact[own], live[own]),
-                        reference_error,
-                    )
+        reference_error = _live_error(fp32, exact, live)
+        for label, run in runs.items():
+            if name in run.tensors:
+                measured = run.tensors.pop(name)
+                compared[label][name] = _Comparison(
+                    difference(measured, fp32, live), _live_error(measured, exact, live), reference_error
+                )
 
-    exact = run_float64(subject.encoder, batch, compare, arithmetic)
+    exact = run_float64(subject.encoder, inputs, compare, arithmetic)
     if has_head(subject.directory):
-        subject.exact_states.update((case, exact[own]) for case, own in zip(runs, rows, strict=True))
+        subject.exact_states[case] = exact
     compare(HIDDEN_OUTPUT, exact)
-    for case, of_case in compared.items():
-        for label, comparisons in of_case.items():
-            for measurement in _to_measurements(runs[case][label], case, comparisons, subject.config):
-                yield label, measurement
-
-
-def _join(parts: Sequence[Inputs]) -> tuple[Inputs, list[slice]]:
-    """Return inputs of the same length as one batch, and the rows of each."""
-    ends = list(itertools.accumulate(len(part.input_ids) for part in parts))
-    feeds = [part.feed() for part in parts]
-    joined = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}
-    batch = Inputs(joined["input_ids"], joined["attention_mask"], joined.get("token_type_ids"))
-    return batch, [slice(start, end) for start, end in itertools.pairwise([0, *ends])]
+    for label, comparisons in compared.items():
+        for measurement in _to_measurements(runs[label], case, comparisons, subject.config):
+            yield label, measurement
 
 
 def _to_measurements(

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attention_mistakes import ATTENTION as ATTENTION_KINDS
 from attnlens_export.contents import Verdict
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.graph.write import write_embedded
@@ -61,29 +62,52 @@ def measure(
     return measure_parity(subject, graphs or ["model.onnx"], lambda _detail, _done, _total: None)
 
 
-def test_grid_matches_its_documentation() -> None:
-    grid = full_grid(512)
+def test_grid_is_the_documented_one() -> None:
+    assert [str(case) for case in full_grid(512, [64, 300])] == [
+        "1x1 none",
+        "8x9 empty_row",
+        "8x16 middle",
+        "8x33 left",
+        "2x128 left",
+        "1x512 none",
+        "3x65 steps",
+        "2x64 left",
+        "3x301 steps",
+        "2x300 left",
+    ]
+
+
+@pytest.mark.parametrize("max_length", [1, 2, 9, 40, 128, 8192])
+def test_grid_has_the_same_cases_up_to_any_longest_input(max_length: int) -> None:
+    grid = full_grid(max_length, [20, 128])
     assert len(set(grid)) == len(grid)
-    for length in (1, 2, 7, 16, 33, 128):
-        assert {case.batch_size for case in grid if case.length == length} == {1, 2, 3, 8}
-    for length in (2, 7, 16, 33, 128):
-        paddings = {case.padding for case in grid if case.length == length}
-        assert paddings >= {Padding.RIGHT, Padding.LEFT, Padding.MIDDLE}
-    assert {case.batch_size for case in grid if case.length == 512} == {1, 2}
-    assert any(case.padding is Padding.EMPTY_ROW for case in grid)
-
-
-@pytest.mark.parametrize("max_length", [1, 2, 7, 40, 128, 8192])
-def test_grid_ends_at_the_longest_input(max_length: int) -> None:
-    grid = full_grid(max_length)
     assert max(case.length for case in grid) == max_length
-    assert {case.batch_size for case in grid if case.length == max_length} >= {1, 2}
+    assert {case.padding for case in grid} >= {Padding.NONE, Padding.EMPTY_ROW, Padding.MIDDLE, Padding.LEFT}
+    assert {case.batch_size for case in grid} >= {1, 2, 8}
+
+
+@pytest.mark.parametrize("kind", ATTENTION_KINDS)
+def test_grid_has_at_most_twelve_cases(kind: str) -> None:
+    config = changed(
+        small_config({"family": "attnlens", "hidden_size": 24}), {"attention": ATTENTION_KINDS[kind]}
+    )
+    assert 6 <= len(default_grid(config)) <= 12
 
 
 def test_texts_on_both_sides_of_an_edge_share_a_batch(tiny_config: EncoderConfig) -> None:
     cases = [case for case in full_grid(40, [1, 20, 40]) if case.padding is Padding.STEPS]
     counts = [make_inputs(case, tiny_config).attention_mask.sum(axis=1).tolist() for case in cases]
     assert counts == [[2, 1, 1], [21, 20, 19]]
+
+
+def test_single_tokens_have_no_padding_unless_the_whole_text_is_padding(tiny_config: EncoderConfig) -> None:
+    counts = {
+        case.padding: make_inputs(case, tiny_config).attention_mask.sum(axis=1).tolist()
+        for case in full_grid(1)
+    }
+    assert counts[Padding.EMPTY_ROW] == [1, 0, *[1] * 6]
+    assert counts[Padding.MIDDLE] == [1] * 8
+    assert counts[Padding.LEFT] == [1] * 2
 
 
 def test_inputs_are_reproducible_and_padded_as_named(tiny_config: EncoderConfig) -> None:
@@ -110,10 +134,11 @@ def test_inputs_are_reproducible_and_padded_as_named(tiny_config: EncoderConfig)
     assert any((np.diff(each.attention_mask) > 0).any() for each in middles), "no text goes on behind padding"
 
 
-def test_inputs_use_the_whole_vocabulary_and_every_token_type(tiny_config: EncoderConfig) -> None:
+def test_inputs_use_nearly_the_whole_vocabulary_and_every_token_type(tiny_config: EncoderConfig) -> None:
     inputs = [make_inputs(case, tiny_config) for case in full_grid(40)]
     live = np.concatenate([each.input_ids[each.attention_mask == 1] for each in inputs])
-    assert set(live.tolist()) == set(range(tiny_config.embeddings.vocab_size))
+    assert len(set(live.tolist())) >= 0.95 * tiny_config.embeddings.vocab_size
+    assert {0, tiny_config.embeddings.vocab_size - 1} <= set(live.tolist())
     for each in inputs:
         assert each.token_type_ids is not None
         if each.input_ids.size >= 33:
@@ -350,16 +375,14 @@ def sized(num_layers: int, num_heads: int, max_tokens: int) -> EncoderConfig:
 
 
 def test_grid_of_a_long_context_ends_where_maps_fill_the_memory() -> None:
-    """22 layers of 12 heads: 2 x 713 tokens are 1 GiB of maps, 2 x 1182 256 MiB a layer in float64."""
+    """22 layers of 12 heads: 713 tokens are 512 MiB of maps, 1182 128 MiB a layer in float64."""
     grid = default_grid(sized(22, 12, 8192))
     assert [case for case in grid if case.length > 128] == [
         Case(1, 1182, Padding.NONE, with_attentions=False),
-        Case(2, 1182, Padding.RIGHT, with_attentions=False),
         Case(1, 713, Padding.NONE),
-        Case(2, 713, Padding.RIGHT),
     ]
-    assert 8 * 12 * 2 * 1182**2 <= 2**28 < 8 * 12 * 2 * 1183**2
-    assert 4 * 22 * 12 * 2 * 713**2 <= 2**30 < 4 * 22 * 12 * 2 * 714**2
+    assert 8 * 12 * 1182**2 <= 2**27 < 8 * 12 * 1183**2
+    assert 4 * 22 * 12 * 713**2 <= 2**29 < 4 * 22 * 12 * 714**2
 
 
 def test_longest_length_can_be_chosen_up_to_the_encoders_maximum() -> None:

@@ -1,10 +1,12 @@
 """The gate refuses encoders with mistakes that somebody could make in a mechanism.
 
 The encoder with the mistake stands in for the graph that would be traced from it: a trace takes many seconds.
-That a trace carries a mistake along is shown with those mechanisms of which it takes the fewest.
+That a trace carries a mistake along is shown with those mechanisms of which it takes the fewest. Wrong nodes
+and constants of a graph are found as well.
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
@@ -19,11 +21,23 @@ from attnlens_export.contents import Verdict
 from attnlens_export.graph.names import output_names
 from attnlens_export.graph.trace import TracedGraph, trace
 from attnlens_export.parity import measure as parity
-from attnlens_export.parity.grid import Case, Inputs, default_grid, small_grid
-from attnlens_export.parity.measure import ParityResult, Subject, measure_parity, worst
+from attnlens_export.parity.grid import Inputs, default_grid
+from attnlens_export.parity.measure import (
+    GridMeasurements,
+    ParityResult,
+    Subject,
+    draw_inputs,
+    measure_grid,
+    measure_parity,
+    to_grid_graph,
+    worst,
+)
 from attnlens_export.parity.reference import Tensors, run_fp32
+from attnlens_export.parity.sessions import Graph
+from attnlens_export.progress import no_stage_progress
 from attnlens_model import Encoder, EncoderConfig, ModuleEncoder, new_encoder
 from configs import changed, small_config
+from graph_mutants import mutants
 
 MADE = [pytest.param(kind, each, id=f"{kind}: {each}") for kind in MISTAKES for each in MISTAKES[kind]]
 TRACED = {
@@ -50,17 +64,6 @@ def encoders() -> dict[str, Encoder]:
     return {kind: lively(changed(base, {"attention": ATTENTION[kind]})) for kind in MISTAKES}
 
 
-def tiny_grid(config: EncoderConfig) -> list[Case]:
-    """Some cases of the grid of every bundle: a few short ones, and those for the edges of the mechanism."""
-    small = small_grid(16)
-    edges = {edge for attention in config.layer_attentions for edge in attention.edges}
-    return [
-        case
-        for case in default_grid(config)
-        if case in small or case.length in edges or case.length - 1 in edges
-    ]
-
-
 def judge(
     encoder: Encoder, mistake: Mistake | None, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> ParityResult:
@@ -82,7 +85,7 @@ def judge(
     structure.graph.output.extend(onnx.ValueInfoProto(name=name) for name in output_names(encoder.config))
     (directory / "model.onnx").write_bytes(structure.SerializeToString())
     monkeypatch.setattr(parity, "Graph", WrongGraph)
-    subject = Subject(directory, encoder, encoder.config, "test", tiny_grid(encoder.config))
+    subject = Subject(directory, encoder, encoder.config, "test", default_grid(encoder.config))
     return measure_parity(subject, ["model.onnx"], lambda _detail, _done, _total: None)
 
 
@@ -136,10 +139,55 @@ def test_export_with_a_mistake_in_the_traced_encoder_is_rejected(
         assert calls
         return graph
 
-    options = ExportOptions(pooling="mean", grid=tiny_grid(config), tracer=tracer)
+    options = ExportOptions(pooling="mean", grid=default_grid(config), tracer=tracer)
     with pytest.raises(ParityError) as refusal:
         export_bundle(source, tmp_path / "bundle", options)
     assert not (tmp_path / "bundle").exists()
     # The same number is the worst one: nothing else than the mistake was found.
     case_and_place = expected.partition(" at ")[2].partition(" is ")[0]
     assert f" at {case_and_place} is " in str(refusal.value)
+
+
+ONE_LAYER = changed(
+    small_config({"family": "attnlens", "hidden_size": 24, "num_layers": 1}),
+    {"feed_forward.intermediate_size": 20, "positions.max_position_embeddings": 160},
+)
+MECHANISMS = {
+    "softmax": {"kind": "softmax", "num_heads": 4},
+    "longformer": ATTENTION["longformer"],
+    "big_bird": ATTENTION["big_bird"][0] | {"table_tokens": 160},
+}
+# Few cases of the grid find them: those with an empty text, with padding on the left or in the middle, at the
+# maximum length and at edges.
+WRONG = {
+    "softmax": ["drop Mul attentions.0"],
+    "longformer": ["drop Mul mul_1", "last - 1 shared.0.positions", "drop Mul mul_21"],
+    "big_bird": [
+        "drop Add add_8",
+        "last - 1 shared.0.masks.places",
+        "- 1 shared.0.masks.last_of_start",
+        "+ 1 constant_24",
+    ],
+}
+
+
+def selected(graph: TracedGraph, names: Iterable[str]) -> dict[str, onnx.ModelProto]:
+    """Return mutants by description."""
+    found = dict(mutants(graph.proto_with_weights()))
+    return {name: found[name] for name in names}
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_mutants_of_graphs_are_found(mechanism: str, tmp_path: Path) -> None:
+    config = changed(ONE_LAYER, {"attention": MECHANISMS[mechanism]})
+    encoder = lively(config)
+    traced = trace(encoder, config)
+    models = {"unchanged": traced.proto_with_weights(), **selected(traced, WRONG[mechanism])}
+    subject = Subject(tmp_path, encoder, config, "test", default_grid(config))
+    graphs = {}
+    for number, (name, model) in enumerate(models.items()):
+        onnx.save(model, tmp_path / f"{number}.onnx")
+        graphs[name] = to_grid_graph(Graph(tmp_path, f"{number}.onnx"), config, has_attention=True)
+    grid: GridMeasurements[None] = GridMeasurements()
+    measure_grid(subject, draw_inputs(subject), graphs, grid, no_stage_progress)
+    assert [name for name in models if grid.parity(subject, [name]).passed] == ["unchanged"]
