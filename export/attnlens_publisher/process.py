@@ -71,6 +71,13 @@ class _Worker:
             self.stop()
             return {"ended": signal.SIGKILL}
 
+    def prepare(self, imports: Sequence[str]) -> None:
+        """Let the process import modules, without waiting for it."""
+        with self._lock:
+            inbox = _inbox(self.start())
+            inbox.write(json.dumps({"imports": [*imports]}) + "\n")
+            inbox.flush()
+
 
 def _inbox(process: subprocess.Popen[str]) -> IO[str]:
     if process.stdin is None:
@@ -80,6 +87,15 @@ def _inbox(process: subprocess.Popen[str]) -> IO[str]:
 
 _WORKER = _Worker()
 atexit.register(_WORKER.stop)
+
+
+def start(imports: Sequence[str] = LIBRARIES) -> None:
+    """Start the process and its imports, which take seconds, so that the first `call` need not wait.
+
+    Args:
+        imports: Modules to import, if they are installed.
+    """
+    _WORKER.prepare(imports)
 
 
 def call(

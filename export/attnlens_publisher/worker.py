@@ -9,6 +9,8 @@ Requests and replies are lines of JSON on stdin and stdout. A request is `{"func
 - `{"result": VALUE}`, `{"missing": PACKAGE}`, `{"refused": REASON}` or `{"error": REASON}`.
 - `{"ended": SIGNAL}` when the copy has ended, 0 if it was not killed.
 
+A request with imports alone has no reply.
+
 Imports of these libraries take seconds, so they are done once. The copy is made before PyTorch has started a
 thread, and ends after its request: what the libraries change, such as a registry of classes, is gone.
 """
@@ -48,6 +50,8 @@ def main() -> None:
                 importlib.import_module(name)
             except ImportError:  # the function that needs it reports it
                 continue
+        if "function" not in request:
+            continue
         copy = os.fork()
         if not copy:
             _answer(request, replies)
