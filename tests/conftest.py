@@ -91,6 +91,29 @@ def translations_read_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def exports_without_comparison() -> Iterator[None]:
+    """Let exports and checks skip the comparison with the publisher's pipeline unless a test requests it.
+
+    It takes a process with transformers, and up to a second per export.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        for command in ("EXPORT", "CHECK"):
+            patched.setenv(f"ATTNLENS_{command}_WITHOUT_COMPARISON", "1")
+        if "attnlens_export" in sys.modules:
+            _export_without_comparison(patched)
+        yield
+
+
+def _export_without_comparison(patched: pytest.MonkeyPatch) -> None:
+    from attnlens_export import ExportOptions  # noqa: PLC0415 - imports torch
+
+    fields = [name for name, field in ExportOptions.__dataclass_fields__.items() if field.init]
+    assert fields[-1] == "comparison"
+    create: Any = ExportOptions.__init__
+    patched.setattr(create, "__defaults__", (*create.__defaults__[:-1], False))
+
+
 @pytest.fixture
 def trace_cache() -> TraceCache:
     """Return the cache used by every trace in this process."""

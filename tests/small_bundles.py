@@ -60,7 +60,7 @@ def export_classifier(name: str, directory: Path, **options: Any) -> Path:
     tokenizer, model = CLASSIFIERS[name]
     model.make("ForSequenceClassification").save_pretrained(directory / "source")
     _copy_tokenizer(tokenizer, directory / "source")
-    usual: dict[str, Any] = {"faithfulness": False, "name": name}
+    usual: dict[str, Any] = {"faithfulness": False, "comparison": False, "name": name}
     chosen = ExportOptions(grid=small_grid(32), **usual | options)
     export_bundle(directory / "source", directory / "bundle", chosen)
     return directory / "bundle"
@@ -84,7 +84,7 @@ def export_small(kind: str, directory: Path, **options: Any) -> Path:
     copy_without_json(kind, directory / "source")
     path = directory / "source" / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 34}))
-    usual: dict[str, Any] = {"faithfulness": False, "pooling": "mean"}
+    usual: dict[str, Any] = {"faithfulness": False, "comparison": False, "pooling": "mean"}
     chosen = ExportOptions(grid=small_grid(32), tracer=lambda *_: _traced(kind), **usual | options)
     summary = export_bundle(directory / "source", directory / "bundle", chosen)
     assert ", built from " in summary.decisions[-1]

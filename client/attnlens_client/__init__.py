@@ -47,6 +47,8 @@ from attnlens_client.model_info import (
     OutputInfo,
     Parity,
     ParityFigure,
+    PublisherComparison,
+    PublisherFigure,
 )
 from attnlens_client.results import (
     Attention,
@@ -94,6 +96,8 @@ __all__ = [
     "Parity",
     "ParityFigure",
     "PermissionDeniedError",
+    "PublisherComparison",
+    "PublisherFigure",
     "RankedDocument",
     "RateLimitedError",
     "RequestTooExpensiveError",

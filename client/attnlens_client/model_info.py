@@ -198,6 +198,45 @@ class EngineCheck:
 
 @short_repr
 @dataclass(frozen=True, slots=True)
+class PublisherFigure:
+    """Comparison of one kind of result, such as `token ids` or `embeddings (prompt query)`.
+
+    Attributes:
+        result: Kind of result, with the prompt if it is not the default.
+        num_texts: Number of texts or pairs.
+        max_abs_error: Maximum difference. 0 for results that must be equal.
+        limit: Limit on `max_abs_error`. 0 for results that must be equal.
+    """
+
+    result: str
+    num_texts: int
+    max_abs_error: float
+    limit: float
+
+
+@short_repr
+@dataclass(frozen=True, slots=True)
+class PublisherComparison:
+    """Comparison of a bundle with the publisher's own pipeline, by the export.
+
+    Attributes:
+        library: `sentence-transformers` or `transformers`. Empty if nothing was compared.
+        versions: Versions by package name.
+        figures: Comparisons in the order of the pipeline.
+        not_compared: Results that were not compared, with the reason. If nothing was, the first entry is the
+            reason.
+        longest_tokens: Number of tokens of the longest text whose vectors were compared.
+    """
+
+    library: str
+    versions: Mapping[str, str]
+    figures: tuple[PublisherFigure, ...]
+    not_compared: tuple[str, ...]
+    longest_tokens: int
+
+
+@short_repr
+@dataclass(frozen=True, slots=True)
 class Faithfulness:
     """Faithfulness of a method's token ranking, measured by the export.
 
@@ -262,6 +301,7 @@ class ModelInfo:
             model.
         activation: Default function from the logits of a classifier to scores: `identity`, `sigmoid` or
             `softmax`. Empty for an embedding model.
+        publisher: Comparison with the publisher's own pipeline. None for bundles of earlier versions.
     """
 
     name: str
@@ -302,6 +342,7 @@ class ModelInfo:
     engine_check: EngineCheck | None = None
     labels: tuple[str, ...] = ()
     activation: str = ""
+    publisher: PublisherComparison | None = None
 
     @property
     def max_dimensions(self) -> int:

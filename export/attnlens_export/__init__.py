@@ -12,6 +12,7 @@ from attnlens_export.bundle import BundleSummary, ExportOptions, export_bundle, 
 from attnlens_export.check import CheckSummary, check_bundle
 from attnlens_export.errors import (
     AccuracyError,
+    DifferenceError,
     ExportError,
     GraphError,
     LintError,
@@ -27,6 +28,7 @@ __all__ = [
     "AccuracyError",
     "BundleSummary",
     "CheckSummary",
+    "DifferenceError",
     "ExportError",
     "ExportOptions",
     "Fp16",

@@ -1,7 +1,7 @@
 """Export of a checkpoint, or of a configuration with random weights, to a bundle.
 
-    load -> trace -> write graphs and files -> lint -> parity -> embedding ranges -> manifest -> faithfulness
-    -> move into place
+    load -> trace -> write graphs and files -> lint -> parity -> comparison with the publisher's pipeline
+    -> embedding ranges -> manifest -> faithfulness -> move into place
 
 The bundle is written to a hidden directory next to the target and moved when it is complete. An interrupted
 export does not change the target.
@@ -17,13 +17,14 @@ from typing import Literal, NamedTuple
 from torch import nn
 
 from attnlens.bundle import embedding_size, write_manifest
+from attnlens.published import ON_REQUEST
 from attnlens.short_repr import short_repr
 from attnlens.v1.manifest_pb2 import Activation, Dense, Manifest, Pooling
 from attnlens_export.classification import logits_graph
 from attnlens_export.contents import Verdict, check_graphs, measure_graphs
 from attnlens_export.contributions.write import read_layer, write_contributions
 from attnlens_export.embedding_ranges import measure_ranges
-from attnlens_export.errors import ParityError, SourceError
+from attnlens_export.errors import DifferenceError, ParityError, SourceError
 from attnlens_export.faithfulness.measure import measure_at_export, record
 from attnlens_export.graph.names import ATTENTIONS_PATH, DATA_PATH, ENCODER_PATH, MODEL_PATH
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
@@ -36,6 +37,18 @@ from attnlens_export.graph.write import (
 )
 from attnlens_export.int8.precision import Int8
 from attnlens_export.int8.result import Gate
+from attnlens_export.judge.compare import Rounding
+from attnlens_export.judge.question import (
+    CHOSEN,
+    NEEDS_CODE,
+    NO_TOKENIZER,
+    Question,
+    check_memory,
+    compare_with_publisher,
+    libraries_of,
+)
+from attnlens_export.judge.reader import BundleReader
+from attnlens_export.judge.result import PublisherResult
 from attnlens_export.manifest import Origin, describe_bundle
 from attnlens_export.parity.grid import Case, default_grid
 from attnlens_export.parity.measure import Subject
@@ -83,6 +96,7 @@ from attnlens_model import (
     open_checkpoint,
     wrap_module,
 )
+from attnlens_publisher.process import start
 from attnlens_publisher.tokenizer import Choice
 
 _MAX_LABELS = 5
@@ -126,6 +140,8 @@ class ExportOptions:
             separate file.
         precisions: Lower precisions. Each adds an embeddings graph, see `PRECISIONS`.
         faithfulness: Whether to measure how well explanations rank tokens, see `measure_at_export`.
+        comparison: Whether to compare the results of a checkpoint with its publisher's pipeline. It needs
+            sentence-transformers if the checkpoint was saved by it.
     """
 
     name: str | None = None
@@ -150,6 +166,7 @@ class ExportOptions:
     max_embedded_bytes: int = MAX_EMBEDDED_BYTES
     precisions: Sequence[Precision] = ()
     faithfulness: bool = True
+    comparison: bool = True
 
 
 @short_repr
@@ -192,6 +209,7 @@ class _Model:
     warnings: tuple[str, ...] = ()
     adapter_task: str = ""
     classifier: ClassificationHead | None = None
+    has_own_code: bool = False
 
     @property
     def embedder(self) -> Path | None:
@@ -222,6 +240,7 @@ def export_bundle(
         GraphError: The encoder can't be converted to a portable graph.
         LintError: A graph is not portable.
         ParityError: A graph differs from the encoder (unless `keep_failed` is set).
+        DifferenceError: The bundle differs from the publisher's pipeline.
         AccuracyError: No graph in int8 passes the gate.
     """
     options = options or ExportOptions()
@@ -395,6 +414,8 @@ def _load(
         model = _Model(encoder, source, None, f"config+seed:{options.seed}", name)
     else:
         opened = stack.enter_context(open_checkpoint(source, options.revision))
+        if options.comparison and not opened.code:
+            check_memory(opened.directory)
         checkpoint = load_checkpoint(opened, change=chosen, adapter_task=options.adapter_task)
         model = _from_checkpoint(checkpoint, options)
     # Rejects control characters, and surrogates, which represent bytes of a path that are not UTF-8.
@@ -464,6 +485,7 @@ def _from_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
         tuple(warnings),
         checkpoint.adapter_task,
         classifier,
+        checkpoint.has_own_code,
     )
 
 
@@ -565,6 +587,8 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
     tokenizer = write_tokenizer(
         directory, model.directory, options.tokenizer, config, max_tokens, lowercase=lowercase
     )
+    if model.directory is not None and options.comparison and not model.has_own_code:
+        start(libraries_of(model.directory))  # they are imported while this process traces the encoder
     fp32 = _write_graphs(directory, model, options, progress)
     missing = write_contributions(fp32, layers_from, pooling)
     progress("Writing the configuration", "", 0, 1)
@@ -583,6 +607,7 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
     verdict = measure_graphs(subject, stated, progress, beyond_grid=beyond_grid)
     if not verdict.passed and not options.keep_failed:
         raise ParityError(verdict.describe_failure())
+    publisher = _compare_with_publisher(directory, model, options, verdict, progress)
     write_report(directory / "parity", verdict, model.name)
     progress("Hashing the files", "", 0, 1)
     origin = Origin(model.name, model.source, model.commit, read_license(model.directory))
@@ -591,11 +616,72 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
         ranges = measure_ranges(directory, config, partial(progress, "Embedding ranges"))
         if ranges is not None:
             manifest.embedding_ranges.CopyFrom(ranges)
+    manifest.publisher.CopyFrom(publisher.to_message())
     write_manifest(directory, manifest)
     if options.faithfulness and verdict.passed:
         measured = measure_at_export(directory, partial(progress, "Faithfulness"))
         manifest = record(directory, measured) if measured else manifest
     return _Built(manifest, verdict, tokenizer, missing)
+
+
+def _compare_with_publisher(
+    directory: Path, model: _Model, options: ExportOptions, verdict: Verdict, progress: Progress
+) -> PublisherResult:
+    """Compare the bundle with the publisher's pipeline.
+
+    Raises:
+        DifferenceError: A result differs.
+        SourceError: The pipeline can't compute its results.
+    """
+    skipped = _replaced_results(options)
+    reasons = {
+        "the encoder is not a published checkpoint": model.directory is None,
+        ON_REQUEST: not options.comparison,
+        NEEDS_CODE: model.has_own_code,
+        NO_TOKENIZER: not (directory / "tokenizer.json").is_file(),
+        "parity failed": not verdict.passed,
+    }
+    reason = next((reason for reason, applies in reasons.items() if applies), None)
+    if model.directory is None or reason is not None:
+        not_compared = [f"{result}: {option}" for result, option in skipped.items()]
+        return PublisherResult(not_compared=(reason or "", *not_compared))
+    kind = "scorer" if model.classifier else "encoder" if model.head else "embedder"
+    result = compare_with_publisher(
+        Question(model.directory, model.config, kind, skipped),
+        BundleReader(directory, model.config),
+        Rounding.measured(verdict),
+        partial(progress, "Publisher's results"),
+    )
+    if failures := result.failures():
+        more = f" (and {len(failures) - 1} more)" if failures[1:] else ""
+        raise DifferenceError(
+            f"the bundle differs from {result.implementation}: {failures[0]}{more}. {_remedy(model.config)}"
+        )
+    return result
+
+
+def _replaced_results(options: ExportOptions) -> dict[str, str]:
+    """Return the results that options replace, and these options."""
+    is_pooled = options.pooling is not None or options.normalize is not None or options.skipped_modules
+    replaced = {
+        ("embeddings", "--pooling, --normalize or --skip-module"): is_pooled,
+        ("token ids", "--tokenizer"): options.tokenizer not in (None, "transformers"),
+        ("prompts", "--prompt or --default-prompt"): options.prompts or options.default_prompt is not None,
+        ("similarity", "--similarity"): options.similarity is not None,
+        ("global tokens", "--global-tokens"): options.global_tokens is not None,
+        ("random blocks", "--random-blocks original"): options.random_blocks == "original",
+    }
+    return {result: CHOSEN + option for (result, option), applies in replaced.items() if applies}
+
+
+def _remedy(config: EncoderConfig) -> str:
+    """Return what to do if a bundle differs from its publisher's pipeline."""
+    kinds = {attention.kind for attention in config.layer_attentions}
+    if "longformer" in kinds:
+        return "The pipeline has no global tokens: choose their number with --global-tokens"
+    if "big_bird" in kinds:
+        return "The pipeline has no random blocks: choose them with --random-blocks transformers"
+    return "Report this checkpoint, or export it without the comparison with --without-comparison"
 
 
 def _write_graphs(directory: Path, model: _Model, options: ExportOptions, progress: Progress) -> Fp32Graph:

@@ -6,6 +6,7 @@ ExportError
 ├── GraphError    a graph is invalid or can't be converted
 ├── LintError     a graph is not portable; the message lists all findings
 ├── ParityError   a graph differs from the PyTorch encoder
+├── DifferenceError the bundle differs from the publisher's pipeline
 ├── AccuracyError no graph in int8 passes the gate
 └── EngineError   an engine can't open any graph, or does not support a precision
 """
@@ -49,3 +50,7 @@ class EngineError(ExportError):
 
 class ParityError(ExportError):
     """A graph differs from the PyTorch encoder. The message contains the worst failure."""
+
+
+class DifferenceError(ExportError):
+    """The bundle differs from the publisher's pipeline. The message names the first result that differs."""

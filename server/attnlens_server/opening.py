@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from attnlens.published import ON_REQUEST
 from attnlens_server.bundle import Bundle, Model, open_bundle
 from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine.engine import Engine
@@ -38,6 +39,12 @@ def open_model(config: ServerConfig) -> OpenedModel:
         "bundle verified",
         extra={"bundle": str(config.bundle), "model": model.name, "version": model.version},
     )
+    if ON_REQUEST in bundle.manifest.publisher.not_compared:
+        logger.info(
+            "the results of %s were not compared with its publisher's: %s",
+            model.name,
+            ON_REQUEST,
+        )
     return OpenedModel(bundle, max_tokens, Engine(bundle, config))
 
 

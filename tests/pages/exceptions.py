@@ -44,7 +44,7 @@ IN_HELP = {
     ("README.md", "attnlens export"),
     ("docs/tutorial.md", "attnlens export"),
     ("docs/bundle.md", "attnlens export sentence"),
-    ("docs/bundle.md", "--against transformers"),
+    ("docs/bundle.md", "--source sentence-transformers/"),
     ("docs/operations.md", "attnlens bench"),
     ("docs/operations.md", "serve sentence-transformers/"),
 }

@@ -46,6 +46,7 @@ class LiveModel:
         can_explain: Whether the server computes contributions.
         labels: Labels of a classifier. A reranker has one. Empty for an embedding model.
         takes_pairs: Whether a pair of texts can be one input.
+        comparison: Comparison with the publisher's own pipeline, in one line.
     """
 
     name: str
@@ -55,6 +56,7 @@ class LiveModel:
     can_explain: bool
     labels: Sequence[str] = ()
     takes_pairs: bool = False
+    comparison: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,12 @@ parity_tokens_option = in_section("Parity")(
     type=click.IntRange(min=1),
     help="Maximum length of a compared input.  [default: the length whose attention fits into 1 GiB]",
 )
+without_comparison_option = in_section("Parity")(
+    "--without-comparison",
+    is_flag=True,
+    help="Do not compare the results of SOURCE with its publisher's pipeline, sentence-transformers or "
+    "transformers.",
+)
 link_option = in_section("Model repositories")(
     "--link/--copy",
     default=False,

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from attnlens_export.contents import Verdict
     from attnlens_export.engines.measure import EngineSummary
     from attnlens_export.faithfulness.measure import FaithfulnessResult
+    from attnlens_export.judge.result import PublisherResult
     from attnlens_export.layouts import LayoutSummary
-    from attnlens_export.publisher import PublisherResult
     from attnlens_export.runtimes import RuntimeResult
 
 _MAX_FAILURES = 3  # an invalid graph fails on every input shape
@@ -102,33 +102,35 @@ def raise_parity_failure(verdict: "Verdict") -> None:
         raise click.ClickException(verdict.describe_failure())
 
 
-def show_publisher(result: "PublisherResult") -> None:
-    """Print the comparison with the publisher's implementation, then what was not compared."""
+def show_publisher(result: "PublisherResult", manifest: "Manifest") -> None:
+    """Print the comparison with the publisher's pipeline, what was not compared, and other versions."""
     from rich.markup import escape
 
     from attnlens_cli.show.console import make_console, make_table
 
-    headings = ("texts", "largest difference", "limit", "verdict")
-    table = make_table(f"Served bundle against {result.implementation}", ("result",), headings)
-    for comparison in result.comparisons:
-        if comparison.result.startswith("token ids"):
-            numbers = (f"{comparison.max_abs_error:.0f} texts", "0 texts")
-        else:
-            numbers = (f"{comparison.max_abs_error:.1e}", f"{comparison.limit:.1e}")
-        texts, verdict = str(comparison.num_texts), _verdict(passed=comparison.passed)
-        table.add_row(escape(comparison.result), texts, *numbers, verdict)
-    click.echo()
-    make_console(markup=True).print(table)
+    if result.comparisons:
+        headings = ("texts", "largest difference", "limit", "verdict")
+        table = make_table(f"Served bundle against {result.implementation}", ("result",), headings)
+        for comparison in result.comparisons:
+            numbers = ("equal" if comparison.passed else f"{comparison.max_abs_error:.0f} differ", "equal")
+            if comparison.limit:
+                numbers = (f"{comparison.max_abs_error:.1e}", f"{comparison.limit:.1e}")
+            texts, verdict = str(comparison.num_texts), _verdict(passed=comparison.passed)
+            table.add_row(escape(comparison.result), texts, *numbers, verdict)
+        click.echo()
+        make_console(markup=True).print(table)
     for line in result.not_compared:
-        click.echo(f"not compared: {line}")
+        click.echo(f"not compared with the publisher's results: {line}")
+    for name, version in result.versions.items():
+        stated = manifest.publisher.versions.get(name, version)
+        if stated != version:
+            click.echo(f"{name} {version} is installed, but the export compared the bundle with {stated}")
 
 
 def raise_publisher_failure(result: "PublisherResult") -> None:
     """Raise ClickException with the first failure, if there is one."""
     if failures := result.failures():
-        raise click.ClickException(
-            f"the bundle differs from its publisher's implementation: {_first(failures)}"
-        )
+        raise click.ClickException(f"the bundle differs from {result.implementation}: {_first(failures)}")
 
 
 def _first(failures: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table
 
 from attnlens.explanations import LOW_FAITHFULNESS
+from attnlens.published import describe_comparison
 from attnlens_cli.printable import counted, printable, source_text
 from attnlens_client import Faithfulness, Gate, ModelInfo, ParityFigure
 
@@ -46,6 +47,7 @@ def model_table(model: ModelInfo, address: str) -> Table:
         "tokens in a batch": f"{limits.max_batch_tokens:,}",
         "attention queries in a request": f"{limits.max_attention_queries:,}",
         "parity with PyTorch": f"{verdict}, {model.parity.num_cases} input shapes",
+        "the publisher's results": describe_comparison(model.publisher),
         **_long_context_row(model),
         **_engine_check_row(model),
         "versions": "\n".join(f"{name} {version}" for name, version in versions),

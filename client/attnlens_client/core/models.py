@@ -23,6 +23,8 @@ from attnlens_client.model_info import (
     OutputInfo,
     Parity,
     ParityFigure,
+    PublisherComparison,
+    PublisherFigure,
 )
 
 _T = TypeVar("_T")
@@ -102,6 +104,17 @@ def model_info(message: pb.Model) -> ModelInfo:
             if message.HasField("classifier")
             else ""
         ),
+        publisher=_publisher(message.publisher) if message.HasField("publisher") else None,
+    )
+
+
+def _publisher(message: manifest.PublisherComparison) -> PublisherComparison:
+    return PublisherComparison(
+        library=message.library,
+        versions=dict(message.versions),
+        figures=_all(PublisherFigure, message.figures),
+        not_compared=tuple(message.not_compared),
+        longest_tokens=message.longest_tokens,
     )
 
 

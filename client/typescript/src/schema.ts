@@ -864,6 +864,8 @@ export interface components {
             is_default: boolean;
             /** @description Head of a classifier or reranker, for Classify and Score. Unset for an embedding model. */
             classifier?: components["schemas"]["attnlens.v1.Classifier"];
+            /** @description Comparison with the publisher's own pipeline at export. Unset for bundles of versions that did not record it. */
+            publisher?: components["schemas"]["attnlens.v1.PublisherComparison"];
         };
         /**
          * @description State of a model on the server.
@@ -995,6 +997,32 @@ export interface components {
             name?: string | null;
             /** @description The prompt itself. If empty, no prompt is used, not even the default prompt. */
             text?: string | null;
+        };
+        /** @description Comparison of the bundle with the pipeline that its publisher uses, from text to the final result. The export stops if a result differs. */
+        "attnlens.v1.PublisherComparison": {
+            /** @description Package of the pipeline: `sentence-transformers` or `transformers`. Empty if nothing was compared. */
+            library: string;
+            /** @description Versions of the packages, by name. */
+            versions: {
+                [key: string]: string;
+            };
+            /** @description Comparisons in the order of the pipeline. */
+            figures: components["schemas"]["attnlens.v1.PublisherFigure"][];
+            /** @description Results that were not compared, as `RESULT: REASON`. If nothing was compared, the first entry is the reason. */
+            not_compared: string[];
+            /** @description Number of tokens of the longest text whose vectors were compared. Token ids are compared up to `max_tokens`. */
+            longest_tokens: number;
+        };
+        /** @description Comparison of one kind of result over all texts with the same prompt. */
+        "attnlens.v1.PublisherFigure": {
+            /** @description Result: `prompts`, `default prompt`, `token ids`, `token types`, `hidden states`, `embeddings`, `logits`, `scores`, `labels` or `similarity`. A prompt other than the default follows in parentheses, as in `token ids (prompt query)`. */
+            result: string;
+            /** @description Number of texts or pairs. */
+            num_texts: number;
+            /** @description Maximum difference between the bundle and the pipeline. 0 for results that must be equal. Differences between embeddings are divided by the larger of 1 and their length. */
+            max_abs_error: number | null;
+            /** @description Limit on `max_abs_error`: a multiple of the rounding error of fp32. 0 for results that must be equal. */
+            limit: number | null;
         };
         /** @description Replaces the weights by statistics. Set `received`, `entropy` or both. */
         "attnlens.v1.RowStatistics": {

@@ -439,6 +439,7 @@ class Manifest(_message.Message):
     CLASSIFIER_FIELD_NUMBER: _builtins.int
     REQUIRED_FEATURES_FIELD_NUMBER: _builtins.int
     EMBEDDING_RANGES_FIELD_NUMBER: _builtins.int
+    PUBLISHER_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """Version of this format, now 2. Readers must reject any other version. It only increases if a reader of the
     previous version would misread the bundle; new fields and files do not increase it.
@@ -517,6 +518,10 @@ class Manifest(_message.Message):
     def embedding_ranges(self) -> Global___EmbeddingRanges:
         """Ranges for quantized embeddings. Unset if not measured, as without a tokenizer."""
 
+    @_builtins.property
+    def publisher(self) -> Global___PublisherComparison:
+        """Comparison with the publisher's own pipeline. Unset in bundles of versions that did not record it."""
+
     def __init__(
         self,
         *,
@@ -541,14 +546,122 @@ class Manifest(_message.Message):
         classifier: Global___Classifier | None = ...,
         required_features: _abc.Iterable[_builtins.str] | None = ...,
         embedding_ranges: Global___EmbeddingRanges | None = ...,
+        publisher: Global___PublisherComparison | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "classifier", b"classifier", "embedding_ranges", b"embedding_ranges", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "classifier", b"classifier", "embedding_ranges", b"embedding_ranges", "parity", b"parity", "pooling", b"pooling", "publisher", b"publisher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_task", b"adapter_task", "architecture", b"architecture", "classifier", b"classifier", "default_prompt_name", b"default_prompt_name", "embedding_ranges", b"embedding_ranges", "engine_checks", b"engine_checks", "faithfulness", b"faithfulness", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "required_features", b"required_features", "source", b"source", "source_revision", b"source_revision", "supports_text_pairs", b"supports_text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_task", b"adapter_task", "architecture", b"architecture", "classifier", b"classifier", "default_prompt_name", b"default_prompt_name", "embedding_ranges", b"embedding_ranges", "engine_checks", b"engine_checks", "faithfulness", b"faithfulness", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "publisher", b"publisher", "required_features", b"required_features", "source", b"source", "source_revision", b"source_revision", "supports_text_pairs", b"supports_text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Manifest: _TypeAlias = Manifest  # noqa: Y015
+
+@_typing.final
+class PublisherComparison(_message.Message):
+    """Comparison of the bundle with the pipeline that its publisher uses, from text to the final result. The export stops
+    if a result differs.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class VersionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LIBRARY_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
+    NOT_COMPARED_FIELD_NUMBER: _builtins.int
+    LONGEST_TOKENS_FIELD_NUMBER: _builtins.int
+    library: _builtins.str
+    """Package of the pipeline: `sentence-transformers` or `transformers`. Empty if nothing was compared."""
+    longest_tokens: _builtins.int
+    """Number of tokens of the longest text whose vectors were compared. Token ids are compared up to `max_tokens`."""
+    @_builtins.property
+    def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Versions of the packages, by name."""
+
+    @_builtins.property
+    def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublisherFigure]:
+        """Comparisons in the order of the pipeline."""
+
+    @_builtins.property
+    def not_compared(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Results that were not compared, as `RESULT: REASON`. If nothing was compared, the first entry is
+        the reason.
+        """
+
+    def __init__(
+        self,
+        *,
+        library: _builtins.str = ...,
+        versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        figures: _abc.Iterable[Global___PublisherFigure] | None = ...,
+        not_compared: _abc.Iterable[_builtins.str] | None = ...,
+        longest_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "library", b"library", "longest_tokens", b"longest_tokens", "not_compared", b"not_compared", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublisherComparison: _TypeAlias = PublisherComparison  # noqa: Y015
+
+@_typing.final
+class PublisherFigure(_message.Message):
+    """Comparison of one kind of result over all texts with the same prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: _builtins.int
+    NUM_TEXTS_FIELD_NUMBER: _builtins.int
+    MAX_ABS_ERROR_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    result: _builtins.str
+    """Result: `prompts`, `default prompt`, `token ids`, `token types`, `hidden states`, `embeddings`, `logits`, `scores`,
+    `labels` or `similarity`. A prompt other than the default follows in parentheses, as in
+    `token ids (prompt query)`.
+    """
+    num_texts: _builtins.int
+    """Number of texts or pairs."""
+    max_abs_error: _builtins.float
+    """Maximum difference between the bundle and the pipeline. 0 for results that must be equal. Differences between
+    embeddings are divided by the larger of 1 and their length.
+    """
+    limit: _builtins.float
+    """Limit on `max_abs_error`: a multiple of the rounding error of fp32. 0 for results that must be equal."""
+    def __init__(
+        self,
+        *,
+        result: _builtins.str = ...,
+        num_texts: _builtins.int = ...,
+        max_abs_error: _builtins.float = ...,
+        limit: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "max_abs_error", b"max_abs_error", "num_texts", b"num_texts", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublisherFigure: _TypeAlias = PublisherFigure  # noqa: Y015
 
 @_typing.final
 class Classifier(_message.Message):

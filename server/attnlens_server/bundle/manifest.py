@@ -5,6 +5,7 @@ from attnlens.classifiers import ScoreActivation
 from attnlens.costs import flops_per_token
 from attnlens.pattern_messages import read_pattern
 from attnlens.pooling import Pooling
+from attnlens.published import describe_comparison
 from attnlens.tensors import from_tensor
 from attnlens.v1 import manifest_pb2 as pb
 from attnlens_server.bundle.model import (
@@ -81,6 +82,7 @@ def read_model(manifest: pb.Manifest, version: str, precision: Precision) -> Mod
             from_tensor(manifest.embedding_ranges.values) if manifest.HasField("embedding_ranges") else None
         ),
         classifier=classifier,
+        comparison=describe_comparison(manifest.publisher if manifest.HasField("publisher") else None),
     )
 
 

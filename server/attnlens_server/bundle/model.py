@@ -218,6 +218,7 @@ class Model:
         faithfulness: Faithfulness by number of the explanation method. Empty if not measured.
         embedding_ranges: Minimum and maximum of each component (2, embedding_size), or None if not measured.
         classifier: Classification head, or None for an embedding model.
+        comparison: Comparison with the publisher's own pipeline, in one line.
     """
 
     name: str
@@ -244,6 +245,7 @@ class Model:
     faithfulness: Mapping[int, Faithfulness] = field(default_factory=dict)
     embedding_ranges: FloatArray | None = None
     classifier: Classifier | None = None
+    comparison: str = ""
 
     @property
     def main_kind(self) -> Kind:

@@ -64,6 +64,7 @@ class ModelDescriber:
             engine_check=engine_check,
             is_default=True,
             classifier=manifest.classifier if manifest.HasField("classifier") else None,
+            publisher=manifest.publisher if manifest.HasField("publisher") else None,
         )
 
     def model(self) -> Model:

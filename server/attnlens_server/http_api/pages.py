@@ -97,6 +97,7 @@ class Pages:
             can_explain=self._can_explain,
             labels=() if model.classifier is None else model.classifier.labels,
             takes_pairs=service.takes_pairs,
+            comparison=model.comparison,
         )
 
     async def page(self, form: Form, budget: Budget) -> Page:

@@ -13,6 +13,7 @@ export interface Model {
   can_explain: boolean;
   labels: string[];
   takes_pairs: boolean;
+  comparison: string;
 }
 
 /** Texts of the form by field name. Empty fields are omitted. */
@@ -99,6 +100,7 @@ export class LivePage {
       element("p", { class: "brand" }, "attnlens"),
       element("h1", { dir: "auto" }, this.model.name),
       element("p", { class: "lead" }, this.form.lead),
+      ...(this.model.comparison ? [element("p", { class: "lead" }, `The publisher's results: ${this.model.comparison}.`)] : []),
     );
   }
 

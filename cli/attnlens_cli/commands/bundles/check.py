@@ -2,7 +2,7 @@
 # ruff: noqa: PLC0415 - heavy imports belong in the command, so that `attnlens --help` is fast
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from attnlens_cli.commands.options import bundle_argument, measurements_json_option, parity_tokens_option
+from attnlens_cli.commands.options import (
+    bundle_argument,
+    measurements_json_option,
+    parity_tokens_option,
+    without_comparison_option,
+)
 from attnlens_cli.frame.options import Command, in_section
 from attnlens_cli.frame.signals import stopped_by_signals
 from attnlens_cli.show.bundle import (
@@ -32,28 +37,25 @@ from attnlens_cli.show.bundle import (
 from attnlens_cli.show.progress import shown_stages
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from attnlens.openvino import OpenvinoPrecision
+    from attnlens.v1.manifest_pb2 import Manifest
     from attnlens_export.check import CheckSummary
     from attnlens_export.engines.measure import Engine, EngineSummary
     from attnlens_export.faithfulness.measure import FaithfulnessResult
+    from attnlens_export.judge.result import PublisherResult
     from attnlens_export.progress import Progress
-    from attnlens_export.publisher import PublisherResult, Scored, TextOrPair
     from attnlens_export.runtimes import RuntimeOptions
+    from attnlens_publisher.reference import Arrays, Probe
 
 EPILOG = """\b
 Example:
   attnlens check bundles/minilm
   attnlens check bundles/minilm --source sentence-transformers/all-MiniLM-L6-v2
-  attnlens check bundles/minilm --source sentence-transformers/all-MiniLM-L6-v2 --against transformers
   attnlens check bundles/minilm --runtime openvino --runtime tract
   attnlens check bundles/minilm --engine openvino
   attnlens check bundles/minilm --faithfulness --texts sentences.txt"""
 
 _ONNXRUNTIME, _OPENVINO, _CPU = "onnxruntime", "openvino", "CPU"
-_TRANSFORMERS = "transformers"
 
 _parity = in_section("Parity")
 _engine = in_section("Engine")
@@ -65,16 +67,11 @@ _faithfulness = in_section("Faithfulness")
 @bundle_argument
 @_parity(
     "--source",
-    help="Checkpoint to compare with, a directory or hub id.  [default: the weights in the bundle]",
+    help="Checkpoint to compare with, a directory or hub id: its weights, and the results of its publisher's "
+    "pipeline.  [default: the weights in the bundle]",
 )
 @_parity("--revision", help="Branch, tag or commit of --source on the hub.")
-@_parity(
-    "--against",
-    type=click.Choice([_TRANSFORMERS]),
-    help="Also compare token ids, hidden states and embeddings of texts, or logits and scores, with the "
-    "publisher's implementation of --source: sentence-transformers if it saved the checkpoint, otherwise "
-    "transformers.",
-)
+@without_comparison_option
 @_engine(
     "--engine",
     type=click.Choice([_ONNXRUNTIME, _OPENVINO]),
@@ -150,9 +147,9 @@ def check(
     PyTorch runs with the weights in the bundle, or with those of --source, which must be equal to them bit
     for bit.
 
-    --against transformers also compares the bundle with the publisher's implementation, from text to
-    embedding or score, including prompts, lower-casing and truncation. It detects a misread configuration,
-    which parity does not.
+    With --source, the served bundle is also compared with the publisher's own pipeline, as by an export:
+    token ids, hidden states, embeddings with every prompt, or logits, scores and labels. If
+    sentence-transformers saved the checkpoint, it computes them, otherwise transformers.
 
     --engine openvino also compares the graphs as `attnlens serve --engine openvino` runs them, in each
     precision. The result is recorded in the bundle's report and manifest, and a server refuses to start with
@@ -203,7 +200,7 @@ class _Request:
     runtimes: "RuntimeOptions | None"
     source: str | None
     revision: str | None
-    against: str | None
+    without_comparison: bool
     parity_tokens: int | None
     faithfulness: bool
     texts: Path | None
@@ -213,10 +210,6 @@ class _Request:
         """Raise UsageError for an option without the option that it depends on."""
         if self.revision is not None and self.source is None:
             raise click.UsageError("--revision needs --source")
-        if self.against and self.source is None:
-            raise click.UsageError(
-                "--against needs --source: the publisher's implementation loads the checkpoint"
-            )
         if self.texts is not None and not self.faithfulness:
             raise click.UsageError("--texts needs --faithfulness")
         if self.contribution_norm and not self.faithfulness:
@@ -254,8 +247,8 @@ def _measure(request: _Request, engine: "Engine | None") -> _Measured:
             progress=progress,
         )
         publisher = engines = faithfulness = None
-        if request.against and summary.verdict.passed:
-            publisher = _compare_with_publisher(request, summary, progress)
+        if request.source and not request.without_comparison and summary.verdict.passed:
+            publisher = _compare_with_publisher(request, request.source, summary, progress)
         if engine and summary.verdict.passed:
             engines = _measure_engine(request, engine, progress)
         if request.faithfulness and summary.verdict.passed:
@@ -264,40 +257,22 @@ def _measure(request: _Request, engine: "Engine | None") -> _Measured:
 
 
 def _compare_with_publisher(
-    request: _Request, summary: "CheckSummary", progress: "Progress"
+    request: _Request, source: str, summary: "CheckSummary", progress: "Progress"
 ) -> "PublisherResult":
-    from attnlens_export.publisher import (
-        MAX_TOKENS,
-        compare_scores_with_publisher,
-        compare_with_publisher,
-        hidden_states_limit,
-        logits_limit,
-    )
+    from attnlens_export.judge.compare import Rounding
+    from attnlens_export.judge.question import compare_with_publisher, question_about
+    from attnlens_export.judge.result import PublisherResult
     from attnlens_server.errors import StartupError
 
-    assert request.source is not None  # noqa: S101 - `check` requires it
-    show_progress, logits = partial(progress, "Against the publisher"), summary.verdict.logits
+    stage = partial(progress, "Publisher's results")
     try:
-        with ServedBundle(request.directory, MAX_TOKENS) as served:
-            if logits is not None:
-                return compare_scores_with_publisher(
-                    served,
-                    request.source,
-                    logits_limit(logits),
-                    show_progress,
-                    revision=request.revision,
-                    is_reranker=len(summary.manifest.classifier.labels) == 1,
-                )
-            return compare_with_publisher(
-                served,
-                request.source,
-                hidden_states_limit(summary.verdict.parity),
-                show_progress,
-                revision=request.revision,
-                pooling=summary.manifest.pooling,
-            )
+        with question_about(request.directory, summary.manifest, source, request.revision) as question:
+            if isinstance(question, str):
+                return PublisherResult(not_compared=(question,))
+            with ServedBundle(request.directory, summary.manifest) as served:
+                return compare_with_publisher(question, served, Rounding.measured(summary.verdict), stage)
     except StartupError as error:
-        raise click.ClickException(f"--against cannot serve the bundle: {error}") from error
+        raise click.ClickException(f"the bundle can't be served for the comparison: {error}") from error
 
 
 def _measure_engine(request: _Request, engine: "Engine", progress: "Progress") -> "EngineSummary":
@@ -329,7 +304,7 @@ def _show(measured: _Measured, *, as_json: bool) -> None:
         return
     _show_tables(measured.summary)
     if measured.publisher:
-        show_publisher(measured.publisher)
+        show_publisher(measured.publisher, measured.summary.manifest)
     if measured.engines:
         show_engines(measured.engines)
     else:
@@ -377,25 +352,34 @@ def _raise_failures(measured: _Measured, directory: Path) -> None:
 
 
 class ServedBundle:
-    """Runs a bundle in this process for the comparison with the publisher's implementation.
+    """Runs a bundle in this process with the handlers of a server, without the network.
 
-    Implements `Embedder` and `Scorer` of `attnlens_export.publisher` with the handlers of a server, without
-    the network.
+    Implements `attnlens_export.judge.compare.Subject`.
 
     Args:
         directory: The bundle.
-        max_tokens: Length in tokens to which texts are truncated, unless the bundle's maximum is lower.
+        manifest: Its manifest.
 
     Raises:
         StartupError: The bundle cannot be served.
     """
 
-    def __init__(self, directory: Path, max_tokens: int) -> None:
-        from attnlens.bundle import read_manifest
+    def __init__(self, directory: Path, manifest: "Manifest") -> None:
+        from attnlens_export.judge.compare import Facts
         from attnlens_server import local
+        from attnlens_server.text.tokenizer import TextEncoder
 
-        self.max_tokens = min(read_manifest(directory).max_tokens, max_tokens)
-        self._model = local(directory, precision="fp32", max_tokens=self.max_tokens)
+        is_classifier = manifest.HasField("classifier")
+        self.facts = Facts(
+            dict(manifest.prompts),
+            manifest.default_prompt_name,
+            tuple(manifest.classifier.labels) if is_classifier else None,
+            manifest.supports_text_pairs,
+            manifest.architecture.type_vocab_size > 0,
+        )
+        # Texts beyond the limit are only tokenized.
+        self._text_encoder = TextEncoder(directory / "tokenizer.json", manifest.max_tokens)
+        self._model = local(directory, precision="fp32")
 
     def __enter__(self) -> Self:
         return self
@@ -405,23 +389,36 @@ class ServedBundle:
     ) -> None:
         self._model.close()
 
-    def encode(self, text: str, prompt_name: str | None) -> "tuple[list[int], npt.NDArray[np.float32]]":
-        """Return token ids (T,) and hidden states (T, D)."""
-        [result] = self._model.encode([text], truncate=True, **_prompt(prompt_name))
-        assert result.last_hidden_state is not None  # noqa: S101 - requested by default
-        return [token.id for token in result.tokens], result.last_hidden_state
+    def tokenize(self, probe: "Probe") -> "Arrays":
+        """Return `ids` and `types`, (T,), of a text or pair with its prompt, truncated."""
+        import numpy as np
 
-    def embed(self, text: str, prompt_name: str | None) -> "npt.NDArray[np.float32]":
-        """Return the final embedding (E,)."""
-        vector: npt.NDArray[np.float32] = self._model.embed([text], truncate=True, **_prompt(prompt_name))[0]
-        return vector
+        [encoded] = self._text_encoder.encode([_texts(probe)], prompt=self.facts.prompt(probe.arguments))
+        types = encoded.token_type_ids
+        return {
+            "ids": encoded.input_ids,
+            "types": np.zeros(len(encoded.input_ids), np.int64) if types is None else types,
+        }
 
-    def score(self, text: "TextOrPair", prompt_name: str | None) -> "Scored":
-        """Return token ids (T,), logits (C,) and scores (C,)."""
-        [encoded] = self._model.encode([text], truncate=True, **_prompt(prompt_name))
-        result = self._model.classify([text], truncate=True, **_prompt(prompt_name))
-        return [token.id for token in encoded.tokens], result.logits[0], result.scores[0]
+    def run(self, probes: "Sequence[Probe]") -> "Iterator[Arrays]":
+        """Yield `hidden` (T, D) and `result`: the embedding (E,), or the logits (C,) with `scores` (C,)."""
+        for probe in probes:
+            texts = _texts(probe)
+            inputs: Any = [texts if len(texts) > 1 else texts[0]]
+            options: Any = {"truncate": True, **probe.arguments}
+            [encoded] = self._model.encode(inputs, **options)
+            assert encoded.last_hidden_state is not None  # noqa: S101 - requested by default
+            if self.facts.labels is None:
+                [embedding] = self._model.embed(inputs, **options)
+                yield {"hidden": encoded.last_hidden_state, "result": embedding}
+            else:
+                result = self._model.classify(inputs, **options)
+                yield {
+                    "hidden": encoded.last_hidden_state,
+                    "result": result.logits[0],
+                    "scores": result.scores[0],
+                }
 
 
-def _prompt(prompt_name: str | None) -> dict[str, Any]:
-    return {"prompt": ""} if prompt_name is None else {"prompt_name": prompt_name}
+def _texts(probe: "Probe") -> tuple[str, ...]:
+    return (probe.text,) if isinstance(probe.text, str) else tuple(probe.text)

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from attnlens_cli.commands.options import LAYOUT_NAMES, POOLINGS, link_option, parity_tokens_option
+from attnlens.published import describe_comparison
+from attnlens_cli.commands.options import (
+    LAYOUT_NAMES,
+    POOLINGS,
+    link_option,
+    parity_tokens_option,
+    without_comparison_option,
+)
 from attnlens_cli.frame.options import Command, in_section
 from attnlens_cli.frame.signals import stopped_by_signals
 from attnlens_cli.show.bundle import describe_layout, describe_left_out, raise_parity_failure, show_verdict
@@ -165,6 +172,7 @@ _parity = in_section("Parity")
     "used for verification and copied into DIR.",
 )
 @parity_tokens_option
+@without_comparison_option
 @_bundle("--force", is_flag=True, help="Replace existing output of attnlens.")
 @_parity("--keep-failed", is_flag=True, help="Write a bundle that fails parity, marked as failed.")
 def export(
@@ -181,11 +189,13 @@ def export(
     min_mean_cosine: float | None,
     min_cosine: float | None,
     calibration: Path | None,
+    without_comparison: bool,
     **options: Any,  # noqa: ANN401 - fields of ExportOptions
 ) -> None:
     """Export a checkpoint as a verified ONNX bundle.
 
-    SOURCE is a directory or a hub id. The bundle appears in DIR only if its graphs pass parity with PyTorch.
+    SOURCE is a directory or a hub id. The bundle appears in DIR only if its graphs pass parity with PyTorch,
+    and if it returns what the publisher's own pipeline returns, from tokens to embeddings or scores.
     """
     from attnlens_export import (
         ExportError,
@@ -204,6 +214,7 @@ def export(
     if config is not None:
         name = name or config.stem
     options |= {"revision": revision, "adapter_task": adapter_task, "precisions": precisions}
+    options["comparison"] = not without_comparison
     export_options = ExportOptions(seed=seed or 0, name=name, **options)
     repositories = {layout: _repository_path(output, layout) for layout in layouts}
     try:
@@ -284,6 +295,7 @@ def _describe(summary: "BundleSummary") -> str:
     )
     revision = f" at {manifest.source_revision}" if manifest.source_revision else ""
     lines = [summary_line, f"from {manifest.source}{revision}", *summary.decisions]
+    lines.append(f"the publisher's results: {describe_comparison(manifest.publisher)}")
     if not any(file.path == "tokenizer.json" for file in manifest.files):
         lines.append("no tokenizer: a server accepts only token ids (--tokenizer adds one)")
     if summary.unused_tensors:

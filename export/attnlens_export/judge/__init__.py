@@ -1,0 +1,1 @@
+"""Comparison of a bundle with the publisher's own pipeline: sentence-transformers or transformers."""

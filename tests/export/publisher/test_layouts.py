@@ -1,0 +1,298 @@
+"""Exports that are compared with the publisher's pipeline: one model per layout, then each disagreement."""
+
+import functools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from attnlens.published import ON_REQUEST, describe_comparison
+from attnlens.v1.manifest_pb2 import Manifest
+from attnlens_export import DifferenceError, ExportOptions, SourceError, bundle, export_bundle
+from attnlens_export.judge import question
+from attnlens_export.judge.compare import Rounding
+from attnlens_export.judge.question import Question, compare_with_publisher
+from attnlens_export.judge.reader import BundleReader
+from attnlens_export.judge.result import PublisherResult
+from attnlens_export.parity.grid import small_grid
+from attnlens_export.published.pooling import read_pooling
+from attnlens_model import read_config
+from published_layouts import LAYOUTS, edit, export_options, make
+from small_files import read, write
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+TOKENS = ["token ids", "token types"]
+EMBEDDER = ["prompts", "default prompt", "token ids", "hidden states", "embeddings", "similarity"]
+RESULTS = {
+    "mean with prompts": [
+        "prompts",
+        "default prompt",
+        *(
+            f"{kind}{prompt}"
+            for kind in TOKENS
+            for prompt in ("", " (prompt query)", " (prompt passage)", " (no prompt)")
+        ),
+        *(
+            f"{kind}{prompt}"
+            for kind in ("hidden states", "embeddings")
+            for prompt in ("", " (prompt query)", " (prompt passage)", " (no prompt)")
+        ),
+        "similarity",
+    ],
+    "cls": EMBEDDER,
+    "dense": [*EMBEDDER[:3], "token types", *EMBEDDER[3:]],
+    "last token": EMBEDDER,
+    "cross-encoder": ["prompts", "default prompt", *TOKENS, "hidden states", "logits", "scores", "labels"],
+    "classifier": [*TOKENS, "hidden states", "logits", "scores", "labels"],
+    "plain encoder": ["token ids", "hidden states"],
+    "T5 encoder": ["token ids", "hidden states"],
+}
+
+
+class Exported(NamedTuple):
+    source: Path
+    bundle: Path
+    manifest: Manifest
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
+    """A bundle of each layout, exported once."""
+
+    @functools.cache
+    def export(layout: str) -> Exported:
+        directory = tmp_path_factory.mktemp("layout")
+        source = make(layout, directory)
+        options = ExportOptions(grid=small_grid(16), **export_options(layout))
+        return Exported(
+            source, directory / "bundle", export_bundle(source, directory / "bundle", options).manifest
+        )
+
+    return export
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_results_equal_those_of_the_publisher(layout: str, exported: Callable[[str], Exported]) -> None:
+    found = exported(layout).manifest.publisher
+    assert [figure.result for figure in found.figures] == RESULTS[layout]
+    assert found.library == ("sentence-transformers" if "prompts" in RESULTS[layout] else "transformers")
+    assert set(found.versions) == {"transformers", found.library}
+    assert found.longest_tokens == 32
+    assert all(figure.max_abs_error <= figure.limit for figure in found.figures)
+
+
+# --- Each disagreement ----------------------------------------------------------------------------
+
+
+def judged(source: Path, bundle: Path) -> PublisherResult:
+    """Compare the files of a bundle with the pipeline of a checkpoint."""
+    config = read_config(bundle / "config.json")
+    kind = "scorer" if (bundle / "classifier").is_dir() else "embedder"
+    return compare_with_publisher(
+        Question(source, config, kind), BundleReader(bundle, config), Rounding(1e-6, 1e-6), lambda *_: None
+    )
+
+
+def drop_prompt(bundle: Path) -> None:
+    edit(bundle / "config_sentence_transformers.json", prompts={"query": "question: "})
+
+
+def change_default_prompt(bundle: Path) -> None:
+    edit(bundle / "config_sentence_transformers.json", default_prompt_name="passage")
+
+
+def drop_added_token(bundle: Path) -> None:
+    content = read(bundle / "tokenizer.json")
+    kept = [token for token in content["added_tokens"] if token["content"] != "[MASK]"]
+    assert len(kept) == len(content["added_tokens"]) - 1
+    write(bundle / "tokenizer.json", content | {"added_tokens": kept})
+
+
+def lower_limit(bundle: Path) -> None:
+    edit(bundle / "sentence_bert_config.json", max_seq_length=31)
+
+
+def truncate_left(bundle: Path) -> None:
+    content = read(bundle / "tokenizer.json")
+    content["truncation"]["direction"] = "Left"
+    write(bundle / "tokenizer.json", content)
+
+
+def drop_lowercasing(bundle: Path) -> None:
+    content = read(bundle / "tokenizer.json")
+    content["normalizer"]["lowercase"] = False
+    write(bundle / "tokenizer.json", content)
+
+
+def swap_types(bundle: Path) -> None:
+    content = read(bundle / "tokenizer.json")
+    for step in content["post_processor"]["pair"]:
+        next(iter(step.values()))["type_id"] = 0
+    write(bundle / "tokenizer.json", content)
+
+
+def pool_by_cls(bundle: Path) -> None:
+    edit(bundle / "1_Pooling" / "config.json", pooling_mode_mean_tokens=False, pooling_mode_cls_token=True)
+
+
+def normalize(bundle: Path) -> None:
+    modules = read(bundle / "modules.json")
+    module = {
+        "idx": 2,
+        "name": "2",
+        "path": "2_Normalize",
+        "type": modules[1]["type"].replace("Pooling", "Normalize"),
+    }
+    write(bundle / "modules.json", [*modules, module])
+
+
+def permute_labels(bundle: Path) -> None:
+    edit(bundle / "classifier" / "config.json", labels=["law", "art", "sea"])
+
+
+def change_activation(bundle: Path) -> None:
+    edit(bundle / "classifier" / "config.json", activation="identity")
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "expected", "ours", "theirs"),
+    [
+        ("mean with prompts", drop_prompt, "prompts", "'query': 'question: '}", "'passage': 'passage: '"),
+        ("mean with prompts", change_default_prompt, "default prompt", "'passage'", "'query'"),
+        ("mean with prompts", drop_added_token, "token ids", "of ", "of "),
+        ("mean with prompts", lower_limit, "token ids", "of 31", "of 32"),
+        ("mean with prompts", truncate_left, "token ids", "of 32", "of 32"),
+        ("mean with prompts", drop_lowercasing, "token ids", "of ", "of "),
+        ("mean with prompts", pool_by_cls, "embeddings", " at [", ""),
+        ("mean with prompts", normalize, "embeddings", " at [", ""),
+        ("cross-encoder", swap_types, "token types", "[0, ", "[1, "),
+        ("cross-encoder", change_activation, "scores", " at [0]", ""),
+        ("classifier", change_activation, "scores", " at [", ""),
+        ("classifier", permute_labels, "labels", "('law', 'art', 'sea')", "('art', 'law', 'sea')"),
+    ],
+)
+def test_bundle_with_another_setting_differs_in_the_first_step_that_uses_it(
+    layout: str,
+    change: Callable[[Path], None],
+    expected: str,
+    ours: str,
+    theirs: str,
+    exported: Callable[[str], Exported],
+    tmp_path: Path,
+) -> None:
+    source, directory, _ = exported(layout)
+    bundle = Path(shutil.copytree(directory, tmp_path / "bundle"))
+    change(bundle)
+    first = next(found for found in judged(source, bundle).comparisons if not found.passed)
+    assert first.result == expected
+    assert ours in first.values[0]
+    assert theirs in first.values[1]
+    assert first.describe_failure().startswith(f"{expected} differ")
+
+
+def change_weight(source: Path) -> None:
+    path = source / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    name = next(name for name in tensors if name.endswith("attention.self.query.weight"))
+    tensors[name][0] += np.float32(1)
+    safetensors.numpy.save_file(tensors, path, {"format": "pt"})
+
+
+def change_similarity(source: Path) -> None:
+    edit(source / "config_sentence_transformers.json", similarity_fn_name="dot")
+
+
+def raise_limit(source: Path) -> None:
+    edit(source / "sentence_bert_config.json", max_seq_length=33)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [(change_weight, "hidden states"), (change_similarity, "similarity"), (raise_limit, "token ids")],
+)
+def test_bundle_of_another_checkpoint_differs(
+    change: Callable[[Path], None], expected: str, exported: Callable[[str], Exported], tmp_path: Path
+) -> None:
+    source, bundle, _ = exported("mean with prompts")
+    changed = Path(shutil.copytree(source, tmp_path / "source"))
+    change(changed)
+    result = judged(changed, bundle)
+    assert next(found.result for found in result.comparisons if not found.passed) == expected
+
+
+# --- The export -----------------------------------------------------------------------------------
+
+
+def test_export_stops_and_leaves_the_target_if_a_result_differs(
+    exported: Callable[[str], Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, _, _ = exported("mean with prompts")
+
+    def read_wrongly(*args: Any) -> Any:
+        pooling = read_pooling(*args)
+        pooling.normalize = not pooling.normalize
+        return pooling
+
+    monkeypatch.setattr(bundle, "read_pooling", read_wrongly)
+    options = ExportOptions(grid=small_grid(16), **export_options("mean with prompts"))
+    with pytest.raises(
+        DifferenceError, match=r"the bundle differs from sentence-transformers .*: embeddings differ by "
+    ):
+        export_bundle(source, tmp_path / "bundles" / "wrong", options)
+    assert not (tmp_path / "bundles").exists()
+
+
+EMBEDDINGS = [f"embeddings{prompt}" for prompt in ("", " (prompt title)", " (no prompt)")]
+
+
+@pytest.mark.parametrize(
+    ("options", "not_compared", "embeddings"),
+    [
+        ({"pooling": "cls"}, "embeddings: chosen by --pooling, --normalize or --skip-module", []),
+        (
+            {"prompts": {"title": "title: "}, "default_prompt": "title"},
+            "prompts: chosen by --prompt or --default-prompt",
+            EMBEDDINGS,
+        ),
+        ({"comparison": False, "pooling": "max"}, ON_REQUEST, []),
+    ],
+)
+def test_options_that_change_a_result_are_recorded(
+    options: dict[str, Any],
+    not_compared: str,
+    embeddings: list[str],
+    exported: Callable[[str], Exported],
+    tmp_path: Path,
+) -> None:
+    chosen = ExportOptions(grid=small_grid(16), **export_options("dense", **options))
+    found = export_bundle(exported("dense").source, tmp_path / "bundle", chosen).manifest.publisher
+    assert found.not_compared[0] == not_compared
+    assert [entry.result for entry in found.figures if entry.result.startswith("embed")] == embeddings
+    assert not_compared in describe_comparison(found)
+
+
+def test_export_of_an_own_configuration_has_no_publisher(
+    quick: ExportOptions, tiny_config: Any, tmp_path: Path
+) -> None:
+    import dataclasses  # noqa: PLC0415
+
+    options = dataclasses.replace(quick, comparison=True, faithfulness=False)
+    found = export_bundle(tiny_config, tmp_path / "bundle", options).manifest.publisher
+    assert describe_comparison(found) == "not compared: the encoder is not a published checkpoint"
+
+
+def test_too_little_memory_stops_before_loading(
+    exported: Callable[[str], Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, _, _ = exported("dense")
+    monkeypatch.setattr(question, "memory_limit", lambda: 10**9)
+    monkeypatch.setattr(bundle, "load_checkpoint", None)
+    with pytest.raises(
+        SourceError, match=r"needs 2\.1 GB of memory, but 1\.0 GB are available: .*--without-comparison"
+    ):
+        export_bundle(source, tmp_path / "bundle", ExportOptions(comparison=True))
