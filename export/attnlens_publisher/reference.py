@@ -5,6 +5,7 @@ The pipeline is a `SentenceTransformer`, a `CrossEncoder`, or a model and a toke
 Shape legend: T tokens, D hidden size, E embedding size, C labels.
 """
 
+import functools
 import importlib.metadata
 import json
 from abc import ABC, abstractmethod
@@ -364,14 +365,16 @@ def _run(pipeline: Pipeline, probes: Sequence[Probe], vector_tokens: int, report
 
 def _make_global(encoder: Any, count: int) -> None:  # noqa: ANN401 - a module
     """Make the first tokens of every text global."""
+    forward = encoder.forward
 
-    def add_mask(_module: object, args: Any, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+    @functools.wraps(forward)  # sentence-transformers reads its signature, and calls it without hooks
+    def with_mask(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any arguments
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         mask = torch.zeros_like(ids)
         mask[:, :count] = 1
-        return args, kwargs | {"global_attention_mask": mask}
+        return forward(*args, **kwargs, global_attention_mask=mask)
 
-    encoder.register_forward_pre_hook(add_mask, with_kwargs=True)
+    encoder.forward = with_mask
 
 
 def _tokens(pipeline: Pipeline, probe: Probe) -> Arrays:
