@@ -89,6 +89,11 @@ def last_token(directory: Path) -> None:
     add_modules(directory, save(model, directory, "byte-level"), "lasttoken", "Normalize")
 
 
+def sparse_attention(directory: Path) -> None:
+    model = OddModel("Longformer", ONE_LAYER | {"attention_window": [8], "pad_token_id": 0})
+    add_modules(directory, save(model, directory, "wordpiece"), "mean")
+
+
 def cross_encoder(directory: Path) -> None:
     model = OddModel("Bert", ONE_LAYER | {"num_labels": 1})
     save(model, directory, "wordpiece", "ForSequenceClassification")
@@ -116,6 +121,7 @@ LAYOUTS: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
     "cls": (cls_without_trimming, {}),
     "dense": (dense, {}),
     "last token": (last_token, {}),
+    "sparse attention": (sparse_attention, {"global_tokens": 2}),
     "cross-encoder": (cross_encoder, {}),
     "classifier": (classifier, {}),
     "plain encoder": (plain_encoder, {"pooling": "mean"}),

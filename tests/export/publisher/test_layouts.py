@@ -47,6 +47,7 @@ RESULTS = {
     "cls": EMBEDDER,
     "dense": [*EMBEDDER[:3], "token types", *EMBEDDER[3:]],
     "last token": EMBEDDER,
+    "sparse attention": [*EMBEDDER[:3], "token types", *EMBEDDER[3:]],
     "cross-encoder": ["prompts", "default prompt", *TOKENS, "hidden states", "logits", "scores", "labels"],
     "classifier": [*TOKENS, "hidden states", "logits", "scores", "labels"],
     "plain encoder": ["token ids", "hidden states"],
@@ -274,6 +275,16 @@ def test_options_that_change_a_result_are_recorded(
     assert found.not_compared[0] == not_compared
     assert [entry.result for entry in found.figures if entry.result.startswith("embed")] == embeddings
     assert not_compared in describe_comparison(found)
+
+
+def test_longformer_has_the_global_tokens_of_its_pipeline_unless_others_are_chosen(
+    exported: Callable[[str], Exported], tmp_path: Path
+) -> None:
+    source, _, manifest = exported("sparse attention")
+    assert list(manifest.publisher.not_compared) == ["global tokens: chosen by --global-tokens"]
+    options = ExportOptions(grid=small_grid(16), faithfulness=False, comparison=True)
+    with pytest.raises(DifferenceError, match=r"hidden states differ by .*: choose .* with --global-tokens"):
+        export_bundle(source, tmp_path / "bundle", options)
 
 
 def test_export_of_an_own_configuration_has_no_publisher(
