@@ -62,8 +62,7 @@ class BundleReader:
         """Return `ids` and `types`, (T,), of a text or pair with its prompt."""
         text, pair = (probe.text, None) if isinstance(probe.text, str) else probe.text
         encoding = self._tokenizer.encode(self.facts.prompt(probe.arguments) + text, pair)
-        types = [0] * len(encoding) if pair is None else encoding.type_ids
-        return {"ids": np.array(encoding.ids, np.int64), "types": np.array(types, np.int64)}
+        return {"ids": np.array(encoding.ids, np.int64), "types": np.array(encoding.type_ids, np.int64)}
 
     def run(self, probes: Sequence[Probe]) -> Iterator[Arrays]:
         """Yield `hidden` (T, D) and `result`: the embedding (E,), or the logits (C,) with the `scores` (C,).
