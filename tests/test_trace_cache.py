@@ -15,6 +15,7 @@ from attnlens_model import Encoder, load_checkpoint, new_encoder
 from attnlens_model.attention import softmax
 from attnlens_model.attention.kinds import ATTENTION_KINDS
 from configs import small_config
+from faster_traces import SHORTCUTS, use
 from odd_models import OddModel
 from toy_attention import ToyAttentionConfig
 from trace_cache import TraceCache
@@ -46,12 +47,16 @@ def assert_equal(found: TracedGraph, expected: TracedGraph) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_cached_trace_with_other_weights_equals_a_new_one(name: str, trace_cache: TraceCache) -> None:
+def test_cached_trace_with_other_weights_equals_a_new_one_without_shortcuts(
+    name: str, trace_cache: TraceCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = small_config({"family": "attnlens", "num_layers": 2} | CONFIGS[name])
     trace(new_encoder(config, seed=0), config)
     count, encoder = trace_cache.traced, new_encoder(config, seed=1)
     cached = trace(encoder, config)
     assert trace_cache.traced == count
+    original = [each._replace(faster=each.original) for each in SHORTCUTS]
+    use(original, monkeypatch)
     with trace_cache.disabled():
         assert_equal(cached, trace(encoder, config))
 
