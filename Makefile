@@ -8,7 +8,7 @@ CLIENT_NODE := client/typescript/node_modules/.package-lock.json
 # Without bytecode files, each process would compile torch and transformers again, which takes 15 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-mutations proof proof-changes pythons test-pythons test-ecosystem test-integrations test-clients test-cuda bench check docs docs-pages docs-pictures docs-site viewer typescript node browser haproxy prometheus format protos release-record release-check clean
+.PHONY: demo test test-all test-mutations proof proof-changes pythons test-pythons test-ecosystem test-integrations test-clients test-cuda bench check docs docs-pages docs-pictures docs-site types requirements viewer typescript node browser haproxy prometheus format protos release-record release-check clean
 
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 
@@ -52,9 +52,12 @@ test: $(MINILM) ## the product's behavior, with real weights; before each commit
 	$(PYTEST)
 
 # Documentation pages, the browser, other runtimes, clean installs, tools, frameworks, databases, other Pythons.
-test-all: $(MINILM) $(VIEWER_NODE) $(CLIENT_NODE) $(NODE) .ecosystem/ready .integrations/ready pythons | prometheus ## all tests that `make test` leaves out; installs their requirements
+test-all: $(MINILM) types requirements ## all tests that `make test` leaves out; installs their requirements
 	$(PYTEST) -m "extended or ecosystem or integrations or clients"
 	tests/other_python.sh test
+
+# Independent of .venv.
+requirements: $(VIEWER_NODE) $(CLIENT_NODE) $(NODE) .ecosystem/ready .integrations/ready pythons | prometheus
 
 test-mutations: $(MINILM) ## every mutation of tests/mutations must fail a test
 	$(BIN)/python tests/mutations/run.py
@@ -150,14 +153,17 @@ bench: .venv/ready ## compare engine and server with other programs; BENCH=--qui
 
 # The protocol of each release.
 RELEASES = $(patsubst protos/%,%,$(wildcard protos/baseline/*.binpb))
-check: .venv/ready ## format, lint, types, imports, Dockerfile, protos
+check: .venv/ready types ## format, lint, types, imports, Dockerfile, protos
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/hadolint Dockerfile
 	cd protos && ../$(BIN)/buf lint
 	cd protos && for release in $(RELEASES); do ../$(BIN)/buf breaking --against $$release || exit 1; done
+
+# Before the tests, which check the code on the pages with the same cache.
+types: .venv/ready
+	$(BIN)/mypy
 
 docs: docs-pages ## regenerate the pages and build the site
 	$(MAKE) docs-site
