@@ -28,14 +28,19 @@ LAYERS: dict[str, list[dict[str, Any]]] = {
 
 def mechanism_config(name: str) -> EncoderConfig:
     """Return the configuration with the layers of `LAYERS[name]`."""
+    return config_with(LAYERS[name])
+
+
+def config_with(layers: list[dict[str, Any]]) -> EncoderConfig:
+    """Return a small configuration. Its vocabulary is that of tests/data/tokenizers/wordpiece."""
     return EncoderConfig.from_dict(
         {
             "family": "attnlens",
             "hidden_size": 24,
-            "num_layers": len(LAYERS[name]),
-            "embeddings": {"vocab_size": 70},
+            "num_layers": len(layers),
+            "embeddings": {"vocab_size": 300},
             "positions": {"max_position_embeddings": 64},
-            "attention": LAYERS[name],
+            "attention": layers,
             "feed_forward": {"intermediate_size": 20},
         }
     )

@@ -66,7 +66,8 @@ def test_all_shows_every_runtime_and_missing_ones(
         assert max(errors) <= 1e-5
         assert row(result.stdout, name)[6:] == ["5/5", "passed"]
     assert "onnxruntime-web is not installed: npm install onnxruntime-web" in result.stdout
-    stages = result.stderr.splitlines()
+    # On a busy machine, indented lines state the remaining time.
+    stages = [line for line in result.stderr.splitlines() if not line.startswith(" ")]
     assert stages[-2:] == ["stand-in: 5 steps", "onnx.reference: 5 steps"]
 
 

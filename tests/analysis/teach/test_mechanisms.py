@@ -1,8 +1,11 @@
 """Lessons on every attention mechanism."""
 
+import functools
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,45 +19,55 @@ from attnlens_analysis.teach.numbers import softmax
 from attnlens_analysis.teach.render import as_html, as_markdown, as_text, picture
 from attnlens_export import ExportOptions, export_bundle
 from attnlens_export.parity.grid import small_grid
-from attnlens_model import Encoder, EncoderConfig, new_encoder
+from attnlens_model import Encoder, new_encoder
 from attnlens_model.attention.kinds import ATTENTION_KINDS
+from mechanisms import LAYERS, config_with, mechanism_config
 from small_bundles import TOKENIZERS
 
 SENTENCE = "It rained, so the street was wet, and the children could not play on it."
-LAYERS = (
-    {"kind": "longformer", "num_heads": 4, "window": 2, "num_global_tokens": 1},
-    {"kind": "big_bird", "num_heads": 4, "block_size": 4, "num_random_blocks": 1, "table_tokens": 64},
-    {"kind": "overlapping", "num_heads": 4, "overlap": 2},
-    {"kind": "mixture", "num_heads": 4, "shared_heads": 1, "active_heads": 2},
-    {"kind": "composed", "num_heads": 4},
+OTHERS: list[dict[str, Any]] = [
     {"kind": "disentangled", "num_heads": 4, "terms": "c2p|p2c"},
     {"kind": "softmax", "num_heads": 4, "num_key_value_heads": 2, "rotary": {"theta": 100.0}},
-)
-KINDS = [str(layer["kind"]) for layer in LAYERS]
-CONFIG = EncoderConfig.from_dict(
-    {
-        "family": "attnlens",
-        "hidden_size": 24,
-        "num_layers": len(LAYERS),
-        "embeddings": {"vocab_size": 400},
-        "positions": {"max_position_embeddings": 64},
-        "attention": LAYERS,
-        "feed_forward": {"intermediate_size": 20},
-    }
-)
+]
+CONFIGS = {name: mechanism_config(name) for name in LAYERS} | {"others": config_with(OTHERS)}
+# One layer of each kind.
+LAYER_OF = {
+    str(layer.kind): (name, index)
+    for name, config in CONFIGS.items()
+    for index, layer in reversed(list(enumerate(config.layer_attentions)))
+}
+KINDS = list(LAYER_OF)
+
+Trace = Callable[..., HeadTrace]
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("mechanisms") / "bundle"
-    tokenizer = TOKENIZERS / "wordpiece" / "tokenizer.json"
-    export_bundle(CONFIG, directory, ExportOptions(seed=3, grid=small_grid(16), tokenizer=tokenizer))
-    return directory
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    def export(name: str) -> Path:
+        directory = tmp_path_factory.mktemp("mechanisms") / "bundle"
+        tokenizer = TOKENIZERS / "wordpiece" / "tokenizer.json"
+        options = ExportOptions(seed=3, grid=small_grid(16), tokenizer=tokenizer)
+        export_bundle(CONFIGS[name], directory, options)
+        return directory
+
+    return functools.cache(export)
 
 
-@pytest.fixture(scope="module", params=range(len(LAYERS)), ids=KINDS)
-def trace(request: pytest.FixtureRequest, bundle: Path) -> HeadTrace:
-    return trace_head(bundle, SENTENCE, "rained", layer=request.param, head=1)
+@pytest.fixture(scope="module")
+def trace_of(bundle: Callable[[str], Path]) -> Trace:
+    """Return a function that traces a head of the layer of a kind."""
+
+    @functools.cache
+    def trace(kind: str, head: int | None = 1) -> HeadTrace:
+        name, layer = LAYER_OF[kind]
+        return trace_head(bundle(name), SENTENCE, "rained", layer=layer, head=head)
+
+    return trace
+
+
+@pytest.fixture(params=KINDS)
+def trace(request: pytest.FixtureRequest, trace_of: Trace) -> HeadTrace:
+    return trace_of(request.param)
 
 
 def test_every_mechanism_is_covered() -> None:
@@ -71,7 +84,8 @@ def test_lesson_has_all_steps_with_finite_numbers(trace: HeadTrace) -> None:
 
 
 def test_values_match_pytorch(trace: HeadTrace) -> None:
-    encoder: Encoder = new_encoder(CONFIG, seed=3).eval()
+    config = CONFIGS[LAYER_OF[trace.mechanism][0]]
+    encoder: Encoder = new_encoder(config, seed=3).eval()
     layer = encoder.layers[trace.layer].get_submodule("attention")
     ids = torch.from_numpy(trace.sentence.input_ids)
     outputs: list[torch.Tensor] = []
@@ -79,7 +93,7 @@ def test_values_match_pytorch(trace: HeadTrace) -> None:
     with torch.inference_mode():
         [weights] = encoder(ids, torch.ones_like(ids), output_attentions=True).attentions[trace.layer]
     dense = weights.numpy()
-    match CONFIG.layer_outputs(trace.layer)[0].pattern:
+    match config.layer_outputs(trace.layer)[0].pattern:
         case Band() as band:
             dense = band.dense(dense)
         case BlockTable() as table:
@@ -102,8 +116,8 @@ def test_padding_gets_no_weight(trace: HeadTrace) -> None:
     assert trace.padded.sum() == pytest.approx(1, abs=1e-6)
 
 
-def test_inactive_head_of_a_mixture_contributes_nothing(bundle: Path) -> None:
-    trace = trace_head(bundle, SENTENCE, "rained", layer=KINDS.index("mixture"), head=1)
+def test_inactive_head_of_a_mixture_contributes_nothing(trace_of: Trace) -> None:
+    trace = trace_of("mixture")
     gates = trace.values.gates
     assert gates is not None
     [inactive] = np.flatnonzero(gates[trace.row] == 0)  # one shared and two of the other three are active
@@ -117,12 +131,11 @@ def test_inactive_head_of_a_mixture_contributes_nothing(bundle: Path) -> None:
     assert [row[0] for row in table.rows if row[0].endswith("inactive")] == [f"head {inactive}, inactive"]
     assert isinstance(chart, Bars)
     assert [value == 0 for value in chart.values] == [head == inactive for head in range(4)]
-    selected = trace_head(bundle, SENTENCE, "rained", layer=trace.layer)
-    assert selected.head != inactive
+    assert trace_of("mixture", None).head != inactive
 
 
-def test_lesson_of_composed_heads_shows_weights_before_and_after(bundle: Path) -> None:
-    trace = trace_head(bundle, SENTENCE, "rained", layer=KINDS.index("composed"), head=1)
+def test_lesson_of_composed_heads_shows_weights_before_and_after(trace_of: Trace) -> None:
+    trace = trace_of("composed")
     values, row = trace.values, trace.row
     assert values.composed is not None
     np.testing.assert_allclose(values.context, values.composed @ values.value, atol=1e-6)
@@ -133,8 +146,8 @@ def test_lesson_of_composed_heads_shows_weights_before_and_after(bundle: Path) -
     assert step.table.headings[1:3] == ("before composition", "composed a_j")
 
 
-def test_query_matrix_of_overlapping_heads_has_one_shape(bundle: Path) -> None:
-    trace = trace_head(bundle, SENTENCE, "rained", layer=KINDS.index("overlapping"), head=0)
+def test_query_matrix_of_overlapping_heads_has_one_shape(trace_of: Trace) -> None:
+    trace = trace_of("overlapping", 0)
     assert trace.head_matrices is not None
     (query, query_bias), _ = trace.head_matrices
     steps = {step.key: step for step in make_lesson(trace, "attnlens teach").steps}
