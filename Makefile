@@ -8,7 +8,7 @@ CLIENT_NODE := client/typescript/node_modules/.package-lock.json
 # Without bytecode files, each process would compile torch and transformers again, which takes 15 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-mutations proof proof-changes pythons test-pythons test-ecosystem test-integrations test-clients test-cuda bench check docs docs-pages docs-pictures docs-site types requirements viewer typescript node browser haproxy prometheus format protos release-record release-check clean
+.PHONY: demo test test-all test-types test-mutations proof proof-changes pythons test-pythons test-ecosystem test-integrations test-clients test-cuda bench check docs docs-pages docs-pictures docs-site types requirements viewer typescript node browser haproxy prometheus format protos release-record release-check clean
 
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 
@@ -61,6 +61,9 @@ requirements: $(VIEWER_NODE) $(CLIENT_NODE) $(NODE) .ecosystem/ready .integratio
 
 test-mutations: $(MINILM) ## every mutation of tests/mutations must fail a test
 	$(BIN)/python tests/mutations/run.py
+
+test-types: .venv/ready ## an encoder of every type of transformers in docs/families.md
+	$(PYTEST) -m "" tests/export/types_of_transformers.py
 
 # Tests of processes: start, shutdown, signals, connections, hostile clients.
 PROCESS_TESTS := tests/server/test_lifecycle.py tests/server/test_tls.py tests/server/bundle/test_replaced_bundle.py \
@@ -201,7 +204,7 @@ release-record: .venv/ready ## record protocol, bundle and messages of this vers
 	.release/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
-release-check: $(MINILM) .release/ready ## build, install on each Python with old and new dependencies, licenses, SBOM
+release-check: test-types $(MINILM) .release/ready ## build, install on each Python with old and new dependencies, licenses, SBOM
 	.release/bin/python release/check.py .minilm
 
 clean:

@@ -24,7 +24,7 @@ from attnlens_export.faithfulness.measure import measure_faithfulness
 from attnlens_export.graph.names import DIRECTION, NUM_DIMENSIONS, TAKES_MAXIMUM, TOWARDS_ITSELF
 from attnlens_export.int8.precision import Int8
 from attnlens_export.parity.grid import Inputs, small_grid
-from attnlens_model import load_checkpoint
+from attnlens_model import Encoder, load_checkpoint
 from attnlens_server.config import EngineName, Precision
 from references import TEXTS
 
@@ -94,6 +94,7 @@ def test_int8_keeps_the_embeddings_of_unseen_texts(checkpoint: Path, bundle: Pat
 def oracle(checkpoint: Path, text: Explanation) -> tuple[np.ndarray, np.ndarray]:
     """Return the contributions of tokens to the text's own vector, (T,), and |c(t)| / |p|, in float64."""
     loaded = load_checkpoint(checkpoint)
+    assert isinstance(loaded.encoder, Encoder)
     ids = np.tile([token.id for token in text.tokens], (WIDTH + 1, 1))
     feed = make_feed(Inputs(ids, np.ones_like(ids), np.zeros_like(ids)), loaded.config, WIDTH)
     feed[DIRECTION] = np.eye(WIDTH + 1, WIDTH, dtype=np.float32)

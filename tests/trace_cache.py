@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import torch
 
     from attnlens_export.graph.trace import TracedGraph
-    from attnlens_model import Encoder, EncoderConfig
+    from attnlens_model import Encoder, EncoderConfig, ModuleEncoder
 
 ROOT = Path(__file__).parent.parent
 DIRECTORY = Path(os.environ.get("TRACE_CACHE") or ROOT / ".trace_cache")
@@ -100,7 +100,7 @@ class TraceCache:
 
         return cached
 
-    def key(self, encoder: "Encoder", config: "EncoderConfig") -> str | None:
+    def key(self, encoder: "Encoder | ModuleEncoder", config: "EncoderConfig") -> str | None:
         """Return the digest of everything that a trace reads, or None if it must not be cached."""
         if not self.is_enabled or self.is_patched():
             return None
@@ -226,7 +226,7 @@ def _digest(*values: object) -> str:
     return hashlib.sha256(repr(values).encode()).hexdigest()[:32]
 
 
-def _key(encoder: "Encoder", config: "EncoderConfig") -> str:
+def _key(encoder: "Encoder | ModuleEncoder", config: "EncoderConfig") -> str:
     """Return the digest of everything that a trace reads from an encoder."""
     import torch  # noqa: PLC0415
 

@@ -431,7 +431,9 @@ def _load(
 def _from_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
     directory = checkpoint.directory
     head, classifier = find_head(directory, checkpoint.unused_tensors), None
-    layout = find_classifier(directory) if head and not options.without_head else None
+    layout = None
+    if head and not options.without_head:
+        layout = find_classifier(directory, checkpoint.unused_tensors)
     if layout is not None:
         _check_classifier_options(options)
         if layout is LAYOUTS["Longformer"] and options.global_tokens is None:

@@ -120,7 +120,7 @@ def _load_reference(
     directory: Path, config: EncoderConfig, source: str | Path | nn.Module | None, revision: str | None
 ) -> tuple[Encoder | ModuleEncoder, str]:
     """Return the reference encoder and the description of its weights."""
-    if config.has_own_module:
+    if config.has_own_module and not config.is_published_module:
         if not isinstance(source, nn.Module):
             raise SourceError(
                 "the bundle was exported from a PyTorch module of your own: pass it in Python, "

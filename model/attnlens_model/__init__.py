@@ -17,6 +17,7 @@ from attnlens_model.attention.parts.weights import attention_weights
 from attnlens_model.attention.softmax import MultiHeadSelfAttention, SoftmaxAttentionConfig
 from attnlens_model.checkpoint.adapters import NO_TASK
 from attnlens_model.checkpoint.load import Checkpoint, load_checkpoint
+from attnlens_model.checkpoint.published import new_published
 from attnlens_model.checkpoint.staging import CodeHook, StagedCheckpoint, open_checkpoint
 from attnlens_model.config import EncoderConfig, read_config
 from attnlens_model.convolution import ConvolutionConfig
@@ -61,6 +62,7 @@ __all__ = [
     "attention_weights",
     "load_checkpoint",
     "new_encoder",
+    "new_published",
     "open_checkpoint",
     "read_config",
     "wrap_module",

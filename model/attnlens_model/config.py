@@ -19,8 +19,12 @@ from attnlens_model.feed_forward import FeedForwardConfig
 from attnlens_model.norm import NormConfig
 from attnlens_model.per_layer_input import PerLayerInputConfig
 
+PUBLISHED_KEY = "attnlens_encoder"
+"""Key in a bundle's `config.json` for the description of a module of transformers."""
+
 _Part = TypeVar("_Part")
 
+_OWN_FAMILY = "attnlens"
 # Keys of nearly every Hugging Face config.json that are not keys of our own format.
 _PUBLISHED_KEYS = (
     *("architectures", "transformers_version", "torch_dtype", "num_hidden_layers", "num_attention_heads"),
@@ -34,7 +38,7 @@ class EncoderConfig(ConfigPart):
 
     Attributes:
         family: Family of checkpoints, which determines tensor names; a key of
-            `attnlens_model.families.FAMILIES`.
+            `attnlens_model.families.FAMILIES`. For a module of transformers, its `model_type`.
         hidden_size: Hidden size D.
         output_size: Size of the projection (without bias) after the last layer. If None, hidden states are
             not projected.
@@ -91,7 +95,8 @@ class EncoderConfig(ConfigPart):
             attention.check_sizes(self.sizes)
         if self.convolution is not None:
             self.convolution.check_sizes(self.hidden_size)
-        family_named(self.family)
+        if not self.has_own_module:
+            family_named(self.family)
 
     def _check_layers(self) -> None:
         groups, limit = self.num_hidden_groups, f"must not be longer than num_layers={self.num_layers}"
@@ -177,7 +182,10 @@ class EncoderConfig(ConfigPart):
         Raises:
             ConfigError: A key is unknown or missing, `model_type` is not supported, or a value is invalid.
         """
-        if "model_type" in values:
+        described = values.get(PUBLISHED_KEY)
+        if isinstance(described, Mapping):
+            values = described
+        elif "model_type" in values:
             family = family_of_config(values)
             values = nested(family.read_config(values) | {"family": family.name})
         published = next((key for key in values if key in _PUBLISHED_KEYS), None)
@@ -208,8 +216,13 @@ class EncoderConfig(ConfigPart):
 
     @property
     def has_own_module(self) -> bool:
-        """Whether this describes a module that the user has written, see `ModuleEncoder`."""
+        """Whether this describes a module of a user or of transformers, see `ModuleEncoder`."""
         return any(attention.kind == OWN_MODULE for attention in self.layer_attentions)
+
+    @property
+    def is_published_module(self) -> bool:
+        """Whether this describes a module of transformers, see `PublishedModule`."""
+        return self.has_own_module and self.family != _OWN_FAMILY
 
     def to_json(self) -> str:
         """Return the configuration as JSON text with our own keys."""
@@ -224,6 +237,8 @@ class EncoderConfig(ConfigPart):
 
         Values that the family does not support are lost. Call `from_dict` on the result to detect this.
         """
+        if self.is_published_module:
+            return {"model_type": self.family, PUBLISHED_KEY: dataclasses.asdict(self)}
         family = family_named(self.family)
         names = {"architectures": [family.architecture], "model_type": family.model_types[0]}
         values = self.by_path()

@@ -1,4 +1,4 @@
-"""`ModuleEncoder`: a module that the user has written, with the interface of `Encoder`.
+"""`ModuleEncoder`: a module of a user or of transformers, with the interface of `Encoder`.
 
 B batch, T tokens, D hidden size, H heads.
 """
@@ -25,12 +25,13 @@ _MAX_TRIAL_TOKENS = 1024
 
 
 class ModuleEncoder(nn.Module):
-    """A user's module with the interface of `Encoder`.
+    """A module with the interface of `Encoder`.
 
     Attributes:
         config: Configuration that describes the module.
-        module: The module. It maps token ids (B, T) and an attention mask (B, T), 1 for tokens and 0 for
-            padding, to hidden states (B, T, D) and the attention weights of each layer, (B, H, T, T).
+        module: The module. It maps token ids (B, T), an attention mask (B, T), 1 for tokens and 0 for
+            padding, and token types (B, T) if the configuration has several, to hidden states (B, T, D) and
+            the attention weights of each layer, (B, H, T, T).
         embeddings: Name of the submodule that returns token embeddings, (B, T, any size).
     """
 
@@ -47,10 +48,12 @@ class ModuleEncoder(nn.Module):
         output_attentions: bool = False,
     ) -> EncoderOutput:
         """Run the module. See `Encoder.forward`."""
-        del token_type_ids
+        inputs = [input_ids, attention_mask]
+        if token_type_ids is not None and self.config.embeddings.type_vocab_size:
+            inputs.append(token_type_ids)
         functions = PortableFunctions() if torch.compiler.is_exporting() else nullcontext()
         with functions, _calls_of([self.module.get_submodule(self.embeddings)]) as calls:
-            hidden_states, weights = self.module(input_ids, attention_mask)
+            hidden_states, weights = self.module(*inputs)
         outputs = tuple(
             layer(hidden_states, each)[1] for layer, each in zip(self.layers, weights, strict=True)
         )

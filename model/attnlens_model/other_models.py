@@ -11,90 +11,10 @@ from typing import Any
 
 from attnlens_model.errors import CheckpointError, suggestion
 
-_DECODER = (
-    "a decoder (causal language model); the supported decoders are GPT-2, Llama, Mistral, Qwen2, Qwen3 "
-    "and Gemma 3 (text only)"
-)
-_ENCODER_DECODER = "an encoder-decoder model; only the encoders of T5, mT5 and umT5 are supported"
-_SPEECH = "a speech or audio model, not a text model"
-_VISION = "an image model, not a text model"
-_IMAGE_AND_TEXT = "a multimodal model of images and text, whose text half is not supported yet"
-_STATIC = "a static embedding table without layers: use model2vec or sentence-transformers"
-
-_NO_TEXT = (_SPEECH, _VISION, _IMAGE_AND_TEXT, _STATIC)
 # Minimum difflib ratio of related names: 0.6 for "newest" and "neobert", but 0.8 for "qwen4" and "qwen3".
 _MIN_RATIO = 0.7
 # Model types whose names do not describe an architecture.
 _GENERIC_NAMES = ("attnlens", "new")
-
-_KINDS: Mapping[str, Sequence[str]] = {
-    _DECODER: (
-        *("bloom", "codegen", "cohere", "cohere2", "ctrl", "deepseek_v2", "deepseek_v3", "falcon", "gemma"),
-        *("gemma2", "gemma3", "glm", "glm4", "gpt-sw3", "gpt_bigcode", "gpt_neo"),
-        *("gpt_neox", "gpt_oss", "gptj", "granite", "helium", "lfm2", "llama4", "llama4_text"),
-        *("mamba", "mamba2", "ministral", "mixtral", "modernbert-decoder", "mpt", "nemotron"),
-        *("olmo", "olmo2", "olmo3", "openai-gpt", "opt", "persimmon", "phi", "phi3", "qwen2_moe"),
-        *("qwen3_moe", "qwen3_next", "rwkv", "smollm3", "stablelm", "starcoder2", "xglm"),
-    ),
-    _ENCODER_DECODER: (
-        *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "encoder-decoder", "fsmt", "led"),
-        *("longt5", "m2m_100", "marian", "mbart", "mvp", "nllb-moe", "pegasus", "pegasus_x", "plbart"),
-        *("prophetnet", "switch_transformers", "t5gemma", "t5gemma2"),
-    ),
-    _SPEECH: (
-        *("audio-spectrogram-transformer", "clap", "data2vec-audio", "encodec", "hubert", "moonshine"),
-        *("musicgen", "parakeet_ctc", "seamless_m4t", "sew", "sew-d", "speech_to_text", "speecht5"),
-        *("unispeech", "wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "wavlm", "whisper"),
-    ),
-    _VISION: (
-        *("beit", "convnext", "convnextv2", "data2vec-vision", "deit", "detr", "dinov2", "dinov3_vit"),
-        *("dpt", "mobilenet_v2", "mobilevit", "resnet", "sam", "sam2", "segformer", "swin", "swinv2"),
-        *("videomae", "vit", "vit_mae", "yolos"),
-    ),
-    _IMAGE_AND_TEXT: (
-        *("align", "altclip", "blip", "blip-2", "chinese_clip", "clip", "clip_text_model", "clipseg"),
-        *("colpali", "colqwen2", "flava", "idefics3", "layoutlmv2", "layoutlmv3", "llava"),
-        *("lxmert", "modernvbert", "owlvit", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "siglip"),
-        *("siglip2", "vilt", "visual_bert", "xclip"),
-    ),
-    _STATIC: ("model2vec",),
-}
-
-# Text encoders that are not supported, and the missing feature.
-_NOT_YET = {
-    "canine": "characters instead of tokens",
-    "convbert": "convolutions in parallel to the heads",
-    "ernie_m": "",
-    "esm": "a protein model",
-    "flaubert": "",
-    "fnet": "Fourier transforms instead of attention",
-    "funnel": "layers that shorten the sequence",
-    "ibert": "integer arithmetic",
-    "layoutlm": "positions on a page",
-    "lilt": "",
-    "luke": "entity inputs",
-    "markuplm": "",
-    "mobilebert": "bottlenecks around each layer, and scaling instead of norms",
-    "mra": "approximated attention",
-    "nezha": "relative positions in each layer",
-    "nystromformer": "approximated attention",
-    "reformer": "attention within hash buckets",
-    "roc_bert": "",
-    "squeezebert": "convolutions instead of projections",
-    "tapas": "table rows and columns",
-    "xlm": "language inputs",
-    "xlnet": "permuted language modeling",
-    "xmod": "language adapters",
-    "yoso": "approximated attention",
-}
-# Kinds of models by class name suffix, for model types that are not in the tables.
-_SUFFIXES = {
-    "ForCausalLM": _DECODER,
-    "ForConditionalGeneration": _ENCODER_DECODER,
-    "ForImageClassification": _VISION,
-    "ForCTC": _SPEECH,
-}
-
 
 # Characteristic `config.json` keys of architectures, most specific first.
 _CHARACTERISTIC_KEYS: Mapping[str, tuple[str, ...]] = {
@@ -115,31 +35,17 @@ _CHARACTERISTIC_KEYS: Mapping[str, tuple[str, ...]] = {
 
 
 def describe_unsupported(content: Mapping[str, object], supported: Sequence[str]) -> str:
-    """Return the error message for an unsupported `model_type`.
+    """Return the error message for a `model_type` that neither attnlens nor transformers knows.
 
     Args:
         content: Content of the `config.json`.
         supported: Supported `model_type` values.
     """
-    model_type, architectures = str(content["model_type"]), content.get("architectures")
-    names = ", ".join(supported)
-    kind = next((kind for kind, members in _KINDS.items() if model_type in members), None)
-    if kind is None and model_type in _NOT_YET:
-        feature = f" ({_NOT_YET[model_type]})" if _NOT_YET[model_type] else ""
-        kind = f"an encoder that is not supported yet{feature}"
-    close = suggestion(model_type, supported) if kind is None else ""
-    if kind is None and not close:
-        classes = [str(name) for name in architectures] if isinstance(architectures, list) else []
-        endings = (
-            described
-            for suffix, described in _SUFFIXES.items()
-            if any(name.endswith(suffix) for name in classes)
-        )
-        kind = next(endings, None)
-    hint = "" if close or kind in _NO_TEXT else _nearest_architecture(model_type, content, supported)
-    if kind is None:
-        return f"model_type={model_type!r} is not known{close}{hint}: attnlens supports the encoders {names}"
-    return f"model_type={model_type!r} is {kind}{hint}. attnlens supports the encoders {names}"
+    model_type = str(content["model_type"])
+    hint = suggestion(model_type, supported) or _nearest_architecture(model_type, content, supported)
+    return (
+        f"model_type={model_type!r} is not known{hint}: attnlens supports the encoders {', '.join(supported)}"
+    )
 
 
 def _nearest_architecture(model_type: str, content: Mapping[str, object], supported: Sequence[str]) -> str:
@@ -178,9 +84,15 @@ def check_directory(directory: Path) -> None:
                 "files next to modules.json, and set the path of the Transformer module in it to ''"
             )
         if kind == "StaticEmbedding":
-            raise CheckpointError(f"{directory} contains {_STATIC}")
+            raise CheckpointError(
+                f"{directory} contains a static embedding table without layers: use model2vec or "
+                "sentence-transformers"
+            )
         if kind == "CLIPModel":
-            raise CheckpointError(f"{directory} contains {_IMAGE_AND_TEXT}")
+            raise CheckpointError(
+                f"{directory} contains a multimodal model of images and text, whose text half is not "
+                "supported"
+            )
     if not (directory / "config.json").is_file():
         raise CheckpointError(f"{directory} contains no config.json: specify the directory of one model")
     _check_config(directory / "config.json")

@@ -52,7 +52,9 @@ def bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def encoder(source: Path) -> Encoder:
-    return load_checkpoint(source).encoder
+    encoder = load_checkpoint(source).encoder
+    assert isinstance(encoder, Encoder)
+    return encoder
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model_attentions.onnx"])

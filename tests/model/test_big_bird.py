@@ -35,7 +35,9 @@ def load(odd: OddModel, directory: Path, random_blocks: str | None) -> tuple[Enc
         path = directory / "config.json"
         content = json.loads(path.read_text()) | {"attnlens_random_blocks": random_blocks}
         path.write_text(json.dumps(content))
-    return load_checkpoint(directory).encoder.double(), model.double()
+    encoder = load_checkpoint(directory).encoder
+    assert isinstance(encoder, Encoder)
+    return encoder.double(), model.double()
 
 
 def difference(encoder: Encoder, model: Any, inputs: dict[str, Tensor]) -> float:

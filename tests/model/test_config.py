@@ -273,7 +273,7 @@ def test_either_kind_of_file_is_read(tmp_path: Path, values: dict[str, object]) 
         (b"{", "is not JSON"),
         (b"[1]", "is a JSON list: it must be an object"),
         (b"\xff\xfe", "cannot be read"),
-        (b'{"model_type": "bart"}', "'bart' is an encoder-decoder model"),
+        (b'{"model_type": "bart"}', "'bart' is not known"),
     ],
 )
 def test_bad_file_is_rejected_with_its_path(tmp_path: Path, content: bytes, message: str) -> None:

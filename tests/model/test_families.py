@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig
 
-from attnlens_model import Encoder, EncoderConfig, load_checkpoint, read_config
+from attnlens_model import Encoder, EncoderConfig, ModuleEncoder, load_checkpoint, read_config
 from attnlens_model.families import FAMILIES
 from attnlens_model.family import Family
 from family_cases import GROUPS
@@ -44,13 +44,15 @@ def stored_buffers(model: Any, family: Family) -> dict[str, Tensor]:
     return {name: values[ending] for name, ending in endings.items() if ending in values}
 
 
-def run(encoder: Encoder, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+def run(encoder: Encoder | ModuleEncoder, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
     with torch.no_grad():
         output = encoder(**inputs, output_attentions=True)
     return (output.last_hidden_state, *output.attentions)
 
 
-def largest_differences(encoder: Encoder, model: nn.Module, inputs: dict[str, Tensor]) -> tuple[float, float]:
+def largest_differences(
+    encoder: Encoder | ModuleEncoder, model: nn.Module, inputs: dict[str, Tensor]
+) -> tuple[float, float]:
     """Of the hidden states and of the attention maps, over live tokens."""
     is_float64 = next(model.parameters()).dtype == torch.float64
     with torch.no_grad(), float64_throughout(model) if is_float64 else nullcontext():

@@ -53,6 +53,7 @@ _MOVING = frozenset(
     {
         "Cast",
         "Concat",
+        "Expand",
         "Gather",
         "Identity",
         "ReduceSum",
@@ -96,7 +97,7 @@ def find_flows(graph: onnx.GraphProto, weights: Constants, frozen: Collection[st
 def _flow(node: onnx.NodeProto, inputs: list[Flow], weights: Constants, parameters: AbstractSet[str]) -> Flow:
     """Return the flow of the results of a node."""
     kinds = set(inputs)
-    if kinds <= {Flow.CONSTANT}:
+    if kinds <= {Flow.CONSTANT} or node.op_type == "Shape":
         return Flow.CONSTANT
     match node.op_type:
         case "Mul" | "MatMul" | "Div":

@@ -144,8 +144,9 @@ def _observed(
     def replace(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
         leaf = output.detach().requires_grad_()
         leaves.append(leaf)
-        held.mark(leaf, Flow.LINEAR)
-        return leaf
+        copy = leaf.clone()  # some modules change it in place
+        held.mark(copy, Flow.LINEAR)
+        return copy
 
     def multiply(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         layer = next(layers)

@@ -310,9 +310,17 @@ def _normalize(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     sweep.add_gradient(value, writer.add("Div", centered(weighted), deviation, shape=shape))
 
 
+def _expand(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
+    """Sum over the copies, such as those of keys and values that several heads share."""
+    value = node.input[0]
+    sweep.add_gradient(value, sum_to_shape(sweep.writer, gradient, sweep.writer.shape(value)))
+
+
 def _convolve(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     """Convolve backward: (B, C, T) by (C, C / groups, K)."""
     writer, value = sweep.writer, node.input[0]
+    if len(writer.shape(value)) != 3:  # noqa: PLR2004 - (B, C, T)
+        raise GraphError(f"no contributions: Conv {node.name!r} moves along several axes")
     if len(node.input) > 2:  # noqa: PLR2004 - the bias
         batch, channels, length = writer.shape(gradient)
         rows = writer.add("Transpose", gradient, perm=[0, 2, 1], shape=(batch, length, channels))
@@ -361,6 +369,7 @@ TRANSPOSES: dict[str, Transpose] = {
     "Concat": _concatenate,
     "Conv": _convolve,
     "Div": _divide,
+    "Expand": _expand,
     "Gather": _gather,
     "Identity": _cast,
     "LayerNormalization": _normalize,

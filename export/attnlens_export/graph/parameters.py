@@ -10,7 +10,7 @@ import torch
 from attnlens_export.errors import GraphError
 from attnlens_export.graph.read import read_structure, read_weight
 from attnlens_export.graph.simplify import TRANSPOSED_SUFFIX
-from attnlens_model import Encoder, EncoderConfig, ModuleEncoder
+from attnlens_model import Encoder, EncoderConfig, ModuleEncoder, new_published
 
 
 def compare_weights(path: Path, encoder: Encoder | ModuleEncoder, name: str) -> None:
@@ -19,12 +19,7 @@ def compare_weights(path: Path, encoder: Encoder | ModuleEncoder, name: str) -> 
     Raises:
         GraphError: A parameter differs, is missing, or has a different shape.
     """
-    parameters = encoder.state_dict()
-    if isinstance(encoder, ModuleEncoder):
-        # It may have parameters that only its training uses.
-        tensors = read_structure(path).graph.initializer
-        stored = {tensor.name.removesuffix(TRANSPOSED_SUFFIX) for tensor in tensors}
-        parameters = {each: value for each, value in parameters.items() if each in stored}
+    parameters = _stored_parameters(path, encoder)
     for parameter, array in _parameter_arrays(path, parameters):
         found, expected = torch.from_numpy(array), parameters[parameter]
         if not torch.equal(found, expected):
@@ -57,7 +52,7 @@ def compare_tables(path: Path, encoder: Encoder | ModuleEncoder) -> int:
     return len(tensors)
 
 
-def rebuild_encoder(path: Path, config: EncoderConfig) -> Encoder:
+def rebuild_encoder(path: Path, config: EncoderConfig) -> Encoder | ModuleEncoder:
     """Create a PyTorch encoder in fp32 and eval mode from the weights of an ONNX file.
 
     Weights that are not stored transposed are memory-mapped: do not change the file while the encoder is in
@@ -66,15 +61,30 @@ def rebuild_encoder(path: Path, config: EncoderConfig) -> Encoder:
     Raises:
         GraphError: A parameter is missing, has a different shape, or is not finite.
     """
-    with torch.device("meta"):
-        encoder = Encoder(config)
+    encoder: Encoder | ModuleEncoder
+    if config.is_published_module:
+        encoder = new_published(path.parents[1])
+    else:
+        with torch.device("meta"):
+            encoder = Encoder(config)
     weights = {}
-    for name, array in _parameter_arrays(path, encoder.state_dict()):
+    for name, array in _parameter_arrays(path, _stored_parameters(path, encoder)):
         if not np.isfinite(array).all():
             raise GraphError(f"{path}: {name} contains NaN or infinity")
         weights[name] = torch.from_numpy(np.require(array, requirements=["C", "W"]))
-    encoder.load_state_dict(weights, assign=True)
+    encoder.load_state_dict(weights, strict=not config.is_published_module, assign=True)
     return encoder.eval()
+
+
+def _stored_parameters(path: Path, encoder: Encoder | ModuleEncoder) -> dict[str, torch.Tensor]:
+    """Return the parameters that a graph must contain."""
+    parameters = encoder.state_dict()
+    if not isinstance(encoder, ModuleEncoder):
+        return parameters
+    # It may have parameters that only its training uses.
+    tensors = read_structure(path).graph.initializer
+    stored = {tensor.name.removesuffix(TRANSPOSED_SUFFIX) for tensor in tensors}
+    return {each: value for each, value in parameters.items() if each in stored}
 
 
 def _parameter_arrays(

@@ -30,7 +30,8 @@ CONSTANT_PREFIX = "constant_"
 TARGET_PREFIX = "target_"
 IR_VERSION = 8
 MAX_FP16 = float(np.finfo(np.float16).max)
-
+# The number with which an operation changes nothing.
+_NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
 
 Shape = tuple[int | str, ...]
 """Length of each axis: a number, or an expression in the names of dynamic axes."""
@@ -107,10 +108,32 @@ def fold(model: ir.Model, keep: Collection[str]) -> None:
 
     passes.InlinePass()(model)
     for _ in range(2):
+        keep_small_constants(model.graph)
         optimizer.fold_constants(model, should_fold=should_fold)
         rewriter.rewrite(model)
         passes.IdentityEliminationPass()(model)
         passes.RemoveUnusedNodesPass()(model)
+
+
+def keep_small_constants(graph: ir.Graph) -> None:
+    """Make vectors of numbers that are nearly 0 or 1.
+
+    The rewriter removes a sum with a scalar below 1e-8, such as the epsilon of a norm, and a product with a
+    scalar that differs from 1 by less than 1e-5.
+    """
+    for node in list(graph):
+        if node.op_type not in _NEUTRAL:
+            continue
+        neutral = _NEUTRAL[node.op_type]
+        for index, value in enumerate(node.inputs):
+            tensor = None if value is None else ir.convenience.get_const_tensor(value)
+            other = node.inputs[1 - index]
+            if tensor is None or tensor.size != 1 or tensor.shape.rank() or not (other and other.shape):
+                continue
+            number = float(tensor.numpy())
+            if number != neutral and np.isclose(number, neutral):
+                vector = initializer(graph, f"{CONSTANT_PREFIX}{number!r}", tensor.numpy().reshape(1))
+                node.replace_input_with(index, vector)
 
 
 def remove_reversed_reshapes(model: ir.Model) -> None:

@@ -113,7 +113,11 @@ def trace(encoder: Encoder | ModuleEncoder, config: EncoderConfig) -> TracedGrap
     shortest, longest = EXAMPLE_LENGTHS
     shape = (EXAMPLE_BATCH_SIZE, max(shortest, min(longest, config.positions.max_position_embeddings)))
     example = tuple(torch.ones(shape, dtype=torch.int64) for _ in names)
-    axes = tuple({0: BATCH_AXIS, 1: LENGTH_AXIS} for _ in names)
+    # Modules that cut a table to the length compute the minimum of both, unless the length has a limit.
+    length = (
+        torch.export.Dim(LENGTH_AXIS, max=config.max_tokens) if config.is_published_module else LENGTH_AXIS
+    )
+    axes = tuple({0: BATCH_AXIS, 1: length} for _ in names)
     module = _AllOutputs(encoder)
     with _training_off(module), _gradients_off(module), _fewer_collections(), _quiet_exporter(), _uncached():
         try:
@@ -165,7 +169,10 @@ def _index_one_axis(tensor: FLOAT, indices: Sequence[INT64 | None]) -> FLOAT:
 
     torch.onnx translates it into GatherND and transposes, and fewer runtimes support GatherND.
     """
-    ((axis, index),) = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    found = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    if len(found) != 1:
+        raise GraphError(f"it looks up elements by {len(found)} indices at once")
+    ((axis, index),) = found
     return op17.Gather(tensor, index, axis=axis)
 
 
@@ -229,12 +236,18 @@ def _drop_zeroing(graph: onnx.GraphProto) -> None:
         and node.output[0].startswith(ATTENTION_PREFIX)
         and node.input[0] in softmaxes
     ]
-    softmax_of = {node.output[0]: node.input[0] for node in products}
+    read = {name for node in graph.node for name in node.input}
+    renamed = {}
     for node in products:
         graph.node.remove(node)
+        if node.output[0] in read:
+            renamed[node.output[0]] = node.input[0]
+        else:  # a layer that multiplies its values by the softmax itself: it gets the name of the weights
+            renamed[node.input[0]] = node.output[0]
     for node in graph.node:
-        for index, name in enumerate(node.input):
-            node.input[index] = softmax_of.get(name, name)
+        for names in (node.input, node.output):
+            for index, name in enumerate(names):
+                names[index] = renamed.get(name, name)
 
 
 def _restore_parameter_names(graph: ir.Graph) -> set[str]:

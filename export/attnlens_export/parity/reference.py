@@ -43,6 +43,8 @@ _BLOCK_ELEMENTS = 2**17
 _MIN_TOKENS_FOR_THREADS = 256
 # Operations that only select elements. Casting the result avoids casting a table of embeddings.
 _LOOKUPS: frozenset[Callable[..., Any]] = frozenset({nn.functional.embedding, Tensor.__getitem__})
+# transformers casts norms, rotations and the softmax to fp32.
+_FP32_CASTS: dict[Callable[..., Any], Callable[..., Any]] = {Tensor.float: Tensor.double}
 
 FloatArray = npt.NDArray[np.floating]
 BoolArray = npt.NDArray[np.bool_]
@@ -153,9 +155,11 @@ class Float64Arithmetic(TorchFunctionMode):
         if func in _LOOKUPS:
             return _to_float64(func(*args, **(kwargs or {})))
         named = {name: self._cast(value) for name, value in (kwargs or {}).items()}
-        return func(*map(self._cast, args), **named)
+        return _FP32_CASTS.get(func, func)(*map(self._cast, args), **named)
 
     def _cast(self, value: Any) -> Any:  # noqa: ANN401 - any argument of an operation
+        if value is torch.float32:  # as in tensor.to(torch.float32)
+            return torch.float64
         if isinstance(value, list | tuple | dict):
             return pytree.tree_map(self._cast, value)
         if not isinstance(value, nn.Parameter) or value.dtype != torch.float32:

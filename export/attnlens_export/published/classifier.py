@@ -6,7 +6,7 @@ per label. A bundle stores each layer like a dense layer of an embedding model, 
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,10 +146,19 @@ class Head:
     weights: tuple[Weights, ...]
 
 
-def find_classifier(directory: Path) -> Layout | None:
-    """Return the layout of a checkpoint's classification head, or None if it is missing or unsupported."""
+def find_classifier(directory: Path, unused_tensors: Collection[str] = ()) -> Layout | None:
+    """Return the layout of a checkpoint's classification head, or None if it is missing or unsupported.
+
+    Args:
+        directory: Checkpoint directory.
+        unused_tensors: Names of checkpoint tensors that the encoder does not use.
+    """
     name = _architecture(read_object(directory / "config.json"))
-    return LAYOUTS.get(name.removesuffix(_SUFFIX)) if name.endswith(_SUFFIX) else None
+    if not name.endswith(_SUFFIX):
+        return None
+    # Nearly all decoders of transformers share a class with this head.
+    default = _LAST_TOKEN if "score.weight" in unused_tensors else None
+    return LAYOUTS.get(name.removesuffix(_SUFFIX), default)
 
 
 def is_part(layout: Layout, tensor: str) -> bool:

@@ -50,15 +50,16 @@ def write_config(
         # For a multimodal model, the bundle contains only the text encoder.
         published = text
     content = config.to_hugging_face() if "model_type" not in published else published
-    content |= {
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "max_position_embeddings": config.positions.max_position_embeddings,
-        "pad_token_id": config.embeddings.pad_token_id,
-    }
-    # Keep a published value even if it differs: NeoBERT's is 1.5 times the actual size.
-    content.setdefault("intermediate_size", config.intermediate_size)
+    if not config.is_published_module:  # whose keys may have other names
+        content |= {
+            "hidden_size": config.hidden_size,
+            "num_hidden_layers": config.num_layers,
+            "num_attention_heads": config.num_heads,
+            "max_position_embeddings": config.positions.max_position_embeddings,
+            "pad_token_id": config.embeddings.pad_token_id,
+        }
+        # Keep a published value even if it differs: NeoBERT's is 1.5 times the actual size.
+        content.setdefault("intermediate_size", config.intermediate_size)
     # Keys specific to attnlens, such as choices made at export.
     content |= {key: value for key, value in config.to_hugging_face().items() if key.startswith("attnlens_")}
     if adapter_task:

@@ -26,7 +26,39 @@ OWN_MODULE = "own_module"
 
 @dataclass(frozen=True, kw_only=True)
 class OwnModuleAttentionConfig(AttentionConfig):
-    """Describes the attention of a module that the user has written, see `attnlens_export.export_module`."""
+    """Describes the attention of a module that is not an `Encoder`: a user's, or one of transformers.
+
+    Attributes:
+        head_size: Head size K. Defaults to hidden_size / num_heads.
+        num_key_value_heads: Number of key/value heads. Defaults to `num_heads`.
+        window: Maximum distance between a query and its keys, in tokens. If None, it is unlimited.
+    """
+
+    head_size: int | None = None
+    num_key_value_heads: int | None = None
+    window: int | None = None
+
+    def check_sizes(self, sizes: EncoderSizes) -> None:
+        """Accept every size: the module computes with its own."""
+
+    def head_dim(self, hidden_size: int) -> int:
+        """Return K, the size of one head."""
+        return self.head_size or hidden_size // self.num_heads
+
+    @property
+    def num_shared_heads(self) -> int:
+        """Number of key-value heads."""
+        return self.num_key_value_heads or self.num_heads
+
+    @property
+    def reach(self) -> int | None:
+        """Maximum distance in tokens between a query and its keys. None if unlimited."""
+        return self.window
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """Input lengths at which the window becomes smaller than the input."""
+        return () if self.window is None else (self.window + 1,)
 
     @property
     def operators(self) -> frozenset[str]:

@@ -9,12 +9,14 @@ import torch
 
 from attnlens_model.checkpoint.adapters import for_task, has_adapters
 from attnlens_model.checkpoint.fitting import fit_tensors
+from attnlens_model.checkpoint.published import is_ours, load_published
 from attnlens_model.checkpoint.staging import CodeHook, StagedCheckpoint, open_checkpoint
 from attnlens_model.checkpoint.tensor_files import read_tensors
 from attnlens_model.config import EncoderConfig, read_config
 from attnlens_model.encoder import Encoder
 from attnlens_model.errors import CheckpointError, ModelError
 from attnlens_model.families import family_named
+from attnlens_model.module_encoder import ModuleEncoder
 from attnlens_model.other_models import check_directory, read_object
 
 
@@ -23,7 +25,8 @@ class Checkpoint:
     """An encoder with published weights, and its origin.
 
     Attributes:
-        encoder: The fp32 encoder, on the CPU and in eval mode.
+        encoder: The fp32 encoder, on the CPU and in eval mode: ours, or that of transformers for types
+            without a family.
         config: Configuration of the encoder.
         directory: Directory of the configuration and tokenizer files.
         source: Hub id, or the name (never the path) of the directory.
@@ -34,7 +37,7 @@ class Checkpoint:
             has no adapters.
     """
 
-    encoder: Encoder
+    encoder: Encoder | ModuleEncoder
     config: EncoderConfig
     directory: Path
     source: str
@@ -80,7 +83,11 @@ def load_checkpoint(
         return dataclasses.replace(checkpoint, directory=opened.origin)
     check_directory(source.directory)
     try:
-        config, encoder, unused, merged_task = _load(source.directory, change, adapter_task)
+        if source.code or is_ours(source.directory):
+            config, encoder, unused, merged_task = _load(source.directory, change, adapter_task)
+        else:
+            config, encoder, unused = _load_published(source.directory, change, adapter_task)
+            merged_task = ""
     except ModelError as error:
         if CodeHook("config.json", "auto_map", "") in source.code:
             error.add_note("custom code, to which auto_map in config.json refers, is not executed")
@@ -91,7 +98,7 @@ def load_checkpoint(
 
 def _load(
     directory: Path, change: Callable[[EncoderConfig], EncoderConfig] | None, adapter_task: str | None
-) -> tuple[EncoderConfig, Encoder, tuple[str, ...], str]:
+) -> tuple[EncoderConfig, Encoder | ModuleEncoder, tuple[str, ...], str]:
     """Return the configuration, the encoder, the names of unused tensors, and the task."""
     config = read_config(directory / "config.json")
     config = config if change is None else change(config)
@@ -106,10 +113,25 @@ def _load(
         tensors = for_task(
             tensors, family.read_adapters(read_object(directory / "config.json")), adapter_task
         )
-    elif adapter_task is not None:
-        raise CheckpointError(
-            f"the checkpoint has no task adapters, but the task {adapter_task!r} was specified: leave it out"
-        )
+    else:
+        _check_no_task(adapter_task)
     fitted = fit_tensors(tensors, encoder.state_dict(), family, config)
     encoder.load_state_dict(fitted.parameters, assign=True)
     return config, encoder.eval(), fitted.unused, adapter_task or ""
+
+
+def _load_published(
+    directory: Path, change: Callable[[EncoderConfig], EncoderConfig] | None, adapter_task: str | None
+) -> tuple[EncoderConfig, ModuleEncoder, tuple[str, ...]]:
+    _check_no_task(adapter_task)
+    encoder, unused = load_published(directory)
+    if change is not None:
+        change(encoder.config)  # rejects choices, none of which concerns a module of transformers
+    return encoder.config, encoder, unused
+
+
+def _check_no_task(adapter_task: str | None) -> None:
+    if adapter_task is not None:
+        raise CheckpointError(
+            f"the checkpoint has no task adapters, but the task {adapter_task!r} was specified: leave it out"
+        )

@@ -21,6 +21,9 @@ def _discover() -> dict[str, Family]:
 
 FAMILIES = _discover()
 
+SUPPORTED_TYPES = tuple(sorted({known for family in FAMILIES.values() for known in family.model_types}))
+"""`model_type` values of a Hugging Face `config.json` that our encoder computes."""
+
 
 def family_named(name: str) -> Family:
     """Return the family `name`.
@@ -48,7 +51,6 @@ def family_of_config(content: Mapping[str, object]) -> Family:
     model_type = str(content["model_type"])
     families = [family for family in FAMILIES.values() if model_type in family.model_types]
     if not families:
-        supported = sorted({known for family in FAMILIES.values() for known in family.model_types})
-        raise ConfigError(describe_unsupported(content, supported))
+        raise ConfigError(describe_unsupported(content, SUPPORTED_TYPES))
     claiming = [family for family in families if family.claims is not None and family.claims(content)]
     return (claiming or [family for family in families if family.claims is None])[0]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel
 
-from attnlens_model import CheckpointError, Encoder, load_checkpoint
+from attnlens_model import CheckpointError, Encoder, ModuleEncoder, load_checkpoint
 from attnlens_model.checkpoint import fitting
 from attnlens_model.families import FAMILIES
 
@@ -51,7 +51,7 @@ def rewrite(directory: Path, change: Callable[[Tensors], Tensors]) -> None:
     safetensors.torch.save_file(change(tensors), directory / "model.safetensors")
 
 
-def hidden_states(encoder: Encoder) -> Tensor:
+def hidden_states(encoder: Encoder | ModuleEncoder) -> Tensor:
     with torch.no_grad():
         hidden: Tensor = encoder(IDS, torch.ones_like(IDS)).last_hidden_state
     return hidden
@@ -184,6 +184,7 @@ def test_causal_encoder_has_its_positions_after_loading(published: Path) -> None
     config = json.loads((published / "config.json").read_text()) | {"is_decoder": True}
     (published / "config.json").write_text(json.dumps(config))
     encoder = load_checkpoint(published).encoder
+    assert isinstance(encoder, Encoder)
     assert encoder.positions.tolist() == list(range(16))
 
 

@@ -18,6 +18,7 @@ from attnlens_model import (
     Encoder,
     EncoderConfig,
     LongformerAttentionConfig,
+    ModuleEncoder,
     load_checkpoint,
     read_config,
 )
@@ -99,7 +100,7 @@ def rebuild(
 
 
 def largest_differences(
-    encoder: Encoder, model: Any, inputs: dict[str, Tensor], num_global: int
+    encoder: Encoder | ModuleEncoder, model: Any, inputs: dict[str, Tensor], num_global: int
 ) -> list[float]:
     """Of hidden states and weights over live tokens."""
     hidden, maps = run_theirs(model, inputs, num_global)

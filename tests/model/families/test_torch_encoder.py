@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnlens_model import CheckpointError, ConfigError, Encoder, load_checkpoint
+from attnlens_model import CheckpointError, ConfigError, Encoder, ModuleEncoder, load_checkpoint
 from attnlens_model.families.torch_encoder import sinusoidal_positions
 from torch_encoders import NUM_POSITIONS, SIZES, VOCAB_SIZE, OwnEncoder, inputs, own_encoder, write
 
@@ -23,7 +23,7 @@ LAYOUTS = [
 ]
 
 
-def compare(encoder: Encoder, own: OwnEncoder) -> float:
+def compare(encoder: Encoder | ModuleEncoder, own: OwnEncoder) -> float:
     """Return the largest difference of hidden states, weights and weights averaged over heads."""
     input_ids, mask = inputs()
     with torch.no_grad():

@@ -1,0 +1,153 @@
+"""Loads encoders of transformers for which attnlens has no family, see `PublishedModule`."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnlens_model.errors import CheckpointError, ConfigError, ModelError
+from attnlens_model.families import SUPPORTED_TYPES
+from attnlens_model.module_encoder import ModuleEncoder
+from attnlens_model.other_models import describe_unsupported, read_object
+from attnlens_model.published_encoder import wrap_published
+
+_MAX_NAMES = 3
+_MAX_REASON = 300
+
+
+def is_ours(directory: Path) -> bool:
+    """Return whether our encoder computes the checkpoint, or its `config.json` states no type."""
+    model_type = read_object(directory / "config.json").get("model_type")
+    return not isinstance(model_type, str) or model_type in SUPPORTED_TYPES
+
+
+def load_published(directory: Path) -> tuple[ModuleEncoder, tuple[str, ...]]:
+    """Load the encoder of a checkpoint with transformers.
+
+    Args:
+        directory: Checkpoint directory without custom code.
+
+    Returns:
+        The encoder in fp32, on the CPU and in eval mode, and the names of tensors that it does not use.
+
+    Raises:
+        ConfigError: transformers has no such model type, or its encoder can't be wrapped.
+        CheckpointError: transformers can't load the checkpoint, or tensors are missing.
+    """
+    content = read_object(directory / "config.json")
+    if not _is_known(str(content["model_type"])):
+        raise ConfigError(describe_unsupported(content, SUPPORTED_TYPES))
+    with _explained(directory):
+        model, info = _class_of(directory).from_pretrained(
+            directory,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+        # A task head of the checkpoint, and a pooler that it lacks, are no part of the encoder.
+        missing = {*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])}
+        for name, parameter in model.named_parameters():
+            if name in missing:
+                parameter.data.fill_(torch.nan)
+        encoder = _wrapped(model.eval(), directory)
+    _check_complete(encoder, sorted(missing))
+    return encoder, tuple(sorted(info["unexpected_keys"]))
+
+
+def new_published(directory: Path) -> ModuleEncoder:
+    """Return the encoder that a bundle's `config.json` describes, with random weights.
+
+    Raises:
+        ConfigError: See `load_published`.
+    """
+    with _explained(directory):
+        import transformers  # noqa: PLC0415
+
+        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+        model = _class_of(directory).from_config(config, dtype=torch.float32, attn_implementation="eager")
+        return _wrapped(model.eval(), directory)
+
+
+@contextlib.contextmanager
+def _explained(directory: Path) -> Iterator[None]:
+    """Convert exceptions of transformers."""
+    model_type = str(read_object(directory / "config.json")["model_type"])
+    cause: Exception
+    try:
+        with _quiet():
+            yield
+    except ModelError as error:
+        cause, reason = error, str(error)
+    except ImportError as error:
+        name = (error.name or "transformers").partition(".")[0]
+        raise ConfigError(
+            f"model_type={model_type!r} is exported from the module of transformers, which needs {name}: "
+            f'pip install "attnlens[export]"'
+        ) from error
+    except Exception as error:  # noqa: BLE001 - invalid files can raise anything in transformers
+        cause, reason = error, f"{type(error).__name__}: {' '.join(str(error).split())[:_MAX_REASON]}"
+    else:
+        return
+    raise ConfigError(
+        f"model_type={model_type!r} can't be exported from its module of transformers: {reason}. attnlens "
+        f"itself supports the encoders {', '.join(SUPPORTED_TYPES)}"
+    ) from cause
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress reports of transformers, which `load_published` replaces."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from transformers import logging  # noqa: PLC0415
+
+    messages: Any = logging
+    level = messages.get_verbosity()
+    messages.set_verbosity_error()
+    messages.disable_progress_bar()
+    try:
+        yield
+    finally:
+        messages.set_verbosity(level)
+
+
+def _is_known(model_type: str) -> bool:
+    """Return whether transformers has a type. If it is not installed, the export says so."""
+    try:
+        from transformers import CONFIG_MAPPING  # noqa: PLC0415
+    except ImportError:
+        return True
+    return model_type in CONFIG_MAPPING
+
+
+def _class_of(directory: Path) -> Any:  # noqa: ANN401 - a class of transformers
+    """Return the class that loads the encoder. Encoder-decoders have one for their encoder alone."""
+    import transformers  # noqa: PLC0415
+
+    config_class = transformers.CONFIG_MAPPING[read_object(directory / "config.json")["model_type"]]
+    is_listed = config_class in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
+    return transformers.AutoModelForTextEncoding if is_listed else transformers.AutoModel
+
+
+def _wrapped(model: nn.Module, directory: Path) -> ModuleEncoder:
+    return wrap_published(model, str(read_object(directory / "config.json")["model_type"]))
+
+
+def _check_complete(encoder: ModuleEncoder, missing: list[str]) -> None:
+    """Check that the results do not depend on tensors that the checkpoint lacks, which are NaN."""
+    if not missing:
+        return
+    ids = torch.zeros((1, 2), dtype=torch.int64)
+    with torch.inference_mode():
+        result = encoder(ids, torch.ones_like(ids)).last_hidden_state
+    if not bool(result.isfinite().all()):
+        more = f" and {len(missing) - _MAX_NAMES} more" if len(missing) > _MAX_NAMES else ""
+        raise CheckpointError(
+            f"the checkpoint lacks tensors of the encoder: {', '.join(missing[:_MAX_NAMES])}{more}: save the "
+            "complete model with save_pretrained"
+        )
