@@ -6,12 +6,16 @@ cd "$(dirname "$0")/.."
 
 # For the versions between the oldest and the newest, it is enough that packages install, all modules load, and a client
 # talks to a server. The newest one also runs what depends on asyncio, threads, sockets, TLS, processes and signals: the
-# client, the protocols, the life of a server.
+# client, the protocols, the life of a server. Values in messages are tested on the oldest version alone.
 tests_of() {
     echo tests/test_modules.py tests/protos/test_tensors.py tests/client/test_client.py
     if [ "$1" = "$newest" ]; then
-        echo tests/client tests/hostile tests/cli/test_main.py tests/cli/test_json_output.py tests/server/grpc_api \
-            tests/server/in_process tests/server/listening tests/server/http_api tests/server/engine/test_engine.py \
+        echo tests/client/test_{async_client,calls,embed_iter,failures,no_connection,retries,several_servers,tls}.py \
+            tests/client/core tests/hostile/test_{clients,floods,messages}.py \
+            tests/cli/test_main.py tests/cli/test_json_output.py \
+            tests/server/grpc_api/test_{calls,health,methods,receiving,status}.py \
+            tests/server/http_api/test_{asgi,native,operations,transport}.py \
+            tests/server/in_process tests/server/listening tests/server/engine/test_engine.py \
             tests/server/engine/test_lanes.py tests/server/test_in_process.py tests/server/test_lifecycle.py \
             tests/server/test_access_log.py tests/server/test_tls.py
     fi
