@@ -245,7 +245,7 @@ def _key(encoder: "Encoder | ModuleEncoder", config: "EncoderConfig") -> str:
     return _digest(_described(config), modules, tensors, torch.get_default_dtype())
 
 
-def _tensors(encoder: "Encoder") -> dict[str, "torch.Tensor"]:
+def _tensors(encoder: "Encoder | ModuleEncoder") -> dict[str, "torch.Tensor"]:
     parameters = encoder.named_parameters(remove_duplicate=False)
     return dict(parameters) | dict(encoder.named_buffers(remove_duplicate=False))
 
