@@ -34,6 +34,10 @@ NEEDS_TORCH = re.compile(
     re.MULTILINE,
 )
 EXTENDED_FIXTURES = {"browser", "node_modules", "site", "wheel"}
+# Markers of tests that `make test` leaves out. Their runs collect only modules that may have some.
+MARKERS = {"extended", "ecosystem", "integrations", "clients"}
+MARKED = re.compile(rf"\b(extended_except|mark\.({'|'.join(MARKERS)})|{'|'.join(EXTENDED_FIXTURES)})\b")
+FOLDERS_OF_MARKED = {"installed", "viewer"}  # their fixtures use those
 
 # Installed here, before a test module imports the watched package.
 TRACE_CACHE = install()
@@ -48,9 +52,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignore modules that need PyTorch if `--without-torch` is set."""
-    is_module = collection_path.suffix == ".py" and config.getoption("--without-torch")
-    return True if is_module and NEEDS_TORCH.search(collection_path.read_text(encoding="utf-8")) else None
+    """Ignore modules that need PyTorch if `--without-torch` is set, and those without a selected marker."""
+    if collection_path.suffix != ".py":
+        return None
+    if config.getoption("--without-torch") and NEEDS_TORCH.search(collection_path.read_text("utf-8")):
+        return True
+    selected = set(re.findall(r"\w+", config.option.markexpr)) - {"or"}
+    return True if selected and selected <= MARKERS and not may_be_marked(collection_path) else None
+
+
+def may_be_marked(module: Path) -> bool:
+    """Return whether a test module may have tests with one of `MARKERS`."""
+    return module.parent.name in FOLDERS_OF_MARKED or MARKED.search(module.read_text("utf-8")) is not None
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
@@ -64,6 +77,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if EXTENDED_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.extended)
+    marked = {item.path for item in items if MARKERS.intersection(mark.name for mark in item.iter_markers())}
+    if lost := sorted(str(path) for path in marked if not may_be_marked(path)):
+        raise pytest.UsageError(
+            f"`make test-all` would not collect {lost}: adapt MARKED in tests/conftest.py"
+        )
 
 
 def pytest_configure() -> None:
