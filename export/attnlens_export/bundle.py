@@ -43,6 +43,7 @@ from attnlens_export.judge.question import (
     NEEDS_CODE,
     NO_TOKENIZER,
     Question,
+    check_described_size,
     check_memory,
     compare_with_publisher,
     libraries_of,
@@ -91,11 +92,13 @@ from attnlens_model import (
     Encoder,
     EncoderConfig,
     ModuleEncoder,
+    StagedCheckpoint,
     load_checkpoint,
     new_encoder,
     open_checkpoint,
     wrap_module,
 )
+from attnlens_model.checkpoint.published import is_ours
 from attnlens_publisher.process import start
 from attnlens_publisher.tokenizer import Choice
 
@@ -414,8 +417,7 @@ def _load(
         model = _Model(encoder, source, None, f"config+seed:{options.seed}", name)
     else:
         opened = stack.enter_context(open_checkpoint(source, options.revision))
-        if options.comparison and not opened.code:
-            check_memory(opened.directory)
+        _check_sizes(opened, options)
         checkpoint = load_checkpoint(opened, change=chosen, adapter_task=options.adapter_task)
         model = _from_checkpoint(checkpoint, options)
     # Rejects control characters, and surrogates, which represent bytes of a path that are not UTF-8.
@@ -428,12 +430,20 @@ def _load(
     return model
 
 
+def _check_sizes(opened: StagedCheckpoint, options: ExportOptions) -> None:
+    """Check that transformers can load a checkpoint whose code it has."""
+    if opened.code:
+        return
+    if options.comparison:
+        check_memory(opened.directory)
+    if not is_ours(opened.directory):
+        check_described_size(opened.directory)
+
+
 def _from_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
-    directory = checkpoint.directory
-    head, classifier = find_head(directory, checkpoint.unused_tensors), None
-    layout = None
-    if head and not options.without_head:
-        layout = find_classifier(directory, checkpoint.unused_tensors)
+    directory, unused = checkpoint.directory, checkpoint.unused_tensors
+    head, classifier = find_head(directory, unused), None
+    layout = find_classifier(directory, unused) if head and not options.without_head else None
     if layout is not None:
         _check_classifier_options(options)
         if layout is LAYOUTS["Longformer"] and options.global_tokens is None:

@@ -15,16 +15,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel
 
 from attnlens.bundle import read_manifest
-from attnlens_export import ExportOptions, check_bundle, export_bundle
+from attnlens_export import ExportOptions, SourceError, check_bundle, export_bundle
 from attnlens_export.errors import GraphError
 from attnlens_export.graph.parameters import rebuild_encoder
+from attnlens_export.judge import question
 from attnlens_export.parity.grid import Case, Padding, make_inputs, small_grid
 from attnlens_export.parity.reference import run_float64, run_fp32
 from attnlens_model import CheckpointError, ConfigError, load_checkpoint, published_module, read_config
 from attnlens_model.published_encoder import wrap_published
 from attnlens_model.published_module import PublishedModule, Reach
 from odd_models import OddModel, padded_masks
-from published_layouts import add_modules, save
+from published_layouts import add_modules, edit, save
 from runtimes.measured import extended_except, found, measure
 from small_files import write
 
@@ -220,6 +221,36 @@ def test_checkpoint_without_a_tensor_of_the_encoder_is_rejected(
         CheckpointError, match=r"lacks tensors of the encoder: layers\.1\.self_attn\.q_proj\.weight"
     ):
         load_checkpoint(tmp_path / "source")
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds", "message"),
+    [
+        (
+            {"vocab_size": 10**9},
+            60,
+            r"describes an encoder of 384\.\d GB in fp32, but the checkpoint stores 0\.\d GB",
+        ),
+        (
+            {"num_hidden_layers": 10**8},
+            2,
+            "transformers can't create the encoder that config.json describes: it ",
+        ),
+    ],
+)
+def test_sizes_beyond_those_of_the_weights_are_rejected_before_loading(
+    changes: dict[str, Any],
+    seconds: int,
+    message: str,
+    export: Callable[[str], Exported],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(question, "_MAX_DESCRIBING_S", seconds)
+    shutil.copytree(export("luke").source, tmp_path / "source")
+    edit(tmp_path / "source" / "config.json", **changes)
+    with pytest.raises(SourceError, match=message):
+        export_bundle(tmp_path / "source", tmp_path / "bundle", ExportOptions(pooling="mean"))
 
 
 def test_unused_tensors_are_named(export: Callable[[str], Exported], tmp_path: Path) -> None:

@@ -41,6 +41,13 @@ NO_TOKENIZER = "the bundle has no tokenizer"
 CHOSEN = "chosen by "
 """Beginning of the reason for a result that an option of the export replaced."""
 _MAX_HEADER_BYTES = 10**8
+_MAX_DESCRIBING_BYTES = 4 * 10**9
+_MAX_DESCRIBING_S = 120
+# They stay imported for the pipeline.
+_MODULES = ("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
+# A checkpoint may share embeddings, or lack a pooler.
+_MAX_SIZE_RATIO = 2
+_MAX_SPARE_BYTES = 2**26
 _WITHOUT = "omit the comparison with --without-comparison"
 
 
@@ -191,9 +198,12 @@ def longest_vectors(config: EncoderConfig, *, has_random_blocks: bool = True) ->
 
 def needed_bytes(source: Path) -> int:
     """Return the memory that the publisher's pipeline may take: 1.3 times its weights in fp32, and 2 GiB."""
+    return int(1.3 * sum(map(_fp32_bytes, _weight_files(source)))) + 2**31
+
+
+def _weight_files(source: Path) -> list[Path]:
     names = ("model.safetensors", "model-*.safetensors", "pytorch_model*.bin")
-    paths = next(filter(None, (sorted(source.glob(name)) for name in names)), [])
-    return int(1.3 * sum(map(_fp32_bytes, paths))) + 2**31
+    return next(filter(None, (sorted(source.glob(name)) for name in names)), [])
 
 
 def _fp32_bytes(path: Path) -> int:
@@ -219,6 +229,36 @@ def check_memory(source: Path) -> None:
         raise SourceError(
             f"the comparison with the publisher's results needs {needed / 1e9:.1f} GB of memory, but "
             f"{available / 1e9:.1f} GB are available: free memory, or {_WITHOUT}"
+        )
+
+
+def check_described_size(source: Path) -> None:
+    """Check in a process with limits that `config.json` describes no larger encoder than the file stores.
+
+    transformers would allocate all of it, and fill what the file lacks with random numbers.
+
+    Raises:
+        SourceError: It does.
+    """
+    try:
+        described = 4 * call(
+            "attnlens_publisher.sizes:count_parameters",
+            max_bytes=_MAX_DESCRIBING_BYTES,
+            timeout_s=_MAX_DESCRIBING_S,
+            imports=_MODULES,
+            source=str(source),
+        )
+    except MissingError:
+        return  # the loader names the library
+    except (FailedError, RefusedError) as error:
+        raise SourceError(
+            f"transformers can't create the encoder that config.json describes: {error}"
+        ) from error
+    stored = sum(map(_fp32_bytes, _weight_files(source)))
+    if described > _MAX_SIZE_RATIO * stored + _MAX_SPARE_BYTES:
+        raise SourceError(
+            f"config.json describes an encoder of {described / 1e9:.1f} GB in fp32, but the checkpoint "
+            f"stores {stored / 1e9:.1f} GB: correct the sizes in config.json"
         )
 
 
