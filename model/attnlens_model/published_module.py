@@ -95,7 +95,7 @@ class PublishedModule(nn.Module):
         if not weights or any(each is None or each.ndim != 4 for each in weights):  # noqa: PLR2004 - (B, H, T, T)
             raise ConfigError("it returns no attention weights")
         if len(self.reaches) > length:
-            raise ConfigError(f"it has {len(self.reaches)} kinds of masks")
+            raise ConfigError(f"it builds {len(self.reaches)} masks: at most {length} can be told apart")
         self.num_heads = [each.shape[1] for each in weights]
         is_triangular = not any(bool(each.triu(1).any()) for each in weights)
         excluded = [(each[0].sum((0, 1)) == 0).nonzero().flatten().tolist() for each in weights]

@@ -1,6 +1,7 @@
 """Encoders of transformers without a family of ours: traced from the publisher's own module."""
 
 import functools
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -253,12 +254,16 @@ def test_sizes_beyond_those_of_the_weights_are_rejected_before_loading(
         export_bundle(tmp_path / "source", tmp_path / "bundle", ExportOptions(pooling="mean"))
 
 
-def test_unused_tensors_are_named(export: Callable[[str], Exported], tmp_path: Path) -> None:
+def test_unused_tensors_are_named(
+    export: Callable[[str], Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     shutil.copytree(export("gemma2").source, tmp_path / "source")
     path = tmp_path / "source" / "model.safetensors"
     tensors = safetensors.torch.load_file(path) | {"lm_head.bias": torch.zeros(3)}
     safetensors.torch.save_file(tensors, path, {"format": "pt"})
     assert load_checkpoint(tmp_path / "source").unused_tensors == ("lm_head.bias",)
+    assert "HF_HUB_OFFLINE" not in os.environ  # it would disable later downloads
 
 
 def test_unknown_type_is_not_confused_with_one_of_transformers(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Loads encoders of transformers for which attnlens has no family, see `PublishedModule`."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,9 @@ def new_published(directory: Path) -> ModuleEncoder:
     with _explained(directory):
         import transformers  # noqa: PLC0415
 
-        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
         model = _class_of(directory).from_config(config, dtype=torch.float32, attn_implementation="eager")
         return _wrapped(model.eval(), directory)
 
@@ -103,7 +104,6 @@ def _explained(directory: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress reports of transformers, which `load_published` replaces."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from transformers import logging  # noqa: PLC0415
 
     messages: Any = logging
