@@ -71,7 +71,8 @@ def test_streams_continue_on_other_servers_after_a_kill(
         expected = list(stream())
         streams = [stream() for _ in range(6)]
         received = [list(itertools.islice(each, 3)) for each in streams]
-        # With two streams, whose results are larger than gRPC's buffers. On a busy machine, one may be complete.
+        # With two streams, whose results are larger than gRPC's buffers. On a busy machine, one may be
+        # complete.
         servers[2].process.kill()
         for each, parts in zip(streams, received, strict=True):
             assert_same_parts([*parts, *each], expected)
