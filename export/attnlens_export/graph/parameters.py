@@ -63,7 +63,7 @@ def rebuild_encoder(path: Path, config: EncoderConfig) -> Encoder | ModuleEncode
     """
     encoder: Encoder | ModuleEncoder
     if config.is_published_module:
-        encoder = new_published(path.parents[1])
+        encoder = new_published(path.parents[1], config.family)
     else:
         with torch.device("meta"):
             encoder = Encoder(config)

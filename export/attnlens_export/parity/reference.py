@@ -43,8 +43,6 @@ _BLOCK_ELEMENTS = 2**17
 _MIN_TOKENS_FOR_THREADS = 256
 # Operations that only select elements. Casting the result avoids casting a table of embeddings.
 _LOOKUPS: frozenset[Callable[..., Any]] = frozenset({nn.functional.embedding, Tensor.__getitem__})
-# transformers casts norms, rotations and the softmax to fp32.
-_FP32_CASTS: dict[Callable[..., Any], Callable[..., Any]] = {Tensor.float: Tensor.double}
 
 FloatArray = npt.NDArray[np.floating]
 BoolArray = npt.NDArray[np.bool_]
@@ -155,7 +153,9 @@ class Float64Arithmetic(TorchFunctionMode):
         if func in _LOOKUPS:
             return _to_float64(func(*args, **(kwargs or {})))
         named = {name: self._cast(value) for name, value in (kwargs or {}).items()}
-        return _FP32_CASTS.get(func, func)(*map(self._cast, args), **named)
+        # transformers casts norms, rotations and the softmax to fp32.
+        func = Tensor.double if func is Tensor.float else func
+        return func(*map(self._cast, args), **named)
 
     def _cast(self, value: Any) -> Any:  # noqa: ANN401 - any argument of an operation
         if value is torch.float32:  # as in tensor.to(torch.float32)

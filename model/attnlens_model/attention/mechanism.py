@@ -157,6 +157,31 @@ class AttentionConfig(ConfigPart, ABC, path="attention"):
         return SharedMask()
 
 
+class SizedHeadsConfig(AttentionConfig):
+    """Base class for mechanisms whose heads may have any size, share keys and values, and have a window.
+
+    Subclasses define the fields.
+    """
+
+    head_size: int | None
+    num_key_value_heads: int | None
+    window: int | None
+
+    def head_dim(self, hidden_size: int) -> int:
+        """Return K, the size of one head."""
+        return self.head_size or hidden_size // self.num_heads
+
+    @property
+    def num_shared_heads(self) -> int:
+        """Number of key-value heads."""
+        return self.num_key_value_heads or self.num_heads
+
+    @property
+    def reach(self) -> int | None:
+        """Maximum distance in tokens between a query and its keys. None if unlimited."""
+        return self.window
+
+
 class ChoosingModule(nn.Module, ABC):
     """Base class for modules, such as head routers, that make a discrete choice by comparing numbers.
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from attnlens_model.attention.mechanism import AttentionConfig, EncoderSizes
+from attnlens_model.attention.mechanism import EncoderSizes, SizedHeadsConfig
 from attnlens_model.errors import ConfigError
 
 # Operators of torch.onnx for common modules. Most of them run in every runtime of docs/runtimes.md.
@@ -25,7 +25,7 @@ OWN_MODULE = "own_module"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnModuleAttentionConfig(AttentionConfig):
+class OwnModuleAttentionConfig(SizedHeadsConfig):
     """Describes the attention of a module that is not an `Encoder`: a user's, or one of transformers.
 
     Attributes:
@@ -40,20 +40,6 @@ class OwnModuleAttentionConfig(AttentionConfig):
 
     def check_sizes(self, sizes: EncoderSizes) -> None:
         """Accept every size: the module computes with its own."""
-
-    def head_dim(self, hidden_size: int) -> int:
-        """Return K, the size of one head."""
-        return self.head_size or hidden_size // self.num_heads
-
-    @property
-    def num_shared_heads(self) -> int:
-        """Number of key-value heads."""
-        return self.num_key_value_heads or self.num_heads
-
-    @property
-    def reach(self) -> int | None:
-        """Maximum distance in tokens between a query and its keys. None if unlimited."""
-        return self.window
 
     @property
     def edges(self) -> tuple[int, ...]:

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from attnlens_model.attention.heads import HeadProjections
 from attnlens_model.attention.mechanism import (
     ATTENTION_WEIGHTS,
-    AttentionConfig,
     BatchInputs,
     EncoderSizes,
     Outputs,
+    SizedHeadsConfig,
 )
 from attnlens_model.attention.parts.alibi import AlibiBias
 from attnlens_model.attention.parts.masks import AttentionMask, prepare_mask, window_keep_mask
@@ -49,7 +49,7 @@ from attnlens_model.norm import RMSNorm
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftmaxAttentionConfig(AttentionConfig):
+class SoftmaxAttentionConfig(SizedHeadsConfig):
     """Configuration of scaled dot-product attention. The eps of all norms is `norm.eps` of the encoder.
 
     Attributes:
@@ -118,23 +118,9 @@ class SoftmaxAttentionConfig(AttentionConfig):
         )
         self.require("output_projection", self.output_projection or width == sizes.hidden_size, limit)
 
-    def head_dim(self, hidden_size: int) -> int:
-        """Return K, the size of one head."""
-        return self.head_size or hidden_size // self.num_heads
-
     def value_dim(self, hidden_size: int) -> int:
         """Return O, the size of the value of one head."""
         return self.value_head_size or self.head_dim(hidden_size)
-
-    @property
-    def num_shared_heads(self) -> int:
-        """Number of key-value heads."""
-        return self.num_key_value_heads or self.num_heads
-
-    @property
-    def reach(self) -> int | None:
-        """Maximum distance in tokens between a query and its keys. None if unlimited."""
-        return self.window
 
     @property
     def operators(self) -> frozenset[str]:

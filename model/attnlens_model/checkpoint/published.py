@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from attnlens_model.errors import CheckpointError, ConfigError, ModelError
 from attnlens_model.families import SUPPORTED_TYPES
@@ -38,10 +37,11 @@ def load_published(directory: Path) -> tuple[ModuleEncoder, tuple[str, ...]]:
         CheckpointError: transformers can't load the checkpoint, or tensors are missing.
     """
     content = read_object(directory / "config.json")
-    if not _is_known(str(content["model_type"])):
+    model_type = str(content["model_type"])
+    if not _is_known(model_type):
         raise ConfigError(describe_unsupported(content, SUPPORTED_TYPES))
-    with _explained(directory):
-        model, info = _class_of(directory).from_pretrained(
+    with _explained(model_type):
+        model, info = _class_of(model_type).from_pretrained(
             directory,
             dtype=torch.float32,
             attn_implementation="eager",
@@ -54,31 +54,34 @@ def load_published(directory: Path) -> tuple[ModuleEncoder, tuple[str, ...]]:
         for name, parameter in model.named_parameters():
             if name in missing:
                 parameter.data.fill_(torch.nan)
-        encoder = _wrapped(model.eval(), directory)
+        encoder = wrap_published(model.eval(), model_type)
     _check_complete(encoder, sorted(missing))
     return encoder, tuple(sorted(info["unexpected_keys"]))
 
 
-def new_published(directory: Path) -> ModuleEncoder:
+def new_published(directory: Path, model_type: str) -> ModuleEncoder:
     """Return the encoder that a bundle's `config.json` describes, with random weights.
+
+    Args:
+        directory: Bundle directory.
+        model_type: `model_type` in its `config.json`.
 
     Raises:
         ConfigError: See `load_published`.
     """
-    with _explained(directory):
+    with _explained(model_type):
         import transformers  # noqa: PLC0415
 
         config = transformers.AutoConfig.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
-        model = _class_of(directory).from_config(config, dtype=torch.float32, attn_implementation="eager")
-        return _wrapped(model.eval(), directory)
+        model = _class_of(model_type).from_config(config, dtype=torch.float32, attn_implementation="eager")
+        return wrap_published(model.eval(), model_type)
 
 
 @contextlib.contextmanager
-def _explained(directory: Path) -> Iterator[None]:
+def _explained(model_type: str) -> Iterator[None]:
     """Convert exceptions of transformers."""
-    model_type = str(read_object(directory / "config.json")["model_type"])
     cause: Exception
     try:
         with _quiet():
@@ -125,17 +128,12 @@ def _is_known(model_type: str) -> bool:
     return model_type in CONFIG_MAPPING
 
 
-def _class_of(directory: Path) -> Any:  # noqa: ANN401 - a class of transformers
+def _class_of(model_type: str) -> Any:  # noqa: ANN401 - a class of transformers
     """Return the class that loads the encoder. Encoder-decoders have one for their encoder alone."""
     import transformers  # noqa: PLC0415
 
-    config_class = transformers.CONFIG_MAPPING[read_object(directory / "config.json")["model_type"]]
-    is_listed = config_class in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
+    is_listed = transformers.CONFIG_MAPPING[model_type] in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
     return transformers.AutoModelForTextEncoding if is_listed else transformers.AutoModel
-
-
-def _wrapped(model: nn.Module, directory: Path) -> ModuleEncoder:
-    return wrap_published(model, str(read_object(directory / "config.json")["model_type"]))
 
 
 def _check_complete(encoder: ModuleEncoder, missing: list[str]) -> None:
