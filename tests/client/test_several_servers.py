@@ -66,17 +66,15 @@ def test_streams_continue_on_other_servers_after_a_kill(
     with Client(",".join(server.address for server in servers)) as client:
 
         def stream() -> Iterator[TextPart | AttentionPart]:
-            return client.encode_stream_parts(texts, attention=AttentionQuery(layers=[0]))
+            return client.encode_stream_parts(texts, attention=AttentionQuery(layers=[0, 1, 2]))
 
         expected = list(stream())
         streams = [stream() for _ in range(6)]
         received = [list(itertools.islice(each, 3)) for each in streams]
-        # With two streams, whose results are larger than gRPC's buffers. On a busy machine, one may be
-        # complete.
-        servers[2].process.kill()
+        servers[2].process.kill()  # with two streams, whose results are larger than gRPC's buffers
         for each, parts in zip(streams, received, strict=True):
             assert_same_parts([*parts, *each], expected)
-    assert resumed
+    assert len(resumed) >= 2
 
 
 def assert_same_parts(
