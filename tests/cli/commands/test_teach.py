@@ -1,5 +1,6 @@
 """`attnlens teach` and `attnlens profile` on MiniLM."""
 
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -106,7 +107,11 @@ def test_both_commands_name_the_extra_that_installs_onnx(
 
 def test_profile_is_a_table_or_json_and_a_chart(run: Run, minilm_bundle: Path, tmp_path: Path) -> None:
     table = run("profile", minilm_bundle, "--lengths", "16..40", env={"COLUMNS": "80"})
-    assert (table.returncode, table.stderr) == (0, "")
+    assert table.returncode == 0
+    # The warning is right where other tests compete for the CPU; nothing else is printed.
+    assert re.fullmatch(
+        r"(Unreliable: at [\d, ]+ tokens the runs disagree on shares .* idle machine\.\n)?", table.stderr
+    )
     assert table.stdout.startswith("all-MiniLM-L6-v2, fp32, attention softmax, 1 thread; share")
     rows = [line.split() for line in table.stdout.splitlines() if line.strip()[:2].isdigit()]
     assert [row[0] for row in rows][:2] == ["16", "32"]
