@@ -1,15 +1,16 @@
-"""Checks an existing bundle: verifies hashes, graphs, manifest and weights, then repeats all measurements.
+"""Checks an existing bundle: verifies hashes, graphs, manifest and weights, then repeats the measurements.
 
 Without the checkpoint, the reference is rebuilt from the weights in the ONNX file. This shows that the graphs
 produce the same results as the PyTorch encoder with these weights. With the checkpoint, its weights are also
 compared bit for bit with those of both graphs, because the parity grid covers only part of the embedding
-table.
+table, and the manifest with the checkpoint's settings and with embedding ranges that are measured again.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import nn
 
@@ -27,6 +28,7 @@ from attnlens_export.precision import Stated
 from attnlens_export.progress import Progress, no_progress
 from attnlens_export.published.choices import with_choices_of
 from attnlens_export.published.side_files import read_task
+from attnlens_export.restated import Published, compare_source, compare_versions
 from attnlens_export.runtimes import (
     Missing,
     RuntimeOptions,
@@ -34,7 +36,14 @@ from attnlens_export.runtimes import (
     find_runtimes,
     measure_runtime,
 )
-from attnlens_model import Encoder, EncoderConfig, ModuleEncoder, load_checkpoint, read_config
+from attnlens_model import (
+    Encoder,
+    EncoderConfig,
+    ModuleEncoder,
+    load_checkpoint,
+    open_checkpoint,
+    read_config,
+)
 
 
 @short_repr
@@ -48,6 +57,9 @@ class CheckSummary:
         not_stated: Fields missing from the manifest, which were not compared with the files.
         runtimes: Results in other runtimes, in the default precision and in fp32, whether or not they passed.
         missing: Runtimes that are not installed.
+        differences: With the checkpoint: fields of the manifest that differ from it, or from new
+            measurements, with both values.
+        other_versions: With the checkpoint: versions other than those that the manifest states.
     """
 
     manifest: Manifest
@@ -55,9 +67,12 @@ class CheckSummary:
     not_stated: tuple[str, ...] = ()
     runtimes: tuple[RuntimeResult, ...] = ()
     missing: tuple[Missing, ...] = ()
+    differences: tuple[str, ...] = ()
+    other_versions: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        counts = {name: len(getattr(self, name)) for name in ("not_stated", "runtimes", "missing")}
+        names = ("not_stated", "runtimes", "missing", "differences", "other_versions")
+        counts = {name: len(getattr(self, name)) for name in names}
         parts = [f"{number} {name.replace('_', ' ')}" for name, number in counts.items()]
         return f"CheckSummary({self.manifest.model_name!r}, {self.verdict!r}, {', '.join(parts)})"
 
@@ -84,7 +99,7 @@ def check_bundle(
         progress: Called before each step.
 
     Returns:
-        The measurements. A parity failure does not raise an exception.
+        The measurements. A parity failure or a difference does not raise an exception.
 
     Raises:
         BundleError: A file is missing, changed or not listed, or the manifest contradicts the files.
@@ -102,7 +117,7 @@ def check_bundle(
     check_graphs(directory, config)
     not_stated = check_claims(directory, manifest, config)
     progress("Loading the weights", "", 0, 1)
-    encoder, name = _load_reference(directory, config, source, revision)
+    encoder, name, published = _load_reference(directory, config, source, revision)
     for path in graph_purposes(directory):
         compare_weights(directory / path, encoder, name)
     subject = Subject(directory, encoder, config, name, grid or default_grid(config, parity_tokens))
@@ -113,13 +128,32 @@ def check_bundle(
         for runtime in installed
         for result in measure_runtime(subject, runtime, options.timeout_s, partial(progress, runtime.name))
     ]
-    return CheckSummary(manifest, verdict, not_stated, tuple(results), tuple(missing))
+    differences: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
+    if source is not None:
+        stage = partial(progress, "Embedding ranges")
+        differences = tuple(compare_source(directory, manifest, config, published, stage))
+        versions = tuple(compare_versions(manifest, published))
+    return CheckSummary(manifest, verdict, not_stated, tuple(results), tuple(missing), differences, versions)
+
+
+class _Reference(NamedTuple):
+    """What a bundle is compared with.
+
+    Attributes:
+        encoder: Encoder.
+        name: Description of its weights.
+        published: Fields of the manifest that the checkpoint determines. None without a checkpoint.
+    """
+
+    encoder: Encoder | ModuleEncoder
+    name: str
+    published: Published | None = None
 
 
 def _load_reference(
     directory: Path, config: EncoderConfig, source: str | Path | nn.Module | None, revision: str | None
-) -> tuple[Encoder | ModuleEncoder, str]:
-    """Return the reference encoder and the description of its weights."""
+) -> _Reference:
     if config.has_own_module and not config.is_published_module:
         if not isinstance(source, nn.Module):
             raise SourceError(
@@ -127,21 +161,23 @@ def _load_reference(
                 "attnlens_export.check_bundle(directory, module)"
             )
         # Only the export needs the name of the embeddings.
-        return ModuleEncoder(source, config, embeddings=""), f"the module {type(source).__name__}"
+        encoder = ModuleEncoder(source, config, embeddings="")
+        return _Reference(encoder, f"the module {type(source).__name__}")
     if isinstance(source, nn.Module):
         raise SourceError("the bundle was exported from a checkpoint: pass its directory instead of a module")
     if source is None:
-        return rebuild_encoder(
-            directory / embeddings_path(directory), config
-        ), "the weights inside the bundle"
+        rebuilt = rebuild_encoder(directory / embeddings_path(directory), config)
+        return _Reference(rebuilt, "the weights inside the bundle")
     chosen = partial(with_choices_of, config)
-    checkpoint = load_checkpoint(source, revision, chosen, adapter_task=read_task(directory) or None)
+    with open_checkpoint(source, revision) as opened:
+        checkpoint = load_checkpoint(opened, change=chosen, adapter_task=read_task(directory) or None)
+        published = Published.read(opened, config)
     if checkpoint.config != config:
         raise SourceError(
             f"the configuration of {source} is {checkpoint.config}, but that of the bundle is {config}: "
             "specify the checkpoint that the bundle was exported from"
         )
-    return checkpoint.encoder, f"the checkpoint {checkpoint.source}"
+    return _Reference(checkpoint.encoder, f"the checkpoint {checkpoint.source}", published)
 
 
 def _stated(manifest: Manifest) -> dict[str, Stated]:

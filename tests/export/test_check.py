@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from attnlens_export.graph.parameters import rebuild_encoder
 from attnlens_export.graph.trace import TracedGraph
 from attnlens_export.layouts import write_layout
 from attnlens_export.parity.grid import Case, Padding, small_grid
-from attnlens_model import Checkpoint, Encoder, EncoderConfig, read_config
+from attnlens_model import Checkpoint, Encoder, EncoderConfig, StagedCheckpoint, read_config
 from small_files import sign
 
 GRID = small_grid(40)
@@ -285,6 +286,8 @@ def test_unused_weight_must_match_the_checkpoint(
     change_graph(copied / "onnx" / graph, "embeddings.token.weight", 0.5, index=-1)
     sign(copied)
     checkpoint = Checkpoint(tiny_encoder, tiny_config, copied, "tiny", ())
+    staged = StagedCheckpoint(copied, copied, "tiny", "", ())
+    monkeypatch.setattr("attnlens_export.check.open_checkpoint", lambda *_: nullcontext(staged))
     monkeypatch.setattr("attnlens_export.check.load_checkpoint", lambda *_args, **_options: checkpoint)
     message = rf"{re.escape(graph)}: embeddings\.token\.weight\[100, 47\] is .* in the checkpoint tiny"
     with pytest.raises(GraphError, match=message):

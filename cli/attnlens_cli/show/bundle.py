@@ -102,8 +102,8 @@ def raise_parity_failure(verdict: "Verdict") -> None:
         raise click.ClickException(verdict.describe_failure())
 
 
-def show_publisher(result: "PublisherResult", manifest: "Manifest") -> None:
-    """Print the comparison with the publisher's pipeline, what was not compared, and other versions."""
+def show_publisher(result: "PublisherResult") -> None:
+    """Print the comparison with the publisher's pipeline, and what was not compared."""
     from rich.markup import escape
 
     from attnlens_cli.show.console import make_console, make_table
@@ -121,16 +121,18 @@ def show_publisher(result: "PublisherResult", manifest: "Manifest") -> None:
         make_console(markup=True).print(table)
     for line in result.not_compared:
         click.echo(f"not compared with the publisher's results: {line}")
-    for name, version in result.versions.items():
-        stated = manifest.publisher.versions.get(name, version)
-        if stated != version:
-            click.echo(f"{name} {version} is installed, but the export compared the bundle with {stated}")
 
 
 def raise_publisher_failure(result: "PublisherResult") -> None:
     """Raise ClickException with the first failure, if there is one."""
     if failures := result.failures():
         raise click.ClickException(f"the bundle differs from {result.implementation}: {_first(failures)}")
+
+
+def raise_differences(differences: Sequence[str]) -> None:
+    """Raise ClickException with the first field of the manifest that differs, if there is one."""
+    if differences:
+        raise click.ClickException(f"the manifest is wrong: {_first(differences)}. Export the bundle again")
 
 
 def _first(failures: Sequence[str]) -> str:
@@ -363,7 +365,7 @@ def raise_runtime_failure(summary: "CheckSummary") -> None:
         raise click.ClickException(f"failed in {names}: {first}")
 
 
-def show_faithfulness(result: "FaithfulnessResult") -> None:
+def show_faithfulness(result: "FaithfulnessResult", *, is_recorded: bool = True) -> None:
     """Print one row per method and control, the highest rank correlation first."""
     from attnlens_cli.show.console import make_console, make_table
 
@@ -378,7 +380,8 @@ def show_faithfulness(result: "FaithfulnessResult") -> None:
         table.add_row(method.name, correlation, method.interval, str(method.num_texts), method.deletion)
     click.echo()
     make_console(markup=True).print(table)
-    click.echo("These figures are now in the bundle's report and manifest. Explanations include them.")
+    if is_recorded:
+        click.echo("These figures are now in the bundle's report and manifest. Explanations include them.")
 
 
 def describe_left_out(names: Iterable[str]) -> str:

@@ -47,9 +47,9 @@ from attnlens.v1.explanation_pb2 import Faithfulness
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.errors import SourceError
 from attnlens_export.faithfulness.model import ExplainedModel, Float64Array
-from attnlens_export.json_files import finite
+from attnlens_export.json_files import finite, read_object
 from attnlens_export.progress import StageProgress, no_stage_progress, report_each
-from attnlens_export.report import add_section
+from attnlens_export.report import REPORT_JSON, add_section
 from attnlens_model import EncoderConfig, read_config
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -230,6 +230,12 @@ def record(directory: Path, result: FaithfulnessResult) -> Manifest:
     manifest.faithfulness.extend(result.to_messages())
     add_section(directory, manifest, _KEY, result.to_json(), result.page())
     return manifest
+
+
+def read_recorded_texts(directory: Path) -> tuple[str, int]:
+    """Return the origin and the number of the texts on which the result in a bundle's report was measured."""
+    recorded = read_object(directory / REPORT_JSON).get(_KEY) or {}
+    return recorded.get("texts", ""), recorded.get("num_texts", 0)
 
 
 def read_texts(path: Path | None) -> list[str]:

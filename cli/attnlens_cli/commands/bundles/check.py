@@ -22,6 +22,7 @@ from attnlens_cli.frame.options import Command, in_section
 from attnlens_cli.frame.signals import stopped_by_signals
 from attnlens_cli.show.bundle import (
     engines_as_json,
+    raise_differences,
     raise_engine_failure,
     raise_parity_failure,
     raise_publisher_failure,
@@ -67,8 +68,8 @@ _faithfulness = in_section("Faithfulness")
 @bundle_argument
 @_parity(
     "--source",
-    help="Checkpoint to compare with, a directory or hub id: its weights, and the results of its publisher's "
-    "pipeline.  [default: the weights in the bundle]",
+    help="Checkpoint to compare with, a directory or hub id: its weights, the results of its publisher's "
+    "pipeline, and what the manifest states.  [default: the weights in the bundle]",
 )
 @_parity("--revision", help="Branch, tag or commit of --source on the hub.")
 @without_comparison_option
@@ -149,7 +150,9 @@ def check(
 
     With --source, the served bundle is also compared with the publisher's own pipeline, as by an export:
     token ids, hidden states, embeddings with every prompt, or logits, scores and labels. If
-    sentence-transformers saved the checkpoint, it computes them, otherwise transformers.
+    sentence-transformers saved the checkpoint, it computes them, otherwise transformers. Maximum length,
+    license and embedding ranges in the manifest must be those of the checkpoint, and with --faithfulness, the
+    rank correlations, too. Versions other than those of the export are listed.
 
     --engine openvino also compares the graphs as `attnlens serve --engine openvino` runs them, in each
     precision. The result is recorded in the bundle's report and manifest, and a server refuses to start with
@@ -160,7 +163,7 @@ def check(
 
     --faithfulness compares the ranking of tokens by each method of `attnlens explain` with the effect of
     leaving out each token. The result is recorded in the bundle's report and manifest, and every explanation
-    includes it.
+    includes it. With --source, it is not recorded if it differs from the manifest.
     """
     from attnlens_export.runtimes import RuntimeOptions
 
@@ -218,12 +221,18 @@ class _Request:
 
 @dataclass(frozen=True)
 class _Measured:
-    """Results. Optional measurements are None unless they were requested and parity passed."""
+    """Results. Optional measurements are None unless they were requested and parity passed.
+
+    `differences` are the fields of the manifest that differ from the checkpoint and from new measurements.
+    `is_recorded` means that faithfulness is now in the bundle.
+    """
 
     summary: "CheckSummary"
     publisher: "PublisherResult | None"
     engines: "EngineSummary | None"
     faithfulness: "FaithfulnessResult | None"
+    differences: tuple[str, ...]
+    is_recorded: bool
 
 
 def _find_engine(
@@ -236,6 +245,7 @@ def _find_engine(
 
 def _measure(request: _Request, engine: "Engine | None") -> _Measured:
     from attnlens_export.check import check_bundle
+    from attnlens_export.restated import compare_pipeline
 
     with stopped_by_signals(), shown_stages(in_lines=True) as progress:
         summary = check_bundle(
@@ -247,13 +257,17 @@ def _measure(request: _Request, engine: "Engine | None") -> _Measured:
             progress=progress,
         )
         publisher = engines = faithfulness = None
+        differences, different = list(summary.differences), list[str]()
         if request.source and not request.without_comparison and summary.verdict.passed:
             publisher = _compare_with_publisher(request, request.source, summary, progress)
+            differences += compare_pipeline(summary.manifest.publisher, publisher)
         if engine and summary.verdict.passed:
             engines = _measure_engine(request, engine, progress)
         if request.faithfulness and summary.verdict.passed:
-            faithfulness = _measure_faithfulness(request, progress)
-    return _Measured(summary, publisher, engines, faithfulness)
+            faithfulness, different = _measure_faithfulness(request, progress)
+            differences += different
+    is_recorded = faithfulness is not None and not different
+    return _Measured(summary, publisher, engines, faithfulness, tuple(differences), is_recorded)
 
 
 def _compare_with_publisher(
@@ -285,8 +299,11 @@ def _measure_engine(request: _Request, engine: "Engine", progress: "Progress") -
     return measured
 
 
-def _measure_faithfulness(request: _Request, progress: "Progress") -> "FaithfulnessResult":
+def _measure_faithfulness(request: _Request, progress: "Progress") -> "tuple[FaithfulnessResult, list[str]]":
+    """Measure and record faithfulness; with --source, only if it does not differ from the manifest."""
+    from attnlens.bundle import read_manifest
     from attnlens_export.faithfulness.measure import measure_faithfulness, record
+    from attnlens_export.restated import compare_faithfulness
 
     measured = measure_faithfulness(
         request.directory,
@@ -294,8 +311,12 @@ def _measure_faithfulness(request: _Request, progress: "Progress") -> "Faithfuln
         partial(progress, "Faithfulness"),
         with_norm=request.contribution_norm,
     )
-    record(request.directory, measured)
-    return measured
+    directory, differences = request.directory, list[str]()
+    if request.source:
+        differences += compare_faithfulness(directory, read_manifest(directory), measured)
+    if not differences:
+        record(directory, measured)
+    return measured, differences
 
 
 def _show(measured: _Measured, *, as_json: bool) -> None:
@@ -304,13 +325,17 @@ def _show(measured: _Measured, *, as_json: bool) -> None:
         return
     _show_tables(measured.summary)
     if measured.publisher:
-        show_publisher(measured.publisher, measured.summary.manifest)
+        show_publisher(measured.publisher)
+    for line in measured.summary.other_versions:
+        click.echo(f"another version: {line}")
     if measured.engines:
         show_engines(measured.engines)
     else:
         show_stated_engines(measured.summary.manifest)
     if measured.faithfulness:
-        show_faithfulness(measured.faithfulness)
+        show_faithfulness(measured.faithfulness, is_recorded=measured.is_recorded)
+    for line in measured.differences:
+        click.echo(f"the manifest differs: {line}")
 
 
 def _as_json(measured: _Measured) -> dict[str, Any]:
@@ -318,6 +343,7 @@ def _as_json(measured: _Measured) -> dict[str, Any]:
     manifest = summary.manifest
     content = {"model": manifest.model_name, "max_tokens": manifest.max_tokens}
     content |= summary.verdict.to_json() | runtimes_as_json(summary)
+    content |= {"differences": list(measured.differences), "other_versions": list(summary.other_versions)}
     if measured.publisher:
         content["publisher"] = measured.publisher.as_json()
     if measured.engines:
@@ -340,6 +366,7 @@ def _raise_failures(measured: _Measured, directory: Path) -> None:
     summary = measured.summary
     raise_parity_failure(summary.verdict)
     raise_runtime_failure(summary)
+    raise_differences(measured.differences)
     if measured.publisher:
         raise_publisher_failure(measured.publisher)
     if measured.engines:
