@@ -89,6 +89,44 @@ def last_token(directory: Path) -> None:
     add_modules(directory, save(model, directory, "byte-level"), "lasttoken", "Normalize")
 
 
+CHAT_TEMPLATE = (
+    "{% if messages[0].role == 'system' %}<|im_start|>system\n{{ messages[0].content }}<|im_end|>\n"
+    "{% else %}<|im_start|>system\nYou help.<|im_end|>\n{% endif %}"
+    "{% for message in messages if message.role != 'system' %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+)
+"""The template of Qwen 2.5, shortened: it has a system message if there is no prompt."""
+
+
+def save_decoder(directory: Path, template: str = CHAT_TEMPLATE) -> None:
+    """Save a decoder whose tokenizer has a chat template, before sentence-transformers adds its files."""
+    sizes = {"num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 96, "vocab_size": 302}
+    OddModel("Qwen3", ONE_LAYER | sizes, std=0.1).make().save_pretrained(directory)
+    shutil.copytree(TOKENIZERS / "byte-level", directory, dirs_exist_ok=True)
+    content = read(directory / "tokenizer.json")
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
+    content["added_tokens"] += [
+        {"id": number, "content": token} | flags
+        for number, token in enumerate(("<|im_start|>", "<|im_end|>"), len(content["model"]["vocab"]))
+    ]
+    write(directory / "tokenizer.json", content)
+    edit(directory / "tokenizer_config.json", model_max_length=80)
+    (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def chat_template(directory: Path) -> None:
+    """Let sentence-transformers save a decoder, which writes that texts are inserted into the template."""
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow
+    from sentence_transformers.base.modules import Transformer  # noqa: PLC0415 - slow
+    from sentence_transformers.sentence_transformer.modules import Pooling  # noqa: PLC0415 - slow
+
+    plain = directory.parent / "plain"
+    save_decoder(plain)
+    modules = [Transformer(str(plain)), Pooling(160, "lasttoken")]
+    prompts = {"query": "Find the answer."}
+    SentenceTransformer(modules=modules, device="cpu", prompts=prompts).save(str(directory))
+
+
 def sparse_attention(directory: Path) -> None:
     model = OddModel("Longformer", ONE_LAYER | {"attention_window": [8], "pad_token_id": 0})
     add_modules(directory, save(model, directory, "wordpiece"), "mean")

@@ -302,6 +302,8 @@ class ModelInfo:
         activation: Default function from the logits of a classifier to scores: `identity`, `sigmoid` or
             `softmax`. Empty for an embedding model.
         publisher: Comparison with the publisher's own pipeline. None for bundles of earlier versions.
+        chat_template: Strings that the server adds before and after each text without a prompt. None for a
+            model without a chat template.
     """
 
     name: str
@@ -343,6 +345,7 @@ class ModelInfo:
     labels: tuple[str, ...] = ()
     activation: str = ""
     publisher: PublisherComparison | None = None
+    chat_template: tuple[str, str] | None = None
 
     @property
     def max_dimensions(self) -> int:

@@ -55,6 +55,7 @@ from attnlens_export.parity.grid import Case, default_grid
 from attnlens_export.parity.measure import Subject
 from attnlens_export.precision import Fp32Graph, Precision
 from attnlens_export.progress import Progress, no_progress
+from attnlens_export.published.chat_template import render_template
 from attnlens_export.published.choices import AttentionChoices, RandomBlocksChoice
 from attnlens_export.published.classifier import (
     LAYOUTS,
@@ -76,6 +77,8 @@ from attnlens_export.published.pooling import (
 from attnlens_export.published.prompts import read_prompts, write_prompts
 from attnlens_export.published.settings import check_settings, lacks_template_setting
 from attnlens_export.published.side_files import (
+    TASK_KEY,
+    TEMPLATE_KEY,
     copy_described,
     read_license,
     read_max_tokens,
@@ -343,6 +346,9 @@ def _describe_decisions(manifest: Manifest, model: "_Model", *, is_chosen: bool)
         for name, text in sorted(manifest.prompts.items())
     )
     yield f"prompts: {', '.join(prompts) or 'none'}"
+    if manifest.HasField("chat_template"):
+        frame = manifest.chat_template.without_prompt
+        yield f"chat template: each text is inserted between {frame.before_text!r} and {frame.after_text!r}"
     positions = manifest.architecture.max_position_embeddings
     if manifest.max_tokens < positions:
         yield (
@@ -589,6 +595,9 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
     )
     prompts = read_prompts(model.directory, options.prompts, options.default_prompt)
     max_tokens = read_max_tokens(model.directory, config)
+    template = render_template(model.embedder, has_prompts=any(prompts.texts.values()))
+    if template:
+        pooling.exclude_prompt = False  # sentence-transformers does not exclude the system message
     # Before tracing, which takes longer: broken files should fail early.
     copy_described(directory, model.directory, is_embedder=model.head is None)
     layers_from = model.embedder
@@ -605,7 +614,8 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
     missing = write_contributions(fp32, layers_from, pooling)
     progress("Writing the configuration", "", 0, 1)
     has_data = (directory / DATA_PATH).is_file()
-    write_config(directory, model.directory, config, external_data=has_data, adapter_task=model.adapter_task)
+    own = {TASK_KEY: model.adapter_task, TEMPLATE_KEY: template}
+    write_config(directory, model.directory, config, external_data=has_data, own=own)
     if model.classifier is None:
         write_pooling(directory, model.embedder, config.vector_size, pooling, max_tokens)
     elif model.directory is not None:

@@ -32,6 +32,7 @@ _DERIVED = (
     "default_prompt_name",
     "supports_text_pairs",
     "adapter_task",
+    "chat_template",
     "classifier",
     "required_features",
 )

@@ -6,7 +6,6 @@ Shapes: N texts, T tokens of a text, D hidden size, E embedding size.
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from attnlens.costs import flops_per_token
 from attnlens.dense import open_layers
@@ -21,6 +20,7 @@ from attnlens_export.progress import StageProgress, report_each
 from attnlens_export.published.pooling import read_pooling
 from attnlens_export.published.prompts import read_prompts
 from attnlens_export.published.side_files import read_max_tokens
+from attnlens_export.tokenizer.read import BundleTokenizer
 from attnlens_model import EncoderConfig
 
 # Floating-point operations that an export spends. A larger model is measured on fewer texts, of all kinds.
@@ -43,18 +43,18 @@ def measure_ranges(directory: Path, config: EncoderConfig, progress: StageProgre
         return None
     prompts, pooling = read_prompts(directory), read_pooling(directory, config.vector_size)
     prompt = prompts.texts.get(prompts.default_name, "")
-    num_prompt_tokens = _num_prompt_tokens(tokenizer_path, prompt)
+    num_prompt_tokens = BundleTokenizer(tokenizer_path, 1).num_prompt_tokens(prompt)
     num_excluded = num_prompt_tokens if pooling.exclude_prompt else 0
-    texts = [prompt + text for texts in read_kinds(None).values() for text in texts]
+    texts = [text for texts in read_kinds(None).values() for text in texts]
     max_tokens = min(num_prompt_tokens + MAX_TEXT_TOKENS, read_max_tokens(directory, config))
-    batches = make_batches(texts, tokenizer_path, config, max_tokens)
+    batches = make_batches(texts, tokenizer_path, config, max_tokens, prompt)
     num_tokens = sum(batch.inputs.input_ids.size for batch in batches)
     token_flops = flops_per_token(config.hidden_size, config.intermediate_size, config.num_layers)
     step = max(1, -(-num_tokens * token_flops // int(_MAX_FLOPS)))
     if len(texts) // step < _MIN_TEXTS:
         return None
     if step > 1:
-        batches = make_batches(texts[::step], tokenizer_path, config, max_tokens)
+        batches = make_batches(texts[::step], tokenizer_path, config, max_tokens, prompt)
     session = open_session(directory / EMBEDDINGS_PATH)
     pooled = []
     for batch in report_each(batches, progress, ""):
@@ -70,13 +70,3 @@ def measure_ranges(directory: Path, config: EncoderConfig, progress: StageProgre
     )  # (N, E)
     ranges = np.stack([embeddings.min(axis=0), embeddings.max(axis=0)])
     return EmbeddingRanges(values=to_tensor(ranges, DataType.DATA_TYPE_FLOAT32), num_texts=len(pooled))
-
-
-def _num_prompt_tokens(tokenizer_path: Path, prompt: str) -> int:
-    """Return the number of tokens of a prompt, counted like a server."""
-    if not prompt:
-        return 0
-    tokenizer = Tokenizer.from_file(str(tokenizer_path))
-    tokenizer.no_padding()
-    encoding = tokenizer.encode(prompt)
-    return len(encoding) - sum(encoding.special_tokens_mask[-1:])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 
+from attnlens import chat_template
 from attnlens.bundle import FORMAT_VERSION, describe_file
 from attnlens.pattern_messages import write_pattern
 from attnlens.v1.manifest_pb2 import (
@@ -38,6 +39,7 @@ from attnlens_export.graph.names import (
     role_number,
 )
 from attnlens_export.graph.read import external_files, read_structure
+from attnlens_export.published.chat_template import read_message
 from attnlens_export.published.classifier import FEATURE, read_stored_classifier
 from attnlens_export.published.pooling import read_pooling
 from attnlens_export.published.prompts import read_prompts
@@ -113,9 +115,12 @@ def describe_facts(directory: Path, config: EncoderConfig) -> Manifest:
     """Return the manifest fields that can be derived from the files, which `claims` compares."""
     prompts = read_prompts(directory)
     classifier = read_stored_classifier(directory)
+    template = read_message(directory)
     return Manifest(
         classifier=classifier,
-        required_features=[] if classifier is None else [FEATURE],
+        required_features=([] if classifier is None else [FEATURE])
+        + ([] if template is None else [chat_template.FEATURE]),
+        chat_template=template,
         architecture=_describe_architecture(config),
         graphs=[_describe_graph(directory, config, graph) for graph in graphs_of(directory)],
         pooling=read_pooling(directory, config.vector_size),

@@ -427,13 +427,20 @@ def _long_texts(pipeline: Pipeline, words: Sequence[str], vector_tokens: int) ->
     def join(count: int) -> str:
         return " ".join(words[index % len(words)] for index in range(count))
 
+    prompt = pipeline.prompts.get(pipeline.default_prompt, "")
+
+    def count_tokens(text: str) -> int:
+        return len(pipeline.tokenizer(prompt + text)["input_ids"])
+
+    # Tokens of a chat template.
+    added = pipeline.tokenize(words[0], {})["input_ids"].shape[-1] - count_tokens(words[0])
+
     def find(limit: int) -> int:
         """Return the largest number of words that have at most `limit` tokens."""
-        prompt = pipeline.prompts.get(pipeline.default_prompt, "")
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
-            if len(pipeline.tokenizer(prompt + join(middle))["input_ids"]) <= limit:
+            if count_tokens(join(middle)) + added <= limit:
                 low = middle
             else:
                 high = middle - 1

@@ -14,7 +14,7 @@ from google.protobuf import json_format
 from attnlens.v1.manifest_pb2 import BundleFile, Graph, GraphPurpose, Manifest, Precision
 
 FORMAT_VERSION = 2
-KNOWN_FEATURES = frozenset({"classifier"})
+KNOWN_FEATURES = frozenset({"chat_template", "classifier"})
 """Entries of `Manifest.required_features` that this version supports."""
 MANIFEST_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 16 << 20  # for a model with 24 layers, it is about 60 kB

@@ -70,7 +70,7 @@ class ServedModel:
             else None
         )
         path = self.bundle.tokenizer_path
-        text_encoder = TextEncoder(path, self.max_tokens) if path else None
+        text_encoder = TextEncoder(path, self.max_tokens, self.model.chat_template) if path else None
         if text_encoder is not None:
             try:
                 text_encoder.check_ids(self.model.vocab_size, self.model.type_vocab_size)
@@ -149,7 +149,7 @@ def _check_default_prompt(text_encoder: TextEncoder, model: Model, config: Serve
             f"the default prompt has {num_bytes} bytes, but the limit of a text with its prompt is {limit}: "
             f"start the server with a larger --max-text-bytes, or {remedy}"
         )
-    num_tokens = text_encoder.encode([(prompt,)], truncate=False)[0].num_tokens
+    num_tokens = text_encoder.encode([("",)], prompt=prompt, truncate=False)[0].num_tokens
     if prompt and num_tokens >= text_encoder.max_tokens:
         raise StartupError(
             f"the default prompt has {num_tokens} tokens, but the limit is {text_encoder.max_tokens}: "

@@ -80,7 +80,9 @@ class MapSource:
         if bundle.tokenizer_path is None:
             raise StartupError(f"{bundle.directory} has no tokenizer, which is required to measure heads")
         self.bundle = bundle
-        self._encoder = TextEncoder(bundle.tokenizer_path, bundle.model.max_tokens)
+        self._encoder = TextEncoder(
+            bundle.tokenizer_path, bundle.model.max_tokens, bundle.model.chat_template
+        )
         self._outputs, self.notes = _usable_outputs(bundle)
         self.heads = tuple(
             Head(layer, head) for layer, output in self._outputs.items() for head in range(output.num_heads)

@@ -104,7 +104,7 @@ def read_sentence(bundle: Bundle, text: str) -> Sentence:
     if bundle.tokenizer_path is None:
         raise TextError(f"{bundle.directory} has no tokenizer.json. Export it again with --tokenizer.")
     limit = min(MAX_TOKENS, bundle.model.max_tokens)
-    encoder = TextEncoder(Path(bundle.tokenizer_path), bundle.model.max_tokens)
+    encoder = TextEncoder(Path(bundle.tokenizer_path), bundle.model.max_tokens, bundle.model.chat_template)
     [encoded] = encoder.encode([(text,)], with_record=True, truncate=False)
     if not 1 <= encoded.num_tokens <= limit:
         raise TextError(f"TEXT has {encoded.num_tokens} tokens, but must have 1 to {limit}")

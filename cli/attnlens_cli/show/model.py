@@ -33,6 +33,7 @@ def model_table(model: ModelInfo, address: str) -> Table:
         "maximum tokens": f"{model.max_tokens:,} tokens (of {model.max_position_embeddings:,} positions)",
         **_result_rows(model),
         "prompts": _prompts_line(model),
+        **_chat_template_row(model),
         "pairs of texts": "yes" if model.supports_text_pairs else "no",
         "explanations": ", ".join(model.explain_methods) or "none",
         **_faithfulness_row(model),
@@ -145,6 +146,13 @@ def _prompts_line(model: ModelInfo) -> str:
         )
         or "none"
     )
+
+
+def _chat_template_row(model: ModelInfo) -> dict[str, str]:
+    if model.chat_template is None:
+        return {}
+    before, after = model.chat_template
+    return {"chat template": f"{before!r}, the text, {after!r}"}
 
 
 def _layer_lines(model: ModelInfo) -> str:

@@ -105,7 +105,12 @@ def model_info(message: pb.Model) -> ModelInfo:
             else ""
         ),
         publisher=_publisher(message.publisher) if message.HasField("publisher") else None,
+        chat_template=_chat_template(message.chat_template) if message.HasField("chat_template") else None,
     )
+
+
+def _chat_template(message: manifest.ChatTemplate) -> tuple[str, str]:
+    return message.without_prompt.before_text, message.without_prompt.after_text
 
 
 def _publisher(message: manifest.PublisherComparison) -> PublisherComparison:

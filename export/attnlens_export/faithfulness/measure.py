@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 
 from attnlens.bundle import BundleError, read_manifest
 from attnlens.explanations import (
@@ -50,6 +49,7 @@ from attnlens_export.faithfulness.model import ExplainedModel, Float64Array
 from attnlens_export.json_files import finite, read_object
 from attnlens_export.progress import StageProgress, no_stage_progress, report_each
 from attnlens_export.report import REPORT_JSON, add_section
+from attnlens_export.tokenizer.read import BundleTokenizer
 from attnlens_model import EncoderConfig, read_config
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -276,9 +276,7 @@ def tokenize(
     path = directory / "tokenizer.json"
     if not path.is_file():
         raise BundleError(f"{path} does not exist: faithfulness is measured on texts and needs a tokenizer")
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(min(max_tokens, MAX_MEASURED_TOKENS))
+    tokenizer = BundleTokenizer(path, min(max_tokens, MAX_MEASURED_TOKENS))
     tokenized = list(_tokenize(tokenizer, texts))
     if len(tokenized) < MIN_TEXTS:
         raise SourceError(
@@ -289,10 +287,10 @@ def tokenize(
 
 
 def _tokenize(
-    tokenizer: Tokenizer, texts: Sequence[str] | Sequence[tuple[str, str]]
+    tokenizer: BundleTokenizer, texts: Sequence[str] | Sequence[tuple[str, str]]
 ) -> Iterator[TokenizedText]:
-    for encoding in tokenizer.encode_batch(list(texts)):
-        ranked = np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
+    for text, encoding in zip(texts, tokenizer.encode(texts), strict=True):
+        ranked = np.array(tokenizer.select_text(encoding, text), np.int64)
         if len(ranked) >= MIN_MEASURED_TOKENS:
             lengths = np.array([end - start for start, end in encoding.offsets], dtype=np.int64)
             ids, types = (np.array(row, dtype=np.int64) for row in (encoding.ids, encoding.type_ids))

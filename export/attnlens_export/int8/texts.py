@@ -19,7 +19,7 @@ from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 
 from attnlens.bundle import BundleError
 from attnlens.dense import open_layers
@@ -32,6 +32,7 @@ from attnlens_export.parity.grid import Inputs
 from attnlens_export.parity.sessions import Feed
 from attnlens_export.published.pooling import read_pooling
 from attnlens_export.published.side_files import read_max_tokens
+from attnlens_export.tokenizer.read import BundleTokenizer
 from attnlens_model import EncoderConfig
 
 # Longer texts are truncated: the time of attention grows with the square of the length, and attention itself
@@ -145,9 +146,13 @@ def read_written(path: Path, sizes: Mapping[str, int]) -> dict[str, list[str]]:
 
 
 def make_batches(
-    texts: Sequence[str | tuple[str, str]], tokenizer_path: Path, config: EncoderConfig, max_tokens: int
+    texts: Sequence[str | tuple[str, str]],
+    tokenizer_path: Path,
+    config: EncoderConfig,
+    max_tokens: int,
+    prompt: str = "",
 ) -> list[Batch]:
-    """Tokenize and truncate texts or pairs, and group those of similar length.
+    """Tokenize and truncate texts or pairs with a prompt, and group those of similar length.
 
     Texts without tokens are omitted.
 
@@ -159,10 +164,7 @@ def make_batches(
             "int8 is calibrated with texts, but the bundle has no tokenizer: specify one with --tokenizer, "
             "or export without --precision int8"
         )
-    tokenizer = Tokenizer.from_file(str(tokenizer_path))
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(min(max_tokens, MAX_TEXT_TOKENS))
-    encodings = tokenizer.encode_batch(list(texts))
+    encodings = BundleTokenizer(tokenizer_path, min(max_tokens, MAX_TEXT_TOKENS)).encode(texts, prompt)
     lengths = [len(encoding.ids) for encoding in encodings]
     by_length = sorted(
         (index for index, length in enumerate(lengths) if length), key=lambda index: lengths[index]

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from attnlens.classifiers import ScoreActivation, scores_of
 from attnlens.dense import open_layers
@@ -27,6 +26,7 @@ from attnlens_export.published.pooling import read_pooling
 from attnlens_export.published.prompts import read_prompts
 from attnlens_export.published.side_files import read_max_tokens
 from attnlens_export.tokenizer.pairs import takes_pairs
+from attnlens_export.tokenizer.read import BundleTokenizer
 from attnlens_model import EncoderConfig
 from attnlens_publisher.reference import Arguments, Arrays, Probe
 
@@ -53,15 +53,12 @@ class BundleReader:
             takes_pairs(directory, config),
             "token_type_ids" in input_names(config),
         )
-        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-        self._tokenizer.no_padding()
-        direction = (self._tokenizer.truncation or {}).get("direction", "right")
-        self._tokenizer.enable_truncation(read_max_tokens(directory, config), direction=direction)
+        self._tokenizer = BundleTokenizer(directory / "tokenizer.json", read_max_tokens(directory, config))
 
     def tokenize(self, probe: Probe) -> Arrays:
         """Return `ids` and `types`, (T,), of a text or pair with its prompt."""
-        text, pair = (probe.text, None) if isinstance(probe.text, str) else probe.text
-        encoding = self._tokenizer.encode(self.facts.prompt(probe.arguments) + text, pair)
+        text = probe.text if isinstance(probe.text, str) else (probe.text[0], probe.text[1])
+        [encoding] = self._tokenizer.encode([text], self.facts.prompt(probe.arguments))
         return {"ids": np.array(encoding.ids, np.int64), "types": np.array(encoding.type_ids, np.int64)}
 
     def run(self, probes: Sequence[Probe]) -> Iterator[Arrays]:
@@ -100,5 +97,4 @@ class BundleReader:
         prompt = self.facts.prompt(arguments)
         if not prompt or not self._pooling.exclude_prompt:
             return 0
-        encoding = self._tokenizer.encode(prompt)
-        return len(encoding) - sum(encoding.special_tokens_mask[-1:])
+        return self._tokenizer.num_prompt_tokens(prompt)

@@ -73,6 +73,12 @@ def _describe_dense(layer: Dense) -> str:
 
 
 def _describe_prompts(manifest: Manifest) -> str:
+    if manifest.HasField("chat_template"):
+        frame = manifest.chat_template.without_prompt
+        return (
+            f"Insert each text between {frame.before_text!r} and {frame.after_text!r}, and tokenize it "
+            "without special tokens. With a prompt, use `with_prompt` of `chat_template` in `bundle.json`."
+        )
     if not manifest.prompts:
         return "Texts have no prompt."
     default = manifest.prompts[manifest.default_prompt_name] if manifest.default_prompt_name else ""

@@ -153,8 +153,8 @@ _OTHER_INPUTS = {"audio", "image", "video"}
 
 _REMEDY = "remove it in a copy of the checkpoint to export the model without it, which may change the results"
 _REMEDIES = {
-    "modality_config.message": "it wraps each text in the tokenizer's chat template; remove it in a copy of "
-    "the checkpoint to use bare texts, which changes the results",
+    "modality_config.message": "it inserts texts into the tokenizer's chat template, which only embedding "
+    "models support; remove it in a copy of the checkpoint to use bare texts, which changes the results",
     "similarity_fn_name": "add --similarity cosine to compare the embeddings by cosine nevertheless",
 }
 
@@ -251,14 +251,16 @@ def transformer_keys(directory: Path, task: Task | None) -> Mapping[str, Rule]:
 def _modalities(output: str | None) -> Rule:
     """Accept other kinds of input than text, and texts whose output is `output` (any output if None)."""
     text = _repeats({"method": "forward", "method_output_name": output}, ("format",)) if output else _read
+    # `render_template` reads it.
+    names = ("text", "message") if output == _OUTPUTS["feature-extraction"][0] else ("text",)
 
     def rule(path: str, value: object) -> Iterator[tuple[str, object]]:
         if not isinstance(value, dict):
             yield from _null(path, value)
             return
         for name, entry in value.items():
-            if name == "text":
-                yield from text(f"{path}.text", entry)
+            if name in names:
+                yield from text(f"{path}.{name}", entry)
             elif not _OTHER_INPUTS.issuperset(set(name.split("+")) - {"text"}):
                 yield f"{path}.{name}", entry
 

@@ -1,7 +1,9 @@
 """Reads and writes the files next to the graphs: configuration, limits and license."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from attnlens_export.errors import SourceError
@@ -10,9 +12,11 @@ from attnlens_model import EncoderConfig, read_config
 
 TASK_KEY = "attnlens_adapter_task"
 """Key in a bundle's `config.json` for the task whose adapters were merged into the weights."""
+TEMPLATE_KEY = "attnlens_chat_template"
+"""Key in a bundle's `config.json` for the strings of the chat template around each text."""
 
 _COPIED_FILES = ("vocab.txt",)
-_EMBEDDERS_FILES = ("config_sentence_transformers.json",)
+_EMBEDDERS_FILES = ("config_sentence_transformers.json", "chat_template.jinja")
 
 SENTENCE_CONFIG = "sentence_bert_config.json"
 """File name of the settings of sentence-transformers' Transformer module."""
@@ -30,7 +34,7 @@ def write_config(
     config: EncoderConfig,
     *,
     external_data: bool,
-    adapter_task: str = "",
+    own: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     """Write `config.json` with the checkpoint's Hugging Face keys and the keys that tools require.
 
@@ -39,7 +43,7 @@ def write_config(
         source: Checkpoint directory, or None for a newly initialized encoder.
         config: Encoder configuration.
         external_data: Whether the weights are stored outside the ONNX files. transformers.js reads this flag.
-        adapter_task: Task whose adapters were merged into the weights. Empty without adapters.
+        own: Values of `TASK_KEY` and `TEMPLATE_KEY`. Empty values are omitted.
 
     Raises:
         SourceError: A Hugging Face `config.json` can't represent the configuration.
@@ -62,8 +66,9 @@ def write_config(
         content.setdefault("intermediate_size", config.intermediate_size)
     # Keys specific to attnlens, such as choices made at export.
     content |= {key: value for key, value in config.to_hugging_face().items() if key.startswith("attnlens_")}
-    if adapter_task:
-        content[TASK_KEY] = adapter_task
+    # Values of a bundle that is exported again do not apply.
+    content = {key: value for key, value in content.items() if key not in (TASK_KEY, TEMPLATE_KEY)}
+    content |= {key: value for key, value in own.items() if value}
     if external_data:
         content["transformers.js_config"] = {"use_external_data_format": True}
     write_json(directory / "config.json", content)

@@ -440,6 +440,7 @@ class Manifest(_message.Message):
     REQUIRED_FEATURES_FIELD_NUMBER: _builtins.int
     EMBEDDING_RANGES_FIELD_NUMBER: _builtins.int
     PUBLISHER_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """Version of this format, now 2. Readers must reject any other version. It only increases if a reader of the
     previous version would misread the bundle; new fields and files do not increase it.
@@ -522,6 +523,12 @@ class Manifest(_message.Message):
     def publisher(self) -> Global___PublisherComparison:
         """Comparison with the publisher's own pipeline. Unset in bundles of versions that did not record it."""
 
+    @_builtins.property
+    def chat_template(self) -> Global___ChatTemplate:
+        """Chat template into which each text is inserted, whose bundle requires the feature `chat_template`. Unset if texts
+        are not inserted into a template.
+        """
+
     def __init__(
         self,
         *,
@@ -547,14 +554,79 @@ class Manifest(_message.Message):
         required_features: _abc.Iterable[_builtins.str] | None = ...,
         embedding_ranges: Global___EmbeddingRanges | None = ...,
         publisher: Global___PublisherComparison | None = ...,
+        chat_template: Global___ChatTemplate | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "classifier", b"classifier", "embedding_ranges", b"embedding_ranges", "parity", b"parity", "pooling", b"pooling", "publisher", b"publisher"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "chat_template", b"chat_template", "classifier", b"classifier", "embedding_ranges", b"embedding_ranges", "parity", b"parity", "pooling", b"pooling", "publisher", b"publisher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_task", b"adapter_task", "architecture", b"architecture", "classifier", b"classifier", "default_prompt_name", b"default_prompt_name", "embedding_ranges", b"embedding_ranges", "engine_checks", b"engine_checks", "faithfulness", b"faithfulness", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "publisher", b"publisher", "required_features", b"required_features", "source", b"source", "source_revision", b"source_revision", "supports_text_pairs", b"supports_text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_task", b"adapter_task", "architecture", b"architecture", "chat_template", b"chat_template", "classifier", b"classifier", "default_prompt_name", b"default_prompt_name", "embedding_ranges", b"embedding_ranges", "engine_checks", b"engine_checks", "faithfulness", b"faithfulness", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "publisher", b"publisher", "required_features", b"required_features", "source", b"source", "source_revision", b"source_revision", "supports_text_pairs", b"supports_text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Manifest: _TypeAlias = Manifest  # noqa: Y015
+
+@_typing.final
+class ChatTemplate(_message.Message):
+    """Strings around each text, as rendered by the chat template of the tokenizer. The rendered text is tokenized
+    without the special tokens of `tokenizer.json`, which the template contains instead. If it has `max_tokens` tokens or
+    more, it is truncated to this number, and its last tokens are then replaced by those of the end of the template: the
+    longest common end of the rendered texts `0` and `1 2 3 4`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WITHOUT_PROMPT_FIELD_NUMBER: _builtins.int
+    WITH_PROMPT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def without_prompt(self) -> Global___TextFrame:
+        """Strings around a text without a prompt."""
+
+    @_builtins.property
+    def with_prompt(self) -> Global___TextFrame:
+        """Strings around a text with a prompt, which is the system message. Unset if the template has no system message."""
+
+    def __init__(
+        self,
+        *,
+        without_prompt: Global___TextFrame | None = ...,
+        with_prompt: Global___TextFrame | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["with_prompt", b"with_prompt", "without_prompt", b"without_prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["with_prompt", b"with_prompt", "without_prompt", b"without_prompt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatTemplate: _TypeAlias = ChatTemplate  # noqa: Y015
+
+@_typing.final
+class TextFrame(_message.Message):
+    """Strings around a text: before_prompt + prompt + before_text + text + after_text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_PROMPT_FIELD_NUMBER: _builtins.int
+    BEFORE_TEXT_FIELD_NUMBER: _builtins.int
+    AFTER_TEXT_FIELD_NUMBER: _builtins.int
+    before_prompt: _builtins.str
+    """Before the prompt. Empty without a prompt."""
+    before_text: _builtins.str
+    """Before the text."""
+    after_text: _builtins.str
+    """After the text."""
+    def __init__(
+        self,
+        *,
+        before_prompt: _builtins.str = ...,
+        before_text: _builtins.str = ...,
+        after_text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_text", b"after_text", "before_prompt", b"before_prompt", "before_text", b"before_text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextFrame: _TypeAlias = TextFrame  # noqa: Y015
 
 @_typing.final
 class PublisherComparison(_message.Message):

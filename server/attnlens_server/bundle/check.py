@@ -114,6 +114,13 @@ def _check_defaults(path: Path, manifest: Manifest) -> None:
         raise StartupError(
             f"{path}: the pooling is missing or unknown: use the version of attnlens that exported the bundle"
         )
+    template = manifest.chat_template
+    if manifest.HasField("chat_template") and (
+        manifest.supports_text_pairs
+        or manifest.HasField("classifier")
+        or (any(manifest.prompts.values()) and not template.HasField("with_prompt"))
+    ):
+        raise StartupError(f"{path}: the chat template does not support text pairs or prompts: {REMEDY}")
     if manifest.default_prompt_name and manifest.default_prompt_name not in manifest.prompts:
         raise StartupError(
             f"{path}: the default prompt {manifest.default_prompt_name!r} does not exist: {REMEDY}"

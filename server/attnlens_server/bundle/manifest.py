@@ -1,6 +1,7 @@
 """Conversion of a validated manifest to the model description."""
 
 from attnlens.bundle import embedding_size, find_graph, max_dimensions
+from attnlens.chat_template import ChatTemplate
 from attnlens.classifiers import ScoreActivation
 from attnlens.costs import flops_per_token
 from attnlens.pattern_messages import read_pattern
@@ -83,6 +84,9 @@ def read_model(manifest: pb.Manifest, version: str, precision: Precision) -> Mod
         ),
         classifier=classifier,
         comparison=describe_comparison(manifest.publisher if manifest.HasField("publisher") else None),
+        chat_template=(
+            ChatTemplate.read(manifest.chat_template) if manifest.HasField("chat_template") else None
+        ),
     )
 
 

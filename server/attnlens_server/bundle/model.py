@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
+from attnlens.chat_template import ChatTemplate
 from attnlens.classifiers import ScoreActivation
 from attnlens.patterns import Band, BlockTable
 from attnlens.pooling import FloatArray, Pooling
@@ -219,6 +220,7 @@ class Model:
         embedding_ranges: Minimum and maximum of each component (2, embedding_size), or None if not measured.
         classifier: Classification head, or None for an embedding model.
         comparison: Comparison with the publisher's own pipeline, in one line.
+        chat_template: Chat template into which texts are inserted, or None.
     """
 
     name: str
@@ -246,6 +248,7 @@ class Model:
     embedding_ranges: FloatArray | None = None
     classifier: Classifier | None = None
     comparison: str = ""
+    chat_template: ChatTemplate | None = None
 
     @property
     def main_kind(self) -> Kind:

@@ -65,6 +65,7 @@ class ModelDescriber:
             is_default=True,
             classifier=manifest.classifier if manifest.HasField("classifier") else None,
             publisher=manifest.publisher if manifest.HasField("publisher") else None,
+            chat_template=manifest.chat_template if manifest.HasField("chat_template") else None,
         )
 
     def model(self) -> Model:

@@ -162,7 +162,7 @@ class TextSources:
 
     Attributes:
         inputs: Inputs.
-        prefix: Text that precedes each input.
+        prefix: Text that is tokenized with each input: its prompt, and the strings of a chat template.
         byte_memory: Working memory of the tokenizer for each byte of text.
         budget: Resources of the call.
         is_shared: Whether the prefix is tokenized only once for all inputs.
@@ -472,7 +472,9 @@ class ModelService:
             budget.memory.grow(len(request.inputs) * TEXT_MEMORY_BYTES)
             inputs = await self._token_ids(request, plan.prompt, budget, clock, plan)
             # The tokens of one text at a time are described again when they are sent.
-            sources = TextSources(request.inputs, plan.prompt, DESCRIBING_BYTES, budget)
+            sources = TextSources(
+                request.inputs, self._encoder.surroundings(plan.prompt), DESCRIBING_BYTES, budget
+            )
             budget.memory.grow(sources.max_memory_bytes)
             is_slow = len(inputs) * (1 + len(plan.parts)) > MAX_INLINE_PARTS
             pieces, cost = await self.workers.run_if(is_slow, self._cut, inputs, plan, budget)
@@ -507,7 +509,9 @@ class ModelService:
         costs, size = self._sizes.costs, 0
         with self.admission.slots("embeddings", len(request.inputs), budget.client):
             budget.charge_texts(len(request.inputs))
-            sources = TextSources(request.inputs, prompt, DESCRIBING_BYTES, budget)
+            sources = TextSources(
+                request.inputs, self._encoder.surroundings(prompt), DESCRIBING_BYTES, budget
+            )
             for portion in sources.portions():
                 # The tokens remain in memory until the caller has serialized them.
                 async with self._tokenizing(sources.memory_bytes(portion), budget):
@@ -669,11 +673,12 @@ class ModelService:
             budget.memory.grow(token_bytes * num_tokens)
 
         started = time.monotonic()
+        surroundings = self._encoder.surroundings(prompt)
         inputs = await self._in_portions(
-            TextSources(request.inputs, prompt, TOKENIZING_BYTES, budget),
+            TextSources(request.inputs, surroundings, TOKENIZING_BYTES, budget),
             partial(self._encode, request, prompt=prompt, plan=plan),
             reserve,
-            is_slow=request.size + len(request.inputs) * len(prompt) > MAX_INLINE_TOKENIZATION,
+            is_slow=request.size + len(request.inputs) * len(surroundings) > MAX_INLINE_TOKENIZATION,
         )
         clock.add(tokenize_s=time.monotonic() - started)
         return inputs
@@ -743,7 +748,9 @@ class ModelService:
             budget.memory.grow(sum(sizes.memory_bytes for _, _, sizes in texts))
 
         texts = await self._in_portions(
-            TextSources(request.inputs, plan.prompt, DESCRIBING_BYTES, budget), describe, reserve
+            TextSources(request.inputs, self._encoder.surroundings(plan.prompt), DESCRIBING_BYTES, budget),
+            describe,
+            reserve,
         )
         # Reductions run in the lanes, so at most one text per lane needs working memory at a time.
         budget.memory.grow(sum(sorted(running)[-self._engine.num_lanes :]))
@@ -785,7 +792,7 @@ class ModelService:
 
         prompt = plan.prompt if prompt is None else prompt
         tokenize = partial(self._describe_texts, inputs, plan=plan, fields=fields, prompt=prompt)
-        sources = TextSources(inputs, prompt, DESCRIBING_BYTES, budget)
+        sources = TextSources(inputs, self._encoder.surroundings(prompt), DESCRIBING_BYTES, budget)
         return await self._in_portions(sources, tokenize, reserve)
 
     async def _target_texts(
@@ -801,7 +808,8 @@ class ModelService:
             budget.memory.grow(sum(self._costs.memory_bytes(tokens, plan) for _, tokens in texts))
 
         tokenize = partial(self._describe_texts, inputs, plan=plan, fields=fields, prompt=plan.other_prompt)
-        sources = TextSources(inputs, plan.other_prompt, DESCRIBING_BYTES, budget)
+        surroundings = self._encoder.surroundings(plan.other_prompt)
+        sources = TextSources(inputs, surroundings, DESCRIBING_BYTES, budget)
         return [text for text, _ in await self._in_portions(sources, tokenize, reserve)]
 
     # --- Limits -----------------------------------------------------------------------------------

@@ -100,6 +100,10 @@ class InputValidator:
         inputs, limit = request.inputs, self.max_inputs
         prompt, violations = self._prompt(request.prompt)
         violations = [*request.violations, *violations]
+        template = self._model.chat_template
+        if prompt and template is not None and template.with_prompt is None:
+            problem = "is not supported, because the model's chat template has no system message: omit it"
+            violations.append(FieldViolation("prompt", problem))
         if not inputs:
             violations.append(FieldViolation("inputs", "is empty: send at least one text"))
         elif len(inputs) > limit:

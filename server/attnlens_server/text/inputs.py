@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from attnlens.chat_template import frame_of
 from attnlens_server.errors import FieldViolation, InputTooLongError, InvalidFieldsError, NotSupportedError
 from attnlens_server.text.tokenizer import TextEncoder, UntokenizableError
 from attnlens_server.text.tokens import EncodedInput, Tokens, describe_ids, text_units
@@ -89,6 +90,10 @@ class InputEncoder:
     def truncation_side(self) -> str:
         """Side of a long text that truncation removes, "left" or "right"."""
         return self._text_encoder.truncation_side if self._text_encoder else "right"
+
+    def surroundings(self, prompt: str) -> str:
+        """Return all strings that are tokenized with each text: its prompt and the chat template."""
+        return frame_of(self._text_encoder.template if self._text_encoder else None, prompt).around("")
 
     def encode(
         self,

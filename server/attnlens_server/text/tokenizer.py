@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import tokenizers
 
+from attnlens.chat_template import ChatTemplate, Frame, encode_end, frame_of, replace_end
 from attnlens_server.config import ConfigError
 from attnlens_server.errors import StartupError
 from attnlens_server.text.tokens import (
@@ -66,14 +67,20 @@ class TextEncoder:
         max_tokens: Maximum number of tokens, including special tokens.
         truncation_side: "left" if truncation removes the beginning of a text, "right" if it removes the end.
         takes_pairs: Whether `max_tokens` exceeds the number of special tokens of a pair.
+        template: Chat template into which texts are inserted, or None.
     """
 
-    def __init__(self, path: Path, max_tokens: int) -> None:
+    def __init__(self, path: Path, max_tokens: int, template: ChatTemplate | None = None) -> None:
         """Load `tokenizer.json`.
+
+        Args:
+            path: The file.
+            max_tokens: Maximum number of tokens, including special tokens.
+            template: Chat template into which texts are inserted.
 
         Raises:
             StartupError: The file is not a valid tokenizer, or its normalizer exceeds MAX_GROWTH.
-            ConfigError: `max_tokens` does not exceed the number of special tokens.
+            ConfigError: `max_tokens` does not exceed the number of special tokens or those of the template.
         """
         try:
             # Two tokenizers, because truncation is a setting of the tokenizer and not of the call.
@@ -92,7 +99,12 @@ class TextEncoder:
         for tokenizer in (self._counting, self._truncating):
             tokenizer.no_padding()
             keep_white_space(tokenizer)
+        self._counting.no_truncation()
+        self.template = template
         num_special = self._counting.num_special_tokens_to_add(is_pair=False)
+        if template is not None:
+            rendered = template.frame("").around("")
+            num_special = len(self._counting.encode(rendered, add_special_tokens=False))
         if max_tokens <= num_special:
             raise ConfigError(
                 f"max_tokens is {max_tokens}, but each text has {num_special} special tokens: use at least "
@@ -101,7 +113,6 @@ class TextEncoder:
         self._path = path
         self._without_embedding: dict[int, str] = {}
         self.takes_pairs = max_tokens > self._counting.num_special_tokens_to_add(is_pair=True)
-        self._counting.no_truncation()
         self.truncation_side = str((self._truncating.truncation or {}).get("direction", "right"))
         # The default strategy truncates the longer text of a pair first, as transformers does.
         self._truncating.enable_truncation(max_tokens, direction=self.truncation_side)
@@ -154,7 +165,8 @@ class TextEncoder:
 
         Args:
             texts: Tuples (text,) or (text, second text).
-            prompt: Prompt to prepend to each text, or to the first text of a pair.
+            prompt: Prompt to prepend to each text, or to the first text of a pair. If the model has a chat
+                template, the prompt is its system message.
             with_record: Whether to keep the tokenizer output, which `describe` needs.
             truncate: Whether to truncate to `max_tokens`. `num_tokens_total` is the length before truncation.
 
@@ -162,37 +174,53 @@ class TextEncoder:
             UntokenizableError: The tokenizer fails, the normalized texts are too long, or a text contains a
                 token without an embedding.
         """
-        sources = [(prompt + first, *rest) for first, *rest in texts]
-        wholes = self._guarded(sources, self._encode_whole, sources, with_offsets=with_record)
+        frame = frame_of(self.template, prompt)
+        sources = [(frame.around(first), *rest) for first, *rest in texts]
+        adds = not frame.is_template
+        wholes = self._guarded(
+            sources, self._encode_whole, sources, with_offsets=with_record, add_special_tokens=adds
+        )
         self._check_embeddings(wholes)
         result = []
         for text, source, whole in zip(texts, sources, wholes, strict=True):
-            encoding = whole
-            if truncate and len(whole) > self.max_tokens:
-                [encoding] = self._truncating.encode_batch([source if len(source) > 1 else source[0]])
-            record = (
-                Record(encoding, prompt, text, self._lack_their_ends(whole, encoding, len(text)))
-                if with_record
-                else None
-            )
+            encoding, num_tokens, num_replaced = whole, len(whole), 0
+            if truncate and num_tokens > self.max_tokens:
+                [encoding] = self._truncating.encode_batch(
+                    [source if len(source) > 1 else source[0]], add_special_tokens=adds
+                )
+            lack_their_ends = self._lack_their_ends(whole, encoding, len(text))
+            if truncate and frame.is_template and num_tokens >= self.max_tokens:
+                encoding, num_replaced = self._replace_end(encoding, frame)
+            record = Record(encoding, frame, text, lack_their_ends, num_replaced) if with_record else None
             types = np.asarray(encoding.type_ids, np.int64)
             type_ids = types if len(text) > 1 or types.any() else None
             input_ids = np.asarray(encoding.ids, dtype=np.int64)
-            result.append(EncodedInput(input_ids, len(whole), token_type_ids=type_ids, record=record))
+            result.append(EncodedInput(input_ids, num_tokens, token_type_ids=type_ids, record=record))
         return result
 
+    def _replace_end(self, encoding: tokenizers.Encoding, frame: Frame) -> tuple[tokenizers.Encoding, int]:
+        """Return the encoding with the end of the template, and the number of its tokens."""
+        end = encode_end(self._counting, frame)
+        return (encoding, 0) if end is None else (replace_end(encoding, end), min(len(end), len(encoding)))
+
     def _encode_whole(
-        self, sources: Sequence[tuple[str, ...]], *, with_offsets: bool
+        self, sources: Sequence[tuple[str, ...]], *, with_offsets: bool, add_special_tokens: bool
     ) -> list[tokenizers.Encoding]:
         """Tokenize texts and pairs without truncation. Offsets may be missing if `with_offsets` is False."""
         if sum(len(part) for source in sources for part in source) <= SHORT_CHARS:
             # `encode` does not release the GIL. To get it back would take longer than to tokenize.
             return [
-                self._counting.encode(source[0], source[1] if len(source) > 1 else None) for source in sources
+                self._counting.encode(
+                    source[0],
+                    source[1] if len(source) > 1 else None,
+                    add_special_tokens=add_special_tokens,
+                )
+                for source in sources
             ]
         encode_batch = self._counting.encode_batch if with_offsets else self._counting.encode_batch_fast
         encodings: list[tokenizers.Encoding] = encode_batch(
-            [source if len(source) > 1 else source[0] for source in sources]
+            [source if len(source) > 1 else source[0] for source in sources],
+            add_special_tokens=add_special_tokens,
         )
         return encodings
 

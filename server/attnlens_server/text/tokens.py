@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import processors
 
+from attnlens.chat_template import Frame
 from attnlens.reductions import AttentionReduction, TextUnits
 
 Span = tuple[int, int]
@@ -77,15 +79,17 @@ class Record:
 
     Attributes:
         encoding: The library's encoding, with offsets.
-        prompt: Prompt that was prepended to the first text.
+        frame: Strings around the first text: its prompt, and those of a chat template.
         texts: The text, or both texts of a pair.
         lack_their_ends: For each text, whether its last tokens were truncated.
+        num_replaced: Number of last tokens that are the end of a chat template, without offsets.
     """
 
     encoding: tokenizers.Encoding
-    prompt: str
+    frame: Frame
     texts: tuple[str, ...]
     lack_their_ends: tuple[bool, ...]
+    num_replaced: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,8 @@ def text_units(record: Record) -> TextUnits:
     """Return the words and special tokens of a text or pair."""
     encoding = record.encoding
     is_special = [bool(special) for special in encoding.special_tokens_mask]
+    if record.frame.is_template:
+        is_special = [source is TokenSource.SPECIAL for source in describe(record).sources]
     is_second = [number == 1 for number in encoding.sequence_ids]
     return TextUnits.of(encoding.word_ids, is_special, is_second)
 
@@ -174,8 +180,10 @@ def describe(record: Record) -> Tokens:
         for row, number in enumerate(encoding.sequence_ids):
             if number == 1 and sources[row] is first:
                 sources[row] = second
+    sources[len(sources) - record.num_replaced :] = [special] * record.num_replaced
     chars, bytes_ = ([NO_SPAN] * len(sources) for _ in range(2))
-    wholes = (record.prompt + record.texts[0], *record.texts[1:])
+    frame = record.frame
+    wholes = (frame.around(record.texts[0]), *record.texts[1:])
     for text, source, is_cut in zip(wholes, (first, second), record.lack_their_ends, strict=False):
         rows = [row for row, of_row in enumerate(sources) if of_row is source]
         spans = token_spans(
@@ -183,9 +191,12 @@ def describe(record: Record) -> Tokens:
         )
         for row, span, in_bytes in zip(rows, spans, _in_bytes(text, spans), strict=True):
             chars[row], bytes_[row] = span, in_bytes
-    if record.prompt:
-        _separate_prompt(record.prompt, sources, chars, bytes_)
-    return Tokens(encoding.ids, spellings, sources, chars, bytes_, encoding.word_ids)
+    if frame.before or frame.after_text:
+        _separate(frame, record.texts[0], sources, chars, bytes_)
+    words = encoding.word_ids
+    if frame.is_template:
+        words = [None if source is special else word for source, word in zip(sources, words, strict=True)]
+    return Tokens(encoding.ids, spellings, sources, chars, bytes_, words)
 
 
 def _in_bytes(text: str, spans: list[Span]) -> list[Span]:
@@ -195,21 +206,35 @@ def _in_bytes(text: str, spans: list[Span]) -> list[Span]:
     return [(offsets[start], offsets[end]) for start, end in spans]
 
 
-def _separate_prompt(prompt: str, sources: list[TokenSource], chars: list[Span], bytes_: list[Span]) -> None:
-    """Assign the prompt's tokens to the prompt, and make the spans of the other tokens relative to the text.
+def _separate(
+    frame: Frame, text: str, sources: list[TokenSource], chars: list[Span], bytes_: list[Span]
+) -> None:
+    """Assign tokens to the prompt and the chat template, and make spans relative to the token's own source.
 
-    A token that begins in the prompt and ends in the text belongs to the text, and its span begins at 0.
+    A token that begins in the prompt or the template and ends in the text belongs to the text, and its span
+    begins at 0. Tokens of the template have no span.
     """
-    num_chars, num_bytes = len(prompt), len(prompt.encode())
+    parts = (frame.before_prompt, frame.prompt, frame.before_text, text)
+    ends = zip(accumulate(map(len, parts)), accumulate(len(part.encode()) for part in parts), strict=True)
+    prompt_start, prompt_end, text_start, text_end = ends  # each in characters and bytes
     for row, source in enumerate(sources):
-        if source is TokenSource.TEXT:
-            start, end = chars[row]
-            if start < num_chars and end <= num_chars:
-                sources[row] = TokenSource.PROMPT
-            else:
-                chars[row] = max(start - num_chars, 0), end - num_chars
-                start, end = bytes_[row]
-                bytes_[row] = max(start - num_bytes, 0), end - num_bytes
+        if source is not TokenSource.TEXT:
+            continue
+        start, end = chars[row]
+        is_before_end = not frame.after_text or (text and start < text_end[0])
+        if is_before_end and (start >= text_start[0] or end > text_start[0]):
+            first, last = text_start, text_end
+        elif frame.prompt and start < prompt_end[0] and (start >= prompt_start[0] or end > prompt_start[0]):
+            sources[row] = TokenSource.PROMPT
+            first, last = prompt_start, prompt_end
+        else:
+            sources[row] = TokenSource.SPECIAL
+            chars[row] = bytes_[row] = NO_SPAN
+            continue
+        chars[row], bytes_[row] = (
+            (max(span[0] - first[unit], 0), min(span[1], last[unit]) - first[unit])
+            for unit, span in enumerate((chars[row], bytes_[row]))
+        )
 
 
 def utf8_offsets(text: str) -> Sequence[int]:

@@ -92,7 +92,7 @@ def read_workload(bundle: Bundle, texts: Iterable[str], name: str) -> Workload:
             f"{bundle.directory} has no tokenizer.json, so the texts of {name} cannot be tokenized: "
             "omit --texts to measure with random token ids"
         )
-    encoder = TextEncoder(bundle.tokenizer_path, bundle.model.max_tokens)
+    encoder = TextEncoder(bundle.tokenizer_path, bundle.model.max_tokens, bundle.model.chat_template)
     encoded = encoder.encode([(text,) for text in islice(texts, MAX_TEXTS)])
     kept = tuple(text.input_ids for text in encoded if text.num_tokens)
     if not kept:

@@ -217,21 +217,15 @@ def test_unsupported_setting_is_rejected_by_name(
     assert "which bundles do not support: remove it in a copy of the checkpoint" in str(caught.value)
 
 
-def test_chat_template_of_a_tuned_chat_model_is_rejected(tmp_path: Path) -> None:
-    """sentence-transformers 6 saves it as soon as the tokenizer has a template."""
-    plain = make(tmp_path / "plain")
-    (plain / "chat_template.jinja").write_text(TEMPLATE)
-    model = SentenceTransformer(str(plain), device="cpu")
-    model.save(str(tmp_path / "saved"))
-    with pytest.raises(
-        SourceError, match=r"modality_config\.message = .*wraps each text in the tokenizer's chat"
-    ):
-        check_settings(tmp_path / "saved", EMBEDDING)
-    with_template = model.encode([TEXT])
-    edit(tmp_path / "saved", SENTENCE, {"modality_config": {"text": FORWARD}})
-    check_settings(tmp_path / "saved", EMBEDDING)
-    bare = SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode([TEXT])
-    assert np.abs(bare - with_template).max() > 1e-3
+def test_chat_template_is_accepted_only_for_embeddings(checkpoint: Path) -> None:
+    edit(checkpoint, SENTENCE, {"modality_config": {"message": FORWARD | {"format": "flat"}}})
+    check_settings(checkpoint, EMBEDDING)
+    with pytest.raises(SourceError, match=r"modality_config\.message .*which only embedding models support"):
+        check_settings(checkpoint, None)
+    other = {"message": FORWARD | {"method_output_name": "pooler_output"}}
+    edit(checkpoint, SENTENCE, {"modality_config": other})
+    with pytest.raises(SourceError, match=r"modality_config\.message\.method_output_name = 'pooler_output'"):
+        check_settings(checkpoint, EMBEDDING)
 
 
 def test_reranker_whose_files_do_not_mention_its_chat_template_is_exported_with_a_warning(

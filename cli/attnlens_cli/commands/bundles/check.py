@@ -392,6 +392,7 @@ class ServedBundle:
     """
 
     def __init__(self, directory: Path, manifest: "Manifest") -> None:
+        from attnlens.chat_template import ChatTemplate
         from attnlens_export.judge.compare import Facts
         from attnlens_server import local
         from attnlens_server.text.tokenizer import TextEncoder
@@ -405,7 +406,8 @@ class ServedBundle:
             manifest.architecture.type_vocab_size > 0,
         )
         # Texts beyond the limit are only tokenized.
-        self._text_encoder = TextEncoder(directory / "tokenizer.json", manifest.max_tokens)
+        template = ChatTemplate.read(manifest.chat_template) if manifest.HasField("chat_template") else None
+        self._text_encoder = TextEncoder(directory / "tokenizer.json", manifest.max_tokens, template)
         self._model = local(directory, precision="fp32")
 
     def __enter__(self) -> Self:
