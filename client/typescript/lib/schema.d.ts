@@ -190,6 +190,13 @@ export interface components {
             /** @description Random blocks of blocks 1 to N for each head, DATA_TYPE_INT32, shape (H, N, r). Entries that are -1 or beyond the text are not attended to. */
             random_blocks?: components["schemas"]["attnlens.v1.Tensor"];
         };
+        /** @description Strings around each text, as rendered by the chat template of the tokenizer. The rendered text is tokenized without the special tokens of `tokenizer.json`, which the template contains instead. If it has `max_tokens` tokens or more, it is truncated to this number, and its last tokens are then replaced by those of the end of the template: the longest common end of the rendered texts `0` and `1 2 3 4`. */
+        "attnlens.v1.ChatTemplate": {
+            /** @description Strings around a text without a prompt. */
+            without_prompt?: components["schemas"]["attnlens.v1.TextFrame"];
+            /** @description Strings around a text with a prompt, which is the system message. Unset if the template has no system message. */
+            with_prompt?: components["schemas"]["attnlens.v1.TextFrame"];
+        };
         /** @description Head that computes the logits of a text or pair: C numbers, one per label. A reranker has one label, and its logit is the relevance of the second text to the first. */
         "attnlens.v1.Classifier": {
             /** @description Names of the labels, in the order of the logits. */
@@ -865,6 +872,8 @@ export interface components {
             classifier?: components["schemas"]["attnlens.v1.Classifier"];
             /** @description Comparison with the publisher's own pipeline at export. Unset for bundles of versions that did not record it. */
             publisher?: components["schemas"]["attnlens.v1.PublisherComparison"];
+            /** @description Chat template into which each text is inserted. Unset if there is none. */
+            chat_template?: components["schemas"]["attnlens.v1.ChatTemplate"];
         };
         /**
          * @description State of a model on the server.
@@ -1155,6 +1164,15 @@ export interface components {
             shape: number[];
             /** @description Elements in row-major order, each little-endian, without padding. The length is the product of `shape` times the element size. */
             data: string;
+        };
+        /** @description Strings around a text: before_prompt + prompt + before_text + text + after_text. */
+        "attnlens.v1.TextFrame": {
+            /** @description Before the prompt. Empty without a prompt. */
+            before_prompt: string;
+            /** @description Before the text. */
+            before_text: string;
+            /** @description After the text. */
+            after_text: string;
         };
         /** @description Two texts, for models with `Model.supports_text_pairs`. Limits apply to both texts together. Truncation removes tokens one at a time from the longer text. */
         "attnlens.v1.TextPair": {
