@@ -4,6 +4,7 @@ B batch, T tokens, D hidden size, H heads, K head size.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +70,45 @@ class WithBiasPerHead(WithMultiheadAttention):
             output, weights = attention(states, states, states, attn_mask=mask, average_attn_weights=False)
             states = states + output
             all_weights.append(weights)
+        return states, all_weights
+
+
+class WithTransformerEncoder(Base):
+    """`nn.TransformerEncoder` with its default layout, (T, B, D), and a causal mask, but no weights."""
+
+    mask: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(HIDDEN_SIZE, NUM_HEADS, dim_feedforward=32)
+        self.encoder = nn.TransformerEncoder(layer, NUM_LAYERS, enable_nested_tensor=False)
+        self.register_buffer("mask", torch.ones(MAX_TOKENS, MAX_TOKENS, dtype=torch.bool).triu(1))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        num_tokens = input_ids.shape[1]
+        states = self.embed(input_ids).transpose(0, 1)
+        mask = self.mask[:num_tokens, :num_tokens]
+        result: Tensor = self.encoder(states, mask=mask, src_key_padding_mask=attention_mask == 0)
+        return result.transpose(0, 1)
+
+
+class WithTwoCallsOfAttention(WithTransformerEncoder):
+    """The same, and the weights from a second call, whose other results are not used."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Result:  # type: ignore[override]
+        all_weights = []
+
+        def keep(module: nn.MultiheadAttention, args: Any, kwargs: dict[str, Any]) -> None:
+            kwargs = {**kwargs, "need_weights": True, "average_attn_weights": False}
+            _, weights = nn.MultiheadAttention.forward(module, *args, **kwargs)
+            assert weights is not None
+            all_weights.append(weights)
+
+        layers = self.encoder.layers
+        hooks = [layer.self_attn.register_forward_pre_hook(keep, with_kwargs=True) for layer in layers]
+        states = super().forward(input_ids, attention_mask)
+        for hook in hooks:
+            hook.remove()
         return states, all_weights
 
 

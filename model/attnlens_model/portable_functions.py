@@ -39,6 +39,41 @@ class PortableFunctions(TorchFunctionMode):
         return func(*args, **kwargs) if result is None else result
 
 
+class RecordedAttention(TorchFunctionMode):
+    """Context manager that records calls of `nn.MultiheadAttention`, which computes weights only on request.
+
+    It also disables the fused operators of PyTorch, which compute none.
+
+    Attributes:
+        weights: Weights of each call, (B, H, T, T).
+        axes: The first two axes of the query of each call: tokens and texts.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[Tensor] = []
+        self.axes: list[tuple[int, ...]] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - result of any function
+        """Call a function, and record it if it is that of `nn.MultiheadAttention`."""
+        del types
+        kwargs = kwargs or {}
+        if func is not functional.multi_head_attention_forward:
+            return func(*args, **kwargs)
+        self.axes.append(tuple(args[0].shape[:2]))
+        output, weights = func(*args, **kwargs | {"need_weights": True, "average_attn_weights": False})
+        self.weights.append(weights)
+        if not kwargs["need_weights"]:
+            return output, None
+        return output, weights.mean(dim=1) if kwargs["average_attn_weights"] else weights
+
+
 def _scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,

@@ -20,6 +20,7 @@ from own_modules import (
     HIDDEN_SIZE,
     MAX_TOKENS,
     NUM_HEADS,
+    NUM_LAYERS,
     VOCAB_SIZE,
     Base,
     WithBiasPerHead,
@@ -29,11 +30,21 @@ from own_modules import (
     WithMultiheadAttention,
     WithOwnNorms,
     WithPaddingLeak,
+    WithTransformerEncoder,
+    WithTwoCallsOfAttention,
     create,
 )
 
 ROOT = Path(__file__).parents[2]
-LINKED = [WithMultiheadAttention, WithBiasPerHead, WithEinsum, WithOwnNorms, WithCausalBuffer]
+LINKED = [
+    WithMultiheadAttention,
+    WithBiasPerHead,
+    WithEinsum,
+    WithOwnNorms,
+    WithCausalBuffer,
+    WithTransformerEncoder,
+]
+CAUSAL = (WithCausalBuffer, WithTransformerEncoder)
 
 
 def export(module: nn.Module, bundle: Path, embeddings: str | None = None) -> BundleSummary:
@@ -42,7 +53,7 @@ def export(module: nn.Module, bundle: Path, embeddings: str | None = None) -> Bu
         bundle,
         vocab_size=VOCAB_SIZE,
         max_tokens=MAX_TOKENS,
-        is_causal=isinstance(module, WithCausalBuffer),
+        is_causal=isinstance(module, CAUSAL),
         embeddings=embeddings,
         options=ExportOptions(faithfulness=False),
     )
@@ -60,8 +71,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 @pytest.mark.parametrize("kind", [*LINKED, WithFusedAttention])
 def test_bundle_agrees_with_the_module(kind: type[nn.Module], exported: Exported) -> None:
-    module, (bundle, summary) = create(kind), exported[kind]
+    bundle, summary = exported[kind]
     assert summary.verdict.passed
+    # The same weights, but it returns those of attention.
+    module = create(WithTwoCallsOfAttention if kind is WithTransformerEncoder else kind)
     input_ids = torch.arange(2 * 7).reshape(2, 7)
     mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
     with torch.no_grad():
@@ -123,6 +136,26 @@ def test_padding_leak_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "bundle").exists()
 
 
+def test_part_of_a_projection_that_nothing_reads_is_cut_off(tmp_path: Path) -> None:
+    assert export(create(WithTwoCallsOfAttention), tmp_path / "bundle").warnings == ()
+
+
+class TextsExchanged(WithMultiheadAttention):
+    """`nn.MultiheadAttention` with its default layout, which gets (B, T, D)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attentions = nn.ModuleList(
+            nn.MultiheadAttention(HIDDEN_SIZE, NUM_HEADS) for _ in range(NUM_LAYERS)
+        )
+
+
+class EmbedsTransposed(WithEinsum):
+    def embed(self, input_ids: Tensor) -> Tensor:
+        result: Tensor = self.tokens(input_ids.mT)
+        return result.transpose(0, 1)
+
+
 class Returning(Base):
     """Returns the results of a function."""
 
@@ -169,6 +202,17 @@ WEIGHTS = torch.zeros(2, NUM_HEADS, 3, 3)
             "tokens.weight is torch.float16 on cpu: move the module with float() and cpu()",
             id="fp16",
         ),
+        pytest.param(
+            create(TextsExchanged),
+            "calls nn.MultiheadAttention with texts and tokens exchanged, so texts would attend to each "
+            "other: its inputs are (tokens, batch, size), or (batch, tokens, size) with batch_first=True",
+            id="layout",
+        ),
+        pytest.param(
+            create(EmbedsTransposed),
+            "with input_ids transposed: call it with input_ids",
+            id="embeds transposed",
+        ),
         pytest.param(create(WithoutEmbedding), "calls no nn.Embedding with input_ids", id="no embedding"),
     ],
 )
@@ -199,6 +243,8 @@ def test_sizes_must_be_those_of_the_module(sizes: dict[str, int], message: str, 
 def test_embeddings_can_be_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no 'words': pass embeddings=NAME"):
         export(create(WithEinsum), tmp_path / "bundle", embeddings="words")
+    with pytest.raises(ConfigError, match=r"positions returns no embeddings \(batch, tokens, size\)"):
+        export(create(WithEinsum), tmp_path / "bundle", embeddings="positions")
     assert export(create(WithEinsum), tmp_path / "bundle", embeddings="tokens").warnings == ()
 
 

@@ -56,10 +56,10 @@ class SweepState:
         self.baseline.append(self._constant_part(value, gradient))
 
     def _constant_part(self, value: str, gradient: str) -> str:
-        """Return the dot product of a value and its gradient over all axes but the first: (B, 1)."""
+        """Return the dot product of a value and its gradient over all axes but that of the batch: (B, 1)."""
         writer = self.writer
         shape = writer.shape(gradient)
-        is_row = len(shape) == 3 and shape[1] == LENGTH_AXIS  # noqa: PLR2004 - (B, T, D)
+        is_row = len(shape) == 3 and shape[:2] == (BATCH_AXIS, LENGTH_AXIS)  # noqa: PLR2004 - (B, T, D)
         if is_row and len(writer.shape(value)) == 1:
             # A product with a row of ones, because ReduceSum over this axis takes ten times as long. The mask
             # can serve as this row, because gradients of padding are 0.
@@ -69,7 +69,15 @@ class SweepState:
             column = writer.add("Unsqueeze", value, writer.constant([1]))  # OpenCV does not support vectors
             product = writer.add("MatMul", summed, column)  # (B, 1, 1)
             return writer.add("Squeeze", product, writer.constant([2]), shape=(BATCH_AXIS, 1))
+        if BATCH_AXIS not in shape:
+            raise GraphError(
+                f"no contributions: {value!r} is added to values without an axis of texts, {shape}"
+            )
         product = writer.add("Mul", gradient, value, shape=shape)
+        if shape[0] != BATCH_AXIS:  # such as (T, B, D)
+            order = sorted(range(len(shape)), key=lambda axis: shape[axis] != BATCH_AXIS)
+            shape = tuple(shape[axis] for axis in order)
+            product = writer.add("Transpose", product, perm=order, shape=shape)
         others = list(range(1, len(shape)))
         summed = writer.sum(product, others[:-1]) if others[1:] else product
         return writer.sum(summed, [1], keepdims=True)

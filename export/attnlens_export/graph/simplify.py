@@ -199,8 +199,13 @@ def replace_split(graph: ir.Graph, node: ir.Node) -> None:
     """
     source, start = node.inputs[0], 0
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
-    for part in node.outputs:
-        size = None if part.shape is None else part.shape[axis]
+    stated = next((each.const_value for each in node.inputs[1:] if each is not None), None)
+    # Parts that nothing reads have no shape. Without stated lengths, all but the last one are equal.
+    shapes = [part.shape for part in node.outputs]
+    default = next((shape for shape in shapes if shape is not None), None)
+    for index, part in enumerate(node.outputs):
+        shape = shapes[index] or default
+        size = shape and shape[axis] if stated is None else int(stated.numpy()[index])
         if not isinstance(size, int):
             raise GraphError(f"the Split that computes {part.name!r} has parts of unknown length")
         bounds = [

@@ -41,6 +41,7 @@ _MAX_WEAK_SHARE = 0.35
 # A head ignores a feature that has less than a fifth of the largest effect. A head that reads only its slice
 # ignores at least half of the features.
 _NUM_GRADIENT_TEXTS = 8
+_EXCHANGED = "the layer exchanges texts and tokens"
 
 
 class Status(Enum):
@@ -251,6 +252,13 @@ class _Case:
         return visible(scores).reshape(-1, self.num_tokens, self.num_tokens).any(dim=0)
 
     @property
+    def exchanges_axes(self) -> bool:
+        """Whether texts attend to each other, and all softmaxes are over the texts of the batch."""
+        num_texts = len(self.states)
+        shapes = [softmax.scores.shape[-2:] for softmax in self.trace.softmaxes]
+        return "batch independence" in self.failed and set(shapes) == {(num_texts, num_texts)}
+
+    @property
     def num_maps(self) -> int:
         """Number of attention maps of each text, or 0 if no softmax was observed."""
         return 0 if self.softmax is None else self.softmax.weights.numel() // (2 * self.num_tokens**2)
@@ -338,9 +346,14 @@ def _check_score_shape(case: _Case) -> Item:
     if not case.trace.softmaxes:
         return _skipped(name, "the layer calls no softmax")
     shapes = ", ".join(_shape(softmax.scores) for softmax in case.trace.softmaxes)
+    measured = f"softmax of {shapes}; expected (..., T, T) = (..., {case.num_tokens}, {case.num_tokens})"
+    if case.exchanges_axes:
+        return _failed(
+            name, measured, "Scores compare each text with each text of the batch.", _fix_axes(case)
+        )
     return _failed(
         name,
-        f"softmax of {shapes}; expected (..., T, T) = (..., {case.num_tokens}, {case.num_tokens})",
+        measured,
         "Scores compare each token with each token. These compare other axes.",
         "Multiply queries (..., T, K) by keys transposed in the last two axes, (..., K, T).",
     )
@@ -570,12 +583,29 @@ def _check_batch(case: _Case) -> Item:
         name,
         f"a change of text 1 changes text 0 by up to {difference:.2g} (gradient {gradient:.2g})",
         "Texts attend to each other, so a result depends on the other texts of its batch.",
-        "Check the order of the first two axes (batch_first), and that nothing is reduced over the batch.",
+        _fix_axes(case),
     )
+
+
+def _fix_axes(case: _Case) -> str:
+    """Return the remedy for texts that attend to each other."""
+    inner = (
+        name
+        for name, module in case.layer.module.named_modules()
+        if isinstance(module, nn.MultiheadAttention) and not module.batch_first
+    )
+    if name := next(inner, None):
+        return (
+            f"{name} is an nn.MultiheadAttention with batch_first=False, which takes (T, B, D): create it "
+            "with batch_first=True. If the layer itself takes (T, B, D), pass a `call` that transposes."
+        )
+    return "Check the order of the first two axes (batch_first), and that nothing is reduced over the batch."
 
 
 def _check_pattern(case: _Case) -> Item:
     name = "attention pattern" if case.allowed else "causal mask"
+    if case.exchanges_axes:
+        return _skipped(name, _EXCHANGED)
     rows = case.influence()[0, :, 0]  # (T, T): gradient of output token i to input token j
     if case.allowed is not None:
         allowed = case.allowed(case.num_tokens).bool()
@@ -667,6 +697,8 @@ def _describe_pattern(case: _Case) -> str:
 
 def _check_padding(case: _Case) -> Item:
     name = "padding mask"
+    if case.exchanges_axes:
+        return _skipped(name, _EXCHANGED)
     if not case.layer.takes_mask:
         return _skipped(name, "forward takes no mask: batches of texts with different lengths need one")
     keep = torch.ones(2, case.num_tokens, dtype=torch.bool)

@@ -120,10 +120,15 @@ def _default_call(module: nn.Module, mask_style: MaskStyle | None) -> tuple[Laye
     if isinstance(module, nn.MultiheadAttention):
         return _call_multihead_attention, True
     name = next((name for name in inspect.signature(module.forward).parameters if name in _MASK_STYLES), None)
-    if name is None:
-        return lambda module, hidden_states, _keep: module(hidden_states), False
-    style = mask_style or _MASK_STYLES[name]
-    return lambda module, hidden_states, keep: module(hidden_states, **{name: _mask(keep, style)}), True
+    swap = isinstance(module, nn.TransformerEncoderLayer) and not module.self_attn.batch_first
+    style = mask_style or _MASK_STYLES[name or "mask"]
+
+    def call(module: nn.Module, hidden_states: Tensor, keep: Tensor | None) -> object:
+        masks = {name: _mask(keep, style)} if name else {}
+        result = module(hidden_states.transpose(0, 1) if swap else hidden_states, **masks)
+        return result.transpose(0, 1) if swap and isinstance(result, Tensor) else result
+
+    return call, name is not None
 
 
 def _call_multihead_attention(module: nn.Module, hidden_states: Tensor, keep: Tensor | None) -> object:

@@ -154,6 +154,34 @@ def test_multihead_attention_passes(batch_first: bool) -> None:
     assert report.passed, str(report)
 
 
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_layer_of_nn_transformer_encoder_passes(batch_first: bool) -> None:
+    torch.manual_seed(0)
+    report = check(nn.TransformerEncoderLayer(HIDDEN_SIZE, NUM_HEADS, batch_first=batch_first))
+    assert report.passed, str(report)
+
+
+class WithDefaultLayout(nn.Module):
+    """Passes (B, T, D) to `nn.MultiheadAttention`, which takes (T, B, D) by default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(HIDDEN_SIZE, NUM_HEADS)
+
+    def forward(self, states: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        result: Tensor = self.attention(states, states, states, key_padding_mask=key_padding_mask)[0]
+        return result
+
+
+def test_default_layout_is_named_once_and_no_mask_is_suspected() -> None:
+    torch.manual_seed(0)
+    report = check(WithDefaultLayout())
+    assert [item.name for item in report.failures] == ["batch independence", "score shape"]
+    assert {item.remedy.partition(":")[0] for item in report.failures} == {
+        "attention is an nn.MultiheadAttention with batch_first=False, which takes (T, B, D)"
+    }
+
+
 def test_bert_of_transformers_passes() -> None:
     config = transformers.BertConfig(hidden_size=HIDDEN_SIZE, num_attention_heads=NUM_HEADS)
     config._attn_implementation = "eager"
