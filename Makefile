@@ -8,7 +8,7 @@ CLIENT_NODE := client/typescript/node_modules/.package-lock.json
 # Without bytecode files, each process would compile torch and transformers again, which takes 15 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-types test-mutations proof proof-changes pythons test-pythons test-ecosystem test-integrations test-clients test-cuda bench check docs docs-pages docs-pictures docs-site types requirements viewer typescript node browser haproxy prometheus format protos release-record release-check clean
+.PHONY: demo test test-all test-types test-publishers test-mutations proof proof-changes pythons test-pythons test-ecosystem test-integrations test-clients test-cuda bench check docs docs-pages docs-pictures docs-site types requirements viewer typescript node browser haproxy prometheus format protos release-record release-check clean
 
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 
@@ -64,6 +64,9 @@ test-mutations: $(MINILM) ## every mutation of tests/mutations must fail a test
 
 test-types: .venv/ready ## an encoder of every type of transformers in docs/families.md
 	$(PYTEST) -m "" tests/export/types_of_transformers.py
+
+test-publishers: .venv/ready ## exports with the oldest and newest transformers and sentence-transformers
+	tests/other_publishers.sh
 
 # Tests of processes: start, shutdown, signals, connections, hostile clients.
 PROCESS_TESTS := tests/server/test_lifecycle.py tests/server/test_tls.py tests/server/bundle/test_replaced_bundle.py \
@@ -204,8 +207,8 @@ release-record: .venv/ready ## record protocol, bundle and messages of this vers
 	.release/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
-release-check: test-types $(MINILM) .release/ready ## build, install on each Python with old and new dependencies, licenses, SBOM
+release-check: test-types test-publishers $(MINILM) .release/ready ## build, install on each Python with old and new dependencies, licenses, SBOM
 	.release/bin/python release/check.py .minilm
 
 clean:
-	rm -rf .venv .ecosystem .integrations .release .pythons .minilm .bench .site .trace_cache tests/node/node_modules viewer/node_modules client/typescript/node_modules dist build
+	rm -rf .venv .ecosystem .integrations .release .pythons .publishers .minilm .bench .site .trace_cache tests/node/node_modules viewer/node_modules client/typescript/node_modules dist build
