@@ -196,6 +196,49 @@ class WithFusedAttention(Projected):
         return heads.transpose(1, 2).flatten(2), weights
 
 
+class WithGroups(Base):
+    """Groups of heads that share keys and values, and `einsum` with parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        head_size, num_groups = HIDDEN_SIZE // NUM_HEADS, NUM_HEADS // 2
+
+        def weights(*shape: int) -> nn.ParameterList:
+            return nn.ParameterList(nn.Parameter(torch.empty(shape)) for _ in range(NUM_LAYERS))
+
+        self.queries = weights(HIDDEN_SIZE, NUM_HEADS, head_size)
+        self.shared = weights(2, HIDDEN_SIZE, num_groups, head_size)
+        self.outputs = weights(NUM_HEADS, head_size, HIDDEN_SIZE)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Result:
+        states, all_weights = self.embed(input_ids), []
+        for layer, norm in enumerate(self.norms):
+            normed = norm(states)
+            query = torch.einsum("btd,dhk->bhtk", normed, self.queries[layer])
+            key, value = torch.einsum("btd,cdgk->cbgtk", normed, self.shared[layer])
+            heads, weights = self.attend(query, key, value, attention_mask[:, None, None, :] == 0)
+            states = states + torch.einsum("bhtk,hkd->btd", heads, self.outputs[layer])
+            all_weights.append(weights)
+        return states, all_weights
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
+        """Map queries (B, H, T, K), keys and values (B, G, T, K) to heads (B, H, T, K) and their weights."""
+        in_groups = query.unflatten(1, (-1, 2))  # type: ignore[no-untyped-call]
+        scores = torch.einsum("bgnqk,bgtk->bgnqt", in_groups, key).flatten(1, 2)
+        weights = scores.masked_fill(padding, -math.inf).softmax(dim=-1)
+        of_groups = weights.unflatten(1, (-1, 2))  # type: ignore[no-untyped-call]
+        return torch.einsum("bgnqt,bgtk->bgnqk", of_groups, value).flatten(1, 2), weights
+
+
+class WithRepeatedGroups(WithGroups):
+    """The same, with keys and values repeated for each head."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
+        key, value = key.repeat_interleave(2, dim=1), value.repeat_interleave(2, dim=1)
+        weights = (query @ key.mT).masked_fill(padding, -math.inf).softmax(dim=-1)
+        return weights @ value, weights
+
+
 class WithPaddingLeak(WithEinsum):
     """The mask is not used."""
 

@@ -9,6 +9,7 @@ B batch, T tokens, D hidden size, H heads, K head size.
 """
 
 import math
+import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 _NUM_FACTORS = 2
+_MAX_COPIES = 64
 _PER_HEAD_MASK_AXES = 3
 
 
@@ -84,8 +86,12 @@ def _scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor | None:
-    if dropout_p or enable_gqa:
+    if dropout_p:
         return None
+    if enable_gqa:
+        key, value = (
+            part.repeat_interleave(query.shape[-3] // part.shape[-3], dim=-3) for part in (key, value)
+        )
     scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
@@ -150,22 +156,94 @@ def _multi_head_attention(
     return output, weights.mean(dim=1) if average_attn_weights else weights
 
 
-def _einsum(equation: str, *factors: Tensor) -> Tensor | None:
-    """Compute products of two tensors with one contracted axis and one free axis each."""
-    if len(factors) != _NUM_FACTORS or "->" not in equation or "." in equation:
+def _einsum(equation: str, *operands: Any) -> Tensor | None:  # noqa: ANN401 - tensors, or one list of them
+    """Multiply tensors from the left to the right."""
+    factors: list[Tensor] = list(operands[0] if isinstance(operands[0], (list, tuple)) else operands)
+    found = _axes(equation, factors)
+    if found is None or len(factors) < _NUM_FACTORS:
         return None
-    terms, result = equation.replace(" ", "").split("->")
-    left, right = terms.split(",")
+    *terms, result = found
+    product, axes = factors[0], terms[0]
+    for index in range(1, len(factors)):
+        later = {*result}.union(*terms[index + 1 :])
+        is_last = index == len(factors) - 1
+        kept = (
+            result
+            if is_last
+            else "".join(dict.fromkeys(each for each in axes + terms[index] if each in later))
+        )
+        product, axes = _product(product, axes, factors[index], terms[index], kept), kept
+    return product
+
+
+def _axes(equation: str, factors: Sequence[Tensor]) -> list[str] | None:
+    """Return the letters of the axes of each factor and of the result, or None if an axis is repeated."""
+    given, arrow, result = equation.replace(" ", "").partition("->")
+    if not arrow:
+        letters = given.replace(".", "").replace(",", "")
+        result = "..." + "".join(sorted(each for each in {*letters} if letters.count(each) == 1))
+    terms = given.split(",")
+    unused = "".join(each for each in string.ascii_letters if each not in equation)
+    counts = [tensor.ndim - len(term.replace(".", "")) for term, tensor in zip(terms, factors, strict=True)]
+    dots = unused[: max(counts)]  # for the axes that an ellipsis stands for, which end at the same axis
+    terms = [
+        term.replace("...", dots[len(dots) - count :]) for term, count in zip(terms, counts, strict=True)
+    ]
+    sizes: dict[str, object] = {}
+    for term, tensor in zip(terms, factors, strict=True):
+        if len({*term}) < tensor.ndim:
+            return None
+        for axis, size in zip(term, tensor.shape, strict=True):
+            if sizes.setdefault(axis, size) != size:
+                return None
+    return [*terms, result.replace("...", dots)]
+
+
+def _product(first: Tensor, left: str, second: Tensor, right: str, result: str) -> Tensor:
+    """Multiply two tensors with the axes `left` and `right`, and sum over those that `result` lacks."""
+    first, left = _summed(first, left, right + result)
+    second, right = _summed(second, right, left + result)
     both = [axis for axis in left if axis in right and axis in result]
     contracted = [axis for axis in left if axis in right and axis not in result]
     rows = [axis for axis in left if axis not in right]
     columns = [axis for axis in right if axis not in left]
-    if not len(contracted) == len(rows) == len(columns) == 1 or len(set(left + right)) != len(both) + 3:
-        return None
-    first = factors[0].permute([left.index(axis) for axis in (*both, *rows, *contracted)])
-    second = factors[1].permute([right.index(axis) for axis in (*both, *contracted, *columns)])
+    sizes = [second.shape[right.index(axis)] for axis in columns]
+    first = first.permute([left.index(axis) for axis in (*both, *rows, *contracted)])
+    first = _merged(first, len(both) + len(rows), len(contracted))
+    first = first if rows else first.unsqueeze(-2)
+    second = second.permute([right.index(axis) for axis in (*both, *contracted, *columns)])
+    second = _merged(second, len(both) + len(contracted), len(columns))
+    second = _merged(second, len(both), len(contracted))
+    for _ in rows[1:] if both else ():
+        second = second.unsqueeze(len(both))
+    product = first @ second if contracted else first * second
+    if len(columns) != 1:
+        product = product.reshape(*product.shape[:-1], *sizes)
+    product = product if rows else product.squeeze(len(both))
     axes = [*both, *rows, *columns]
-    return (first @ second).permute([axes.index(axis) for axis in result])
+    return product.permute([axes.index(axis) for axis in result])
+
+
+def _summed(tensor: Tensor, axes: str, kept: str) -> tuple[Tensor, str]:
+    dropped = [index for index, axis in enumerate(axes) if axis not in kept]
+    return (tensor.sum(dropped) if dropped else tensor), "".join(axis for axis in axes if axis in kept)
+
+
+def _merged(tensor: Tensor, start: int, count: int) -> Tensor:
+    """Merge adjacent axes into one, which is new if there are none."""
+    return tensor.flatten(start, start + count - 1) if count else tensor.unsqueeze(start)
+
+
+def _repeat(tensor: Tensor, *repeats: Any) -> Tensor | None:  # noqa: ANN401 - numbers, or one sequence of them
+    """Concatenate copies, such as those of keys and values that several heads share."""
+    counts = repeats[0] if isinstance(repeats[0], (list, tuple)) else repeats
+    if len(counts) != tensor.ndim or not all(
+        type(each) is int and 0 < each <= _MAX_COPIES for each in counts
+    ):
+        return None
+    for axis, count in enumerate(counts):
+        tensor = torch.cat([tensor] * count, dim=axis) if count > 1 else tensor
+    return tensor
 
 
 def _mean(
@@ -213,6 +291,7 @@ _PORTABLE: dict[Callable[..., Any], Callable[..., Any]] = {
     functional.multi_head_attention_forward: _multi_head_attention,
     functional.rms_norm: _rms_norm,
     torch.einsum: _einsum,
+    Tensor.repeat: _repeat,
     torch.mean: _mean,
     Tensor.mean: _mean,
     torch.var: _variance,

@@ -27,9 +27,11 @@ from own_modules import (
     WithCausalBuffer,
     WithEinsum,
     WithFusedAttention,
+    WithGroups,
     WithMultiheadAttention,
     WithOwnNorms,
     WithPaddingLeak,
+    WithRepeatedGroups,
     WithTransformerEncoder,
     WithTwoCallsOfAttention,
     create,
@@ -43,6 +45,8 @@ LINKED = [
     WithOwnNorms,
     WithCausalBuffer,
     WithTransformerEncoder,
+    WithGroups,
+    WithRepeatedGroups,
 ]
 CAUSAL = (WithCausalBuffer, WithTransformerEncoder)
 
@@ -104,11 +108,32 @@ def test_bundle_is_served_and_explained(kind: type[nn.Module], exported: Exporte
     assert encoded.attention[0].weights.shape == (2, NUM_HEADS, 4, 4)
 
 
+def test_heads_in_groups_are_in_the_order_of_their_weights(exported: Exported) -> None:
+    results = []
+    for kind in (WithGroups, WithRepeatedGroups):
+        with attnlens_server.local(exported[kind][0]) as model:
+            [explanation] = model.explain([[5, 6, 7, 8]], head_contributions=True)
+        assert explanation.head_contributions is not None
+        results.append(explanation.head_contributions)
+    np.testing.assert_allclose(results[0], results[1], atol=1e-5)
+
+
 def test_weights_that_are_not_used_are_not_explained(
     exported: Exported,
 ) -> None:
     [warning] = exported[WithFusedAttention][1].warnings
     assert "layer 0 does not multiply the attention weights that it returns by values" in warning
+
+
+class WithNonlinearHeads(WithEinsum):
+    def attend(self, projected: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        heads, weights = super().attend(projected, attention_mask)
+        return heads.sin(), weights
+
+
+def test_operator_behind_the_heads_without_a_rule_is_named(tmp_path: Path) -> None:
+    [warning] = export(create(WithNonlinearHeads), tmp_path / "bundle").warnings
+    assert "not linear in the head outputs of layer 0: there is no rule for Sin 'sin_0'" in warning
 
 
 def test_check_compares_with_the_module(

@@ -7,12 +7,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from attnlens_model.portable_functions import PortableFunctions
 
 BATCH_SIZE, NUM_TOKENS, HIDDEN_SIZE, NUM_HEADS = 2, 5, 12, 3
 PADDING = torch.arange(NUM_TOKENS)[None] >= torch.tensor([[5], [3]])  # (B, T), True for padding
 LATER = torch.ones(NUM_TOKENS, NUM_TOKENS, dtype=torch.bool).triu(1)  # (T, T), True for later tokens
+
+
+class Functions(TorchFunctionMode):
+    """Records the functions that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        self.called.append(func)
+        return func(*args, **(kwargs or {}))
 
 
 def random(*shape: int) -> Tensor:
@@ -65,11 +79,14 @@ def test_multihead_attention(options: dict[str, Any], bias: bool) -> None:
         {"attn_mask": ~LATER},
         {"attn_mask": random(NUM_TOKENS, NUM_TOKENS)},
         {"scale": 3.0},
+        {"enable_gqa": True},
     ],
-    ids=["plain", "causal", "mask", "added", "scale"],
+    ids=["plain", "causal", "mask", "added", "scale", "grouped"],
 )
 def test_scaled_dot_product_attention(options: dict[str, Any]) -> None:
     query, key, value = random(3, BATCH_SIZE, NUM_HEADS, NUM_TOKENS, 4)
+    if "enable_gqa" in options:
+        query = query.repeat_interleave(2, dim=1)
     expected = functional.scaled_dot_product_attention(query, key, value, **options)
     with PortableFunctions():
         result = functional.scaled_dot_product_attention(query, key, value, **options)
@@ -84,16 +101,57 @@ def test_scaled_dot_product_attention(options: dict[str, Any]) -> None:
         ("qhd, khd -> hqk", [(5, 3, 4), (6, 3, 4)]),
         ("td,de->te", [(5, 3), (3, 4)]),
         ("btd,dhk->bthk", [(2, 5, 3), (3, 2, 4)]),
+        ("btd,cdhk->cbhtk", [(2, 5, 3), (3, 3, 2, 4)]),
+        ("bqhk,hkd->bqd", [(2, 5, 3, 4), (3, 4, 6)]),
+        ("bhqt,bthk,hkd->bqd", [(2, 3, 5, 6), (2, 6, 3, 4), (3, 4, 7)]),
+        ("bgnqk,bgtk->bgnqt", [(2, 3, 2, 5, 4), (2, 3, 6, 4)]),
+        ("bhtk,h->bhtk", [(2, 3, 5, 4), (3,)]),
+        ("h,bhtk->bthk", [(3,), (2, 3, 5, 4)]),
+        ("btd,d->bt", [(2, 5, 3), (3,)]),
+        ("bt,btd->bd", [(2, 5), (2, 5, 3)]),
+        ("a,b->ba", [(2,), (3,)]),
+        ("bqd,bkdx->bqk", [(2, 5, 3), (2, 6, 3, 4)]),
+        ("...qd,...kd->...qk", [(2, 4, 5, 3), (2, 4, 6, 3)]),
+        ("...td,dhk->...htk", [(2, 5, 3), (3, 2, 4)]),
+        ("...qd,...kd", [(2, 5, 3), (4, 2, 6, 3)]),
         ("bqd,bkd", [(2, 5, 3), (2, 6, 3)]),
-        ("bii->bi", [(2, 3, 3)]),
     ],
 )
-def test_einsum(equation: str, shapes: list[tuple[int, ...]]) -> None:
+def test_einsum_is_a_matrix_product(equation: str, shapes: list[tuple[int, ...]]) -> None:
+    factors = [random(*shape) for shape in shapes]
+    expected = torch.einsum(equation, *factors)
+    for operands in (factors, [factors]):
+        with Functions() as functions, PortableFunctions():
+            result = torch.einsum(equation, *operands)
+        torch.testing.assert_close(result, expected, atol=1e-6, rtol=0)
+        assert torch.einsum not in functions.called
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("bii->bi", [(2, 3, 3)]),
+        ("bii,bi->b", [(2, 3, 3), (2, 3)]),
+        ("bqd,bkd->bqk", [(2, 5, 3), (1, 6, 3)]),
+        ("...qd,...kd->...qk", [(2, 5, 3), (1, 6, 3)]),
+    ],
+    ids=["one factor", "diagonal", "broadcast", "broadcast ellipsis"],
+)
+def test_other_equations_use_einsum_itself(equation: str, shapes: list[tuple[int, ...]]) -> None:
     factors = [random(*shape) for shape in shapes]
     expected = torch.einsum(equation, *factors)
     with PortableFunctions():
-        result = torch.einsum(equation, *factors)
-    torch.testing.assert_close(result, expected, atol=1e-6, rtol=0)
+        torch.testing.assert_close(torch.einsum(equation, *factors), expected)
+
+
+@pytest.mark.parametrize("counts", [(1, 3, 1), [2, 1, 2], (2, 1, 1, 1)])
+def test_repeat(counts: Any) -> None:
+    tensor = random(2, 3, 4)
+    with Functions() as functions, PortableFunctions():
+        result = tensor.repeat(counts)
+        torch.testing.assert_close(tensor.repeat(*counts), result)
+    assert torch.equal(result, tensor.repeat(counts))
+    assert (Tensor.repeat in functions.called) == (len(counts) > tensor.ndim)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def contributions_graph(
     state = SweepState(writer, {inner_name(name) for name in layer_outputs(config)})
     _check_heads(state, gated)
     scores, baseline = sweep(state, vector, gradient)
+    _check_gradients(state, gated)
     heads.add_contributions(writer, gated, [state.gradient(layer.after) for layer in gated])
     for name, value in ((TOKEN_CONTRIBUTIONS, scores), (BASELINE, baseline)):
         writer.add("Identity", value, name=name, shape=writer.shape(value))
@@ -76,6 +77,17 @@ def _check_heads(state: SweepState, gated: Sequence[heads.GatedHeads]) -> None:
         if not state.flow(results.after).is_linear:
             raise GraphError(
                 f"no contributions: the head outputs of layer {layer} are not linear in the token embeddings"
+                f"{state.obstacle(results.before)}"
+            )
+
+
+def _check_gradients(state: SweepState, gated: Sequence[heads.GatedHeads]) -> None:
+    """Raise GraphError if no gradient has reached the outputs of the heads of a layer."""
+    for layer, results in enumerate(gated):
+        if results.after not in state.gradients:
+            raise GraphError(
+                f"no contributions: the result is not linear in the head outputs of layer {layer}"
+                f"{state.obstacle_after(results.after)}"
             )
 
 

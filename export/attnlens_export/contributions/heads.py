@@ -2,10 +2,11 @@
 
 The gradient of a gate at 1 is the contribution of its head to the target.
 
-B batch, T tokens, L layers, H heads, O output size of a head.
+B batch, T tokens, L layers, H heads, G groups of heads, O output size of a head.
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,7 +40,8 @@ class GatedHeads:
     """Names of values of the gated heads of one layer.
 
     Attributes:
-        before: Head outputs: (B, T, H * O). Those of a user's module are (B, H, T, O).
+        before: Head outputs: (B, T, H * O). Those of a user's module are (B, H, T, O), or (B, G, H / G, T, O)
+            if groups of heads share keys and values.
         after: Head outputs multiplied by the gates.
         members: Constant, (max H, H * O) or (max H, H): 1 if a component belongs to a head, else 0.
         axes: Axes over which contributions are summed.
@@ -146,7 +148,12 @@ def _products_with_weights(graph: onnx.GraphProto, layer: int) -> str:
 def _gate(writer: GraphWriter, value: str, layer: int, num_heads: int, max_heads: int) -> GatedHeads:
     shape = writer.shape(value)
     is_concatenated = len(shape) == _CONCATENATED_AXES
-    if not is_concatenated and shape[:2] != (BATCH_AXIS, num_heads):
+    of_heads = shape[1:-2]  # several axes for heads in groups, which share keys and values
+    if not is_concatenated and (
+        shape[0] != BATCH_AXIS
+        or not all(isinstance(size, int) for size in of_heads)
+        or math.prod(map(int, of_heads)) != num_heads
+    ):
         raise GraphError(
             f"no contributions: the product of attention weights and values of layer {layer} has the shape "
             f"{shape} instead of (batch, heads, tokens, size)"
@@ -156,9 +163,12 @@ def _gate(writer: GraphWriter, value: str, layer: int, num_heads: int, max_heads
     members = writer.constant(
         (np.arange(max_heads)[:, None] == head_indices).astype(np.float32)
     )  # (max_heads, H * O) or (max_heads, H)
-    axes = (1,) if is_concatenated else (2, 3)
+    axes = (1,) if is_concatenated else (len(shape) - 2, len(shape) - 1)
     of_layer = writer.add("Gather", HEAD_GATES, writer.constant(np.array(layer, dtype=np.int64)), axis=1)
-    gates = writer.add("Unsqueeze", writer.add("MatMul", of_layer, members), writer.constant(axes))
+    gates = writer.add("MatMul", of_layer, members)
+    if len(of_heads) > 1:
+        gates = writer.reshape(gates, [0, *map(int, of_heads)], (BATCH_AXIS, *of_heads))
+    gates = writer.add("Unsqueeze", gates, writer.constant(axes))
     after = writer.add("Mul", value, gates, name=f"{_GATED}{layer}", shape=shape)
     return GatedHeads(value, after, members, axes)
 
@@ -180,7 +190,9 @@ def add_contributions(writer: GraphWriter, gated: Sequence[GatedHeads], gradient
     rows = []
     for heads, gradient in zip(gated, gradients, strict=True):
         product = writer.add("Mul", gradient, heads.before, shape=writer.shape(heads.before))
-        summed = writer.sum(product, heads.axes)  # (B, H * O) or (B, H)
+        summed = writer.sum(product, heads.axes)  # (B, H * O), (B, H) or (B, G, H / G)
+        if len(writer.shape(summed)) > 2:  # noqa: PLR2004 - (B, H)
+            summed = writer.reshape(summed, [0, -1], (BATCH_AXIS, "heads"))
         row = writer.add("MatMul", summed, writer.add("Transpose", heads.members, perm=[1, 0]))
         rows.append(writer.add("Unsqueeze", row, writer.constant([1])))
     if len(rows) == 1:

@@ -23,6 +23,7 @@ class SweepState:
 
     def __init__(self, writer: GraphWriter, frozen: Collection[str]) -> None:
         self.writer = writer
+        self._frozen = frozen
         self.flows = find_flows(writer.graph, writer.weights, frozen)
         self.baseline: list[str] = []
         self.gradients: dict[str, list[str]] = {}
@@ -30,6 +31,31 @@ class SweepState:
     def flow(self, value: str) -> Flow:
         """Return the dependence of a value on the embeddings."""
         return self.flows.get(value, Flow.CONSTANT)
+
+    def obstacle(self, value: str) -> str:
+        """Return a clause with the node at which the path to a value stops being linear, or ""."""
+        producers = {name: node for node in self.writer.graph.node for name in node.output}
+        pending, seen = [value], set[str]()
+        while pending:
+            name = pending.pop()
+            node = producers.get(name)
+            if node is None or name in seen or name in self._frozen:
+                continue
+            seen.add(name)
+            if any(self.flow(each).is_linear for each in node.input):
+                return _describe(node)
+            pending.extend(node.input)
+        return ""
+
+    def obstacle_after(self, value: str) -> str:
+        """Return a clause with the first node that makes something nonlinear of a linear value, or ""."""
+        linear = {value}
+        for node in self.writer.graph.node:
+            if not linear.isdisjoint(node.input):
+                if not self.flow(node.output[0]).is_linear:
+                    return _describe(node)
+                linear.update(node.output)
+        return ""
 
     def add_gradient(self, value: str, gradient: str) -> None:
         """Add a gradient to those of a linear value."""
@@ -51,7 +77,7 @@ class SweepState:
         if self.flow(value) is Flow.FROZEN:
             raise GraphError(
                 f"no contributions: {node.op_type} {node.name!r} adds {value!r} to a linear function of the "
-                "embeddings, but the value depends on the text nonlinearly, and there is no rule for it"
+                f"embeddings, but the value depends on the text nonlinearly{self.obstacle(value)}"
             )
         self.baseline.append(self._constant_part(value, gradient))
 
@@ -81,3 +107,7 @@ class SweepState:
         others = list(range(1, len(shape)))
         summed = writer.sum(product, others[:-1]) if others[1:] else product
         return writer.sum(summed, [1], keepdims=True)
+
+
+def _describe(node: onnx.NodeProto) -> str:
+    return f": there is no rule for {node.op_type} {node.name!r} with these inputs"

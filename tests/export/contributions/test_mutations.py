@@ -362,22 +362,33 @@ def test_operator_without_a_rule_is_rejected_by_name(monkeypatch: pytest.MonkeyP
         sweep(SweepState(writer, ()), "out", gradient)
 
 
-def test_heads_whose_values_are_not_linear_are_rejected_by_name(
-    biased: TracedGraph, tiny_encoder: Encoder
+@pytest.mark.parametrize(
+    ("projection", "message"),
+    [
+        ("value", "the head outputs of layer 1 are not linear in the token embeddings: .* Sin 'sin_0'"),
+        ("output", "Add '.*' adds '.*' .* nonlinearly: .* Sin 'sin_0'"),
+    ],
+)
+def test_operator_that_makes_heads_nonlinear_is_named(
+    projection: str, message: str, biased: TracedGraph, tiny_encoder: Encoder
 ) -> None:
     proto = copy.deepcopy(biased.proto)
     nodes = list(proto.graph.node)
     place, value = next(
         (place, node)
         for place, node in enumerate(nodes)
-        if node.op_type == "MatMul" and node.input[1].endswith("layers.1.attention.value.weight.T")
+        if node.op_type == "MatMul" and node.input[1].endswith(f"layers.1.attention.{projection}.weight.T")
     )
-    bent = helper.make_node("Sin", [value.input[0]], ["bent"], name="sin_0")
-    shapes = {**biased.shapes, "bent": biased.shapes[value.input[0]]}
-    value.input[0] = "bent"
+    is_before = projection == "value"
+    source = value.input[0] if is_before else value.output[0]
+    bent = helper.make_node("Sin", [source], ["bent"], name="sin_0")
+    for node in [value] if is_before else nodes[place + 1 :]:
+        node.input[:] = ["bent" if name == source else name for name in node.input]
+    shapes = {**biased.shapes, "bent": biased.shapes[source]}
+    place += not is_before
     del proto.graph.node[:]
     proto.graph.node.extend([*nodes[:place], bent, *nodes[place:]])
-    with pytest.raises(GraphError, match="the head outputs of layer 1 are not linear in the"):
+    with pytest.raises(GraphError, match=message):
         contributions_graph(TracedGraph(proto, biased.weights, shapes), tiny_encoder.config, ())
 
 
