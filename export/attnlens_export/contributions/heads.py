@@ -135,14 +135,23 @@ def _products_with_weights(graph: onnx.GraphProto, layer: int) -> str:
     while value in producers and producers[value].op_type in _RESHAPING:
         value = producers[value].input[0]
         found.add(value)
+    products = []
     for node in graph.node:
         if node.op_type == "MatMul" and node.input[0] in found:
-            return str(node.output[0])
+            products.append(str(node.output[0]))
         if node.op_type in _RESHAPING and node.input[0] in found:
             found.update(node.output)
-    raise GraphError(
-        f"no contributions: layer {layer} does not multiply the attention weights that it returns by values"
-    )
+    if len(products) > 1:
+        raise GraphError(
+            f"no contributions: layer {layer} multiplies its attention weights by {len(products)} values, so "
+            "a head has no single output"
+        )
+    if not products:
+        raise GraphError(
+            f"no contributions: layer {layer} does not multiply the attention weights that it returns by "
+            "values"
+        )
+    return products[0]
 
 
 def _gate(writer: GraphWriter, value: str, layer: int, num_heads: int, max_heads: int) -> GatedHeads:
