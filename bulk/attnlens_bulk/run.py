@@ -473,7 +473,8 @@ class _Run:
         ranges = None if self._like.ranges is None else self._like.ranges.tolist()
         return {
             "format_version": FORMAT_VERSION,
-            "model": self._like.identity | {"max_tokens": self._info.max_tokens},
+            "model": self._like.identity
+            | {"max_tokens": self._info.max_tokens, "similarity": self._info.similarity},
             "vectors": {
                 "type": array.dtype.name,
                 "columns": array.shape[1],

@@ -266,17 +266,19 @@ class BlockingMethods:
 
     @takes(plans.compare)
     def compare(self, plan: ComparePlan) -> Comparison:
-        """Return the contributions of the tokens of two texts to their cosine similarity.
+        """Return the contributions of the tokens of two texts to their similarity.
+
+        `ModelInfo.similarity` is the function, the cosine or the dot product.
 
         Args:
             a, b: The two texts.
             matrix: Scores of token pairs to return, or None:
 
-                - "output": similarities of the token vectors, whose sum is the cosine.
-                - "interaction": effect on the cosine of removing both tokens, minus the effects of removing
-                  each. Needs one run of the model per token.
+                - "output": similarities of the token vectors, whose sum is the similarity.
+                - "interaction": effect on the similarity of removing both tokens, minus the effects of
+                  removing each. Needs one run of the model per token.
                 - "input": joint contributions of the input tokens, whose sum with `baseline_row`,
-                  `baseline_column` and `baseline` is the cosine. Needs one run per component of the
+                  `baseline_column` and `baseline` is the similarity. Needs one run per component of the
                   embedding.
             methods, level, head_contributions: See `explain`. Each text is explained towards the other.
             pooling, dimensions, truncate, model: See `embed`.

@@ -167,12 +167,13 @@ class Comparison:
     Attributes:
         a: Explanation of the first text towards the second.
         b: Explanation of the second text towards the first.
-        similarity: Cosine similarity of the embeddings.
+        similarity: Similarity of the embeddings.
         matrix: Scores (U, U') of pairs of units in float32. NaN where `interaction` is undefined. None if not
             requested.
         baseline_row: Biases of the first text with units of the second, (U',) in float32.
         baseline_column: Units of the first text with biases of the second, (U,) in float32.
         baseline: Biases of both texts.
+        function: Function of `similarity`, that of the model: `cosine` or `dot`.
     """
 
     a: Explanation
@@ -182,6 +183,12 @@ class Comparison:
     baseline_row: Array | None = None
     baseline_column: Array | None = None
     baseline: float | None = None
+    function: str = "cosine"
+
+    @property
+    def function_label(self) -> str:
+        """Name of the similarity function for readers."""
+        return "dot product" if self.function == "dot" else self.function
 
     def top_pairs(self, count: int = _DEFAULT_COUNT) -> list[tuple[str, str, float]]:
         """Return the pairs with the largest absolute scores.
@@ -199,7 +206,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         """Show the scores of both texts as colors, and the largest pairs, in a notebook."""
         rows = [
-            colored_text.line(f"cosine {self.similarity:.4f}"),
+            colored_text.line(f"{self.function_label} {self.similarity:.4f}"),
             self.a._repr_html_(),
             self.b._repr_html_(),
         ]

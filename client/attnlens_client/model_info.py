@@ -304,6 +304,7 @@ class ModelInfo:
         publisher: Comparison with the publisher's own pipeline. None for bundles of earlier versions.
         chat_template: Strings that the server adds before and after each text without a prompt. None for a
             model without a chat template.
+        similarity: Function that compares embeddings: `cosine` or `dot`. Empty for a classifier.
     """
 
     name: str
@@ -346,6 +347,7 @@ class ModelInfo:
     activation: str = ""
     publisher: PublisherComparison | None = None
     chat_template: tuple[str, str] | None = None
+    similarity: str = ""
 
     @property
     def max_dimensions(self) -> int:

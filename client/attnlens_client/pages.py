@@ -13,6 +13,7 @@ from attnlens_client.results import EncodedText
 from attnlens_viewer import Page
 from attnlens_viewer.results import (
     OTHER_TEXT,
+    OTHER_TEXT_BY_DOT,
     OWN_EMBEDDING,
     ContrastResult,
     PairResult,
@@ -167,7 +168,8 @@ def result_page(
         if each.unit_ids:
             raise ValueError("scores are per word: request level='tokens', the page adds them up")
     encoded = [_encode(client, model, text, options, place) for place, text in enumerate(texts)]
-    target = target if comparison is None else OTHER_TEXT
+    if comparison is not None:
+        target = OTHER_TEXT_BY_DOT if comparison.function == "dot" else OTHER_TEXT
     results = []
     for place, (text, each) in enumerate(zip(texts, encoded, strict=True)):
         explanation = explained[place] if explained else None

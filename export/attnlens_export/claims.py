@@ -35,6 +35,7 @@ _DERIVED = (
     "chat_template",
     "classifier",
     "required_features",
+    "similarity",
 )
 # Suffix of the default value of an enum.
 _UNSPECIFIED = "_UNSPECIFIED"

@@ -21,6 +21,7 @@ from attnlens.v1.manifest_pb2 import (
     OutputRole,
     ParityFigure,
     RowSum,
+    Similarity,
     ValueInfo,
 )
 from attnlens.v1.tensor_pb2 import DataType
@@ -42,7 +43,7 @@ from attnlens_export.graph.read import external_files, read_structure
 from attnlens_export.published.chat_template import read_message
 from attnlens_export.published.classifier import FEATURE, read_stored_classifier
 from attnlens_export.published.pooling import read_pooling
-from attnlens_export.published.prompts import read_prompts
+from attnlens_export.published.prompts import read_prompts, read_similarity
 from attnlens_export.published.side_files import read_max_tokens, read_task
 from attnlens_export.tokenizer.pairs import takes_pairs
 from attnlens_model import AttentionConfig, AttentionOutput, EncoderConfig
@@ -121,6 +122,7 @@ def describe_facts(directory: Path, config: EncoderConfig) -> Manifest:
         required_features=([] if classifier is None else [FEATURE])
         + ([] if template is None else [chat_template.FEATURE]),
         chat_template=template,
+        similarity=Similarity.ValueType(0 if classifier else read_similarity(directory)),
         architecture=_describe_architecture(config),
         graphs=[_describe_graph(directory, config, graph) for graph in graphs_of(directory)],
         pooling=read_pooling(directory, config.vector_size),

@@ -54,7 +54,8 @@ class Probe:
         arguments: Arguments that select a prompt.
         has_vectors: Whether more than the tokens is computed.
         arrays: `ids` and `types`, (T,), and unless only tokens are compared: `hidden`, (T, D), and `result`,
-            the embedding (E,) or the logits (C,), with the `scores` (C,).
+            the embedding (E,) or the logits (C,), with the `scores` (C,). Embeddings without arguments also
+            have the `similarity` (1,) with the first of them.
     """
 
     text: TextOrPair
@@ -92,6 +93,10 @@ class Pipeline(ABC):
     @abstractmethod
     def run(self, text: TextOrPair, arguments: Arguments) -> Arrays:
         """Return `hidden`, and `result` and `scores` if the pipeline defines them."""
+
+    def compare(self, results: Sequence[Arrays]) -> None:
+        """Add the `similarity` (1,) of each result with the first one, if the pipeline defines it."""
+        del results
 
     @property
     def labels(self) -> list[str]:
@@ -229,6 +234,12 @@ class _SentenceTransformer(_WithModules):
             "result": values["sentence_embedding"].numpy(),
         }
 
+    def compare(self, results: Sequence[Arrays]) -> None:
+        """Add the `similarity` (1,) of each embedding with the first one."""
+        for arrays in results:
+            found = self.modules.similarity(results[0]["result"], arrays["result"])
+            arrays["similarity"] = found[0].numpy()
+
 
 class _CrossEncoder(_WithModules):
     """`CrossEncoder`."""
@@ -333,6 +344,7 @@ def compute(
         _make_global(pipeline.model.base_model, num_global_tokens)
     probes = list(_make_probes(pipeline, texts, vector_tokens, takes_pairs=takes_pairs))
     _run(pipeline, probes, vector_tokens, report)
+    pipeline.compare([probe.arrays for probe in probes if probe.has_vectors and not probe.arguments])
     arrays: Any = {
         f"{index}.{name}": array for index, probe in enumerate(probes) for name, array in probe.arrays.items()
     }

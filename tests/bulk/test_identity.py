@@ -71,6 +71,7 @@ def test_description_contains_everything_that_changes_a_vector(
         "engine": info.engine,
         "precision": info.precision,
         "max_tokens": 256,
+        "similarity": "cosine",
     }
     resolved = DEFAULTS | {"vectors": "embeddings", "empty": "embed", "output_format": "parquet"}
     assert {name: content["options"][name] for name in resolved} == resolved

@@ -14,6 +14,7 @@ from attnlens_viewer.tokens import SourceToken, viewed_tokens
 
 OWN_EMBEDDING = "the similarity of the text to itself"
 OTHER_TEXT = "the cosine similarity to the other text"
+OTHER_TEXT_BY_DOT = "the dot product with the other text"
 DIFFERENCE = "the difference between the two cosine similarities"
 
 _MAX_TITLE = 90
@@ -34,11 +35,11 @@ _MISSING_SCORES = "Tokens without a score count as 0."
 _MATRICES = {
     "output": (
         "Output vectors",
-        "Similarity of the output vectors of both texts. The values add up to the cosine similarity.",
+        "Similarity of the output vectors of both texts. The values add up to the similarity.",
     ),
     "input": (
         "Input tokens",
-        "Contributions of the tokens and biases of both texts. The values add up to the cosine similarity.",
+        "Contributions of the tokens and biases of both texts. The values add up to the similarity.",
     ),
     "interaction": (
         "Interaction",

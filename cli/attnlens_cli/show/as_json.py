@@ -119,6 +119,7 @@ def comparison_as_json(comparison: Comparison) -> dict[str, object]:
     """Return both sides, the similarity, and the matrix with its baselines if there are any."""
     content: dict[str, object] = {
         "similarity": comparison.similarity,
+        "similarity_function": comparison.function,
         "a": explanation_as_json(comparison.a, verify=False),
         "b": explanation_as_json(comparison.b, verify=False),
     }

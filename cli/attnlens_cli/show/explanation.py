@@ -246,9 +246,10 @@ def _print_cells(console: Console, rows: list[str], columns: list[str], cells: A
 def _print_sums(console: Console, comparison: Comparison, cells: Array) -> None:
     assert comparison.matrix is not None  # noqa: S101 - requested by the caller
     tokens, total = (float(part.sum(dtype=np.float64)) for part in (comparison.matrix, cells))
+    label = f"the {comparison.function_label} is {comparison.similarity:.6f}"
     console.print(
-        f"input: pairs {tokens:.6f}, baselines {total - tokens:+.6f}, sum {total:.6f}, the cosine is "
-        f"{comparison.similarity:.6f} (off by {abs(total - comparison.similarity):.1e}).",
+        f"input: pairs {tokens:.6f}, baselines {total - tokens:+.6f}, sum {total:.6f}, {label} "
+        f"(off by {abs(total - comparison.similarity):.1e}).",
         soft_wrap=True,
     )
 

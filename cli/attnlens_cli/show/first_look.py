@@ -93,20 +93,20 @@ def print_ranking(console: Console, query: str, ranked: Sequence[RankedDocument]
     console.print(table)
 
 
-def print_similarities(console: Console, looks: Sequence[Look]) -> None:
-    """Print the cosine of each pair of texts, which have embeddings."""
+def print_similarities(console: Console, looks: Sequence[Look], function: str) -> None:
+    """Print the similarity of each pair of texts, which have embeddings. `function` is `cosine` or `dot`."""
     vectors = np.stack([look.vector for look in looks if look.vector is not None]).astype(np.float64)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    units = vectors / np.where(lengths == 0, 1, lengths)
-    cosines = units @ units.T  # (N, N)
+    units = vectors if function == "dot" else vectors / np.where(lengths == 0, 1, lengths)
+    similarities = units @ units.T  # (N, N)
     console.print()
-    console.print(Text("cosine similarity", "bold"))
+    console.print(Text("dot product" if function == "dot" else "cosine similarity", "bold"))
     table = _table()
     for _ in looks:
         table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="ellipsis", no_wrap=True)
     for row, look in enumerate(looks):
-        shown = [f"{cosines[row, column]:.4f}" for column in range(row + 1)]
+        shown = [f"{similarities[row, column]:.4f}" for column in range(row + 1)]
         table.add_row(*shown, *[""] * (len(looks) - len(shown)), printable(look.text))
     console.print(table)
 

@@ -118,7 +118,11 @@ def _precision_line(model: ModelInfo) -> str:
 def _result_rows(model: ModelInfo) -> dict[str, str]:
     """Return rows about the embeddings, or the labels of a classifier."""
     if not model.labels:
-        return {"embedding size": f"{model.embedding_size:,}", "embeddings": _embedding_line(model)}
+        return {
+            "embedding size": f"{model.embedding_size:,}",
+            "embeddings": _embedding_line(model),
+            "similarity": "dot product" if model.similarity == "dot" else model.similarity,
+        }
     kind = "reranker" if len(model.labels) == 1 else "classifier"
     names = ", ".join(model.labels[:_MAX_LABELS])
     more = f" and {len(model.labels) - _MAX_LABELS:,} more" if len(model.labels) > _MAX_LABELS else ""

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from attnlens.similarity import Similarity
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1 import explanation_pb2
 from attnlens.v1.tensor_pb2 import DataType
@@ -106,12 +107,16 @@ class ExplanationReader:
         [result] = response.results
         a, b = (self._text(index, side, response) for index, side in enumerate((result.a, result.b)))
         targets = (result.similarity, a.target_value, b.target_value)
-        if not (abs(result.similarity) <= 1 + _TARGET_TOLERANCE and np.ptp(targets) <= _TARGET_TOLERANCE):
+        function = _function(response)
+        tolerance = _TARGET_TOLERANCE * (abs(result.similarity) + 1)
+        is_possible = function is Similarity.DOT or abs(result.similarity) <= 1 + _TARGET_TOLERANCE
+        if not (is_possible and np.ptp(targets) <= tolerance):
             raise invalid_reply(
                 f"the similarity is {targets[0]}, but the target values of the two texts are {targets[1:]}"
             )
         values = self._matrix(result, (a, b), matrix)
-        return Comparison(a, b, result.similarity, values, *_baselines(result, (a, b), matrix, values))
+        baselines = _baselines(result, (a, b), matrix, values)
+        return Comparison(a, b, result.similarity, values, *baselines, function=function.name.lower())
 
     def _matrix(
         self, result: pb.Comparison, sides: tuple[Explanation, Explanation], kind: int
@@ -156,13 +161,14 @@ class ExplanationReader:
                 index, f"has the methods {', '.join(methods)}, expected {', '.join(self._methods)}"
             )
         count = max(words) + 1 if words else len(tokens)
+        keeps_length = message.HasField("sums_by_source") or _function(response) is Similarity.DOT
         return Explanation(
             tokens,
             usage,
             words,
             message.target_value,
             tuple(
-                self._scores(index, scores, method, count, message)
+                self._scores(index, scores, method, count, message, keeps_length=keeps_length)
                 for method, scores in zip(methods, message.scores, strict=True)
             ),
             self._heads(index, message),
@@ -188,7 +194,14 @@ class ExplanationReader:
         return tuple(words)
 
     def _scores(
-        self, index: int, message: pb.TokenScores, method: str, count: int, explanation: pb.Explanation
+        self,
+        index: int,
+        message: pb.TokenScores,
+        method: str,
+        count: int,
+        explanation: pb.Explanation,
+        *,
+        keeps_length: bool,
     ) -> TokenScores:
         target_value = explanation.target_value
         values = checked_array(message.values, FLOAT32, (count,), f"{method} of texts[{index}]")
@@ -214,8 +227,7 @@ class ExplanationReader:
                 f"has {method} with the expected sum {expected_sum}, but the target value {target_value}",
             )
         if expected_sum is not None:
-            is_logit = explanation.HasField("sums_by_source")
-            length = abs(target_value) + size if is_logit else self._direction_length
+            length = abs(target_value) + size if keeps_length else self._direction_length
             tolerance = _GRAPH_ERROR * length + _ROUNDING * size
             _check_sum(parts, expected_sum, tolerance, index, method)
         faithfulness = message.faithfulness if message.HasField("faithfulness") else None
@@ -232,6 +244,19 @@ class ExplanationReader:
         check_finite(heads, "contributions of heads", index)
         self._consistency.check("layers and heads", heads.shape, f"texts[{index}]")
         return heads
+
+
+def _function(response: pb.ExplainResponse | pb.CompareResponse | pb.ScoreResponse) -> Similarity:
+    """Return the function that compares embeddings. Older servers only know the cosine.
+
+    Raises:
+        BadReplyError: The function is unknown.
+    """
+    number = response.similarity if isinstance(response, pb.CompareResponse) else Similarity.COSINE
+    try:
+        return Similarity(number or Similarity.COSINE)
+    except ValueError:
+        raise invalid_reply(f"the similarity function {number} is unknown") from None
 
 
 def _sums_by_source(index: int, message: pb.Explanation) -> dict[str, float] | None:

@@ -105,8 +105,16 @@ def model_info(message: pb.Model) -> ModelInfo:
             else ""
         ),
         publisher=_publisher(message.publisher) if message.HasField("publisher") else None,
+        similarity=_similarity(message),
         chat_template=_chat_template(message.chat_template) if message.HasField("chat_template") else None,
     )
+
+
+def _similarity(message: pb.Model) -> str:
+    """Return the name of the function. Older servers only know the cosine."""
+    if message.HasField("classifier"):
+        return ""
+    return name_of(manifest.Similarity.DESCRIPTOR, message.similarity or manifest.SIMILARITY_COSINE)
 
 
 def _chat_template(message: manifest.ChatTemplate) -> tuple[str, str]:

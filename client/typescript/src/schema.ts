@@ -292,6 +292,8 @@ export interface components {
             timings?: components["schemas"]["attnlens.v1.Timings"];
             /** @description Engine and precision used. */
             computation?: components["schemas"]["attnlens.v1.Computation"];
+            /** @description Function of `Comparison.similarity`, see `Model.similarity`. */
+            similarity: components["schemas"]["attnlens.v1.Similarity"];
         };
         /** @description Two inputs to compare, each with its own embedding. */
         "attnlens.v1.ComparedPair": {
@@ -306,7 +308,7 @@ export interface components {
             a?: components["schemas"]["attnlens.v1.Explanation"];
             /** @description The second input, explained towards the first. */
             b?: components["schemas"]["attnlens.v1.Explanation"];
-            /** @description Cosine of the two embeddings. */
+            /** @description Cosine of the two embeddings, or their dot product for a model with SIMILARITY_DOT. It is also the target value of both explanations. */
             similarity: number | null;
             /** @description `CompareRequest.matrix`: element (i, j) belongs to tokens i and j. Set if requested. */
             matrix?: components["schemas"]["attnlens.v1.Tensor"];
@@ -875,6 +877,8 @@ export interface components {
             publisher?: components["schemas"]["attnlens.v1.PublisherComparison"];
             /** @description Chat template into which each text is inserted. Unset if there is none. */
             chat_template?: components["schemas"]["attnlens.v1.ChatTemplate"];
+            /** @description Function that compares embeddings. Unset for a classifier. */
+            similarity: components["schemas"]["attnlens.v1.Similarity"];
         };
         /**
          * @description State of a model on the server.
@@ -1024,7 +1028,7 @@ export interface components {
         };
         /** @description Comparison of one kind of result over all texts with the same prompt. */
         "attnlens.v1.PublisherFigure": {
-            /** @description Result: `prompts`, `default prompt`, `token ids`, `token types`, `hidden states`, `embeddings`, `logits`, `scores`, `labels` or `similarity`. A prompt other than the default follows in parentheses, as in `token ids (prompt query)`. */
+            /** @description Result: `prompts`, `default prompt`, `similarity` (its function), `token ids`, `token types`, `hidden states`, `embeddings`, `similarities` (numbers), `logits`, `scores` or `labels`. A prompt other than the default follows in parentheses, as in `token ids (prompt query)`. */
             result: string;
             /** @description Number of texts or pairs. */
             num_texts: number;
@@ -1120,6 +1124,15 @@ export interface components {
             /** @description EXPLAIN_METHOD_CONTRIBUTIONS of this part's tokens to the logit, computed in fp32. Its `target_value` therefore differs from `logit` by rounding, or more if `Model.precision` is lower. Set if requested. */
             explanation?: components["schemas"]["attnlens.v1.Explanation"];
         };
+        /**
+         * @description Function that compares two embeddings.
+         *
+         *     - `unspecified`: Cosine, or none for a classifier.
+         *     - `cosine`: Cosine.
+         *     - `dot`: Dot product.
+         * @enum {string}
+         */
+        "attnlens.v1.Similarity": "unspecified" | "cosine" | "dot";
         /** @description Sums of EXPLAIN_METHOD_CONTRIBUTIONS over the tokens of each source. Together, they add up to the target. */
         "attnlens.v1.SourceSums": {
             /** @description Tokens of the text, or of the first text of a pair: the query of a reranker. */

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from attnlens.similarity import Similarity
 from attnlens_export.contents import Verdict
 from attnlens_export.graph.names import HIDDEN_OUTPUT
 from attnlens_export.judge.result import Comparison, PublisherResult
@@ -32,6 +33,7 @@ class Facts:
         labels: Labels of a classifier in the order of its logits. None for an embedding model.
         takes_pairs: Whether it joins two texts.
         has_types: Whether its graphs have token types.
+        similarity: Function that compares its embeddings.
     """
 
     prompts: Mapping[str, str]
@@ -39,6 +41,7 @@ class Facts:
     labels: tuple[str, ...] | None
     takes_pairs: bool
     has_types: bool
+    similarity: Similarity = Similarity.COSINE
 
     def prompt(self, arguments: Arguments) -> str:
         """Return the text of the prompt that the arguments select, or an empty string."""
@@ -106,6 +109,9 @@ def judge(
     not_compared = [f"{result}: {reason}" for result, reason in skipped.items()]
     has_modules = published["library"] != "transformers"
     comparisons = list(_compare_settings(published, subject.facts)) if has_modules else []
+    if published["similarity"] and "similarity" not in skipped:
+        name = subject.facts.similarity.name.lower()
+        comparisons.append(_compare_values("similarity", name, published["similarity"]))
     if not has_modules and published["labels"] is None and "embeddings" not in skipped:
         not_compared.append("embeddings: the checkpoint does not define them")
     if published["labels"] is not None and not subject.facts.takes_pairs:
@@ -121,8 +127,6 @@ def judge(
         comparisons += _compare_vectors(chosen, subject, rounding, skipped, has_modules=has_modules)
     if published["labels"] is not None:
         comparisons.append(_compare_values("labels", subject.facts.labels, tuple(published["labels"])))
-    if published["similarity"] and "similarity" not in skipped:
-        comparisons.append(_compare_values("similarity", "cosine", published["similarity"]))
     return PublisherResult(
         published["library"], published["versions"], tuple(comparisons), tuple(not_compared), longest
     )
@@ -219,9 +223,15 @@ def _compare_vectors(
     limits = {"hidden": _limit(rounding.hidden, 1), "result": _limit(rounding.hidden, 1)}
     if is_scorer:
         limits["result"] = limits["scores"] = _limit(rounding.logits, largest)
+    similarities = [
+        abs(float(probe.arrays["similarity"][0])) for probe in probes if "similarity" in probe.arrays
+    ]
+    limits["similarity"] = limits["result"] * max([1.0, *similarities])
     names = {"hidden": "hidden states", "result": "logits" if is_scorer else "embeddings", "scores": "scores"}
+    if not skipped.keys() & {"similarity", "embeddings"}:
+        names["similarity"] = "similarities"
     found: dict[str, dict[str, _Differences]] = {kind: {} for kind in names}
-    for probe, arrays in zip(probes, subject.run(probes), strict=True):
+    for probe, arrays in zip(probes, _run(probes, subject), strict=True):
         prompt = _suffix(probe, has_modules=has_modules)
         for kind in names.keys() & probe.arrays.keys():
             ours, theirs = arrays[kind], probe.arrays[kind]
@@ -242,6 +252,16 @@ def _compare_vectors(
                     differences.text,
                     differences.values,
                 )
+
+
+def _run(probes: Sequence[Probe], subject: Subject) -> Iterator[Arrays]:
+    """Yield the results of a bundle, with the `similarity` (1,) of embeddings with the first one."""
+    first: Any = None
+    for probe, arrays in zip(probes, subject.run(probes), strict=True):
+        if "similarity" in probe.arrays:
+            first = arrays["result"] if first is None else first
+            arrays["similarity"] = np.array([subject.facts.similarity.of(first, arrays["result"])])
+        yield arrays
 
 
 def _limit(rounding: float, scale: float) -> float:

@@ -23,7 +23,7 @@ from attnlens_export.parity.grid import Inputs
 from attnlens_export.parity.sessions import Graph
 from attnlens_export.published.classifier import read_stored_classifier
 from attnlens_export.published.pooling import read_pooling
-from attnlens_export.published.prompts import read_prompts
+from attnlens_export.published.prompts import read_prompts, read_similarity
 from attnlens_export.published.side_files import read_max_tokens
 from attnlens_export.tokenizer.pairs import takes_pairs
 from attnlens_export.tokenizer.read import BundleTokenizer
@@ -52,6 +52,7 @@ class BundleReader:
             None if self._classifier is None else tuple(self._classifier.labels),
             takes_pairs(directory, config),
             "token_type_ids" in input_names(config),
+            read_similarity(directory),
         )
         self._tokenizer = BundleTokenizer(directory / "tokenizer.json", read_max_tokens(directory, config))
 

@@ -15,8 +15,9 @@ class Comparison:
     """One kind of result, compared over all texts.
 
     Attributes:
-        result: `prompts`, `default prompt`, `token ids`, `token types`, `hidden states`, `embeddings`,
-            `logits`, `scores`, `labels` or `similarity`, with the prompt if it is not the default.
+        result: `prompts`, `default prompt`, `similarity`, `token ids`, `token types`, `hidden states`,
+            `embeddings`, `similarities`, `logits`, `scores` or `labels`, with the prompt if it is not the
+            default.
         num_texts: Number of texts compared.
         max_abs_error: Largest absolute difference, or the number of texts that differ.
         limit: Largest error that passes. 0 for a number of texts.

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from attnlens.similarity import Similarity
 from attnlens_export.errors import SourceError
 from attnlens_export.json_files import read_object, write_json
 
@@ -54,6 +55,12 @@ def read_prompts(
             "--prompt NAME=TEXT, or choose another with --default-prompt, '' for none"
         )
     return Prompts(texts, default)
+
+
+def read_similarity(directory: Path) -> Similarity:
+    """Return the function that compares the embeddings of a bundle."""
+    name = read_object(directory / PROMPTS_FILE).get("similarity_fn_name")
+    return Similarity.COSINE if name is None else Similarity[str(name).upper()]
 
 
 def write_prompts(directory: Path, prompts: Prompts, similarity: str | None = None) -> None:

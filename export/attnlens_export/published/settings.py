@@ -124,7 +124,7 @@ MODEL_KEYS: Mapping[Task, Mapping[str, Rule]] = {
         **_EVERY_MODEL,
         "model_type": _one_of("SentenceTransformer"),
         "truncate_dim": _read,
-        "similarity_fn_name": _one_of("cosine"),
+        "similarity_fn_name": _one_of("cosine", "dot"),
     },
     "sequence-classification": {
         **_EVERY_MODEL,
@@ -187,8 +187,8 @@ def check_settings(
     keys = dict(MODEL_KEYS[task])
     if similarity is not None:
         keys["similarity_fn_name"] = _read
-    elif _has_unit_length(directory, modules):
-        keys["similarity_fn_name"] = _one_of("cosine", "dot")
+    elif _cuts_unit_vectors(directory, modules):
+        keys["similarity_fn_name"] = _one_of("cosine")
     _check(directory / PROMPTS_FILE, keys)
     _check_entries(directory, skipped)
     if task == "sequence-classification":
@@ -277,11 +277,11 @@ def _processing(path: str, value: object) -> Iterator[tuple[str, object]]:
             yield from _repeats(_PROCESSING.get(name, {}))(f"{path}.{name}", arguments)
 
 
-def _has_unit_length(directory: Path, modules: Sequence[Module]) -> bool:
-    """Return whether the published embeddings have length 1, so that the dot product is the cosine."""
+def _cuts_unit_vectors(directory: Path, modules: Sequence[Module]) -> bool:
+    """Return whether embeddings are cut after they are scaled to length 1, and are then shorter."""
     kinds = [module.kind for module in modules if module.kind != "Dropout"]
     is_truncated = read_object(directory / PROMPTS_FILE).get("truncate_dim") is not None
-    return kinds[-1:] == ["Normalize"] and not is_truncated
+    return kinds[-1:] == ["Normalize"] and is_truncated
 
 
 def _check_encoder_class(directory: Path, skipped: Collection[str]) -> None:

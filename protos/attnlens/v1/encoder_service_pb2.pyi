@@ -2210,10 +2210,13 @@ class CompareResponse(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     COMPUTATION_FIELD_NUMBER: _builtins.int
+    SIMILARITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model that was used."""
     model_version: _builtins.str
     """Version of that model."""
+    similarity: _manifest_pb2.Similarity.ValueType
+    """Function of `Comparison.similarity`, see `Model.similarity`."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___Comparison]:
         """Comparison of each pair, in the order of the request."""
@@ -2234,10 +2237,11 @@ class CompareResponse(_message.Message):
         results: _abc.Iterable[Global___Comparison] | None = ...,
         timings: Global___Timings | None = ...,
         computation: Global___Computation | None = ...,
+        similarity: _manifest_pb2.Similarity.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["computation", b"computation", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computation", b"computation", "model", b"model", "model_version", b"model_version", "results", b"results", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computation", b"computation", "model", b"model", "model_version", b"model_version", "results", b"results", "similarity", b"similarity", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2259,7 +2263,9 @@ class Comparison(_message.Message):
     BASELINE_COLUMN_FIELD_NUMBER: _builtins.int
     BASELINE_FIELD_NUMBER: _builtins.int
     similarity: _builtins.float
-    """Cosine of the two embeddings."""
+    """Cosine of the two embeddings, or their dot product for a model with SIMILARITY_DOT. It is also the target value of
+    both explanations.
+    """
     baseline: _builtins.float
     """PAIR_MATRIX_INPUT only: contribution of the biases of both inputs."""
     @_builtins.property

@@ -22,6 +22,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Similarity:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SimilarityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Similarity.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SIMILARITY_UNSPECIFIED: _Similarity.ValueType  # 0
+    """Cosine, or none for a classifier."""
+    SIMILARITY_COSINE: _Similarity.ValueType  # 1
+    """Cosine."""
+    SIMILARITY_DOT: _Similarity.ValueType  # 2
+    """Dot product."""
+
+class Similarity(_Similarity, metaclass=_SimilarityEnumTypeWrapper):
+    """Function that compares two embeddings."""
+
+SIMILARITY_UNSPECIFIED: Similarity.ValueType  # 0
+"""Cosine, or none for a classifier."""
+SIMILARITY_COSINE: Similarity.ValueType  # 1
+"""Cosine."""
+SIMILARITY_DOT: Similarity.ValueType  # 2
+"""Dot product."""
+Global___Similarity: _TypeAlias = Similarity  # noqa: Y015
+
 class _Pooling:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -441,6 +465,7 @@ class Manifest(_message.Message):
     EMBEDDING_RANGES_FIELD_NUMBER: _builtins.int
     PUBLISHER_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    SIMILARITY_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """Version of this format, now 2. Readers must reject any other version. It only increases if a reader of the
     previous version would misread the bundle; new fields and files do not increase it.
@@ -465,6 +490,8 @@ class Manifest(_message.Message):
     """Task whose adapters were merged into the weights. `none` if the checkpoint has adapters and none was merged.
     Empty if it has no adapters.
     """
+    similarity: Global___Similarity.ValueType
+    """Function that compares embeddings. Unset for a classifier, and in bundles of versions that only knew the cosine."""
     @_builtins.property
     def architecture(self) -> Global___Architecture:
         """Sizes of the encoder."""
@@ -555,10 +582,11 @@ class Manifest(_message.Message):
         embedding_ranges: Global___EmbeddingRanges | None = ...,
         publisher: Global___PublisherComparison | None = ...,
         chat_template: Global___ChatTemplate | None = ...,
+        similarity: Global___Similarity.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "chat_template", b"chat_template", "classifier", b"classifier", "embedding_ranges", b"embedding_ranges", "parity", b"parity", "pooling", b"pooling", "publisher", b"publisher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_task", b"adapter_task", "architecture", b"architecture", "chat_template", b"chat_template", "classifier", b"classifier", "default_prompt_name", b"default_prompt_name", "embedding_ranges", b"embedding_ranges", "engine_checks", b"engine_checks", "faithfulness", b"faithfulness", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "publisher", b"publisher", "required_features", b"required_features", "source", b"source", "source_revision", b"source_revision", "supports_text_pairs", b"supports_text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_task", b"adapter_task", "architecture", b"architecture", "chat_template", b"chat_template", "classifier", b"classifier", "default_prompt_name", b"default_prompt_name", "embedding_ranges", b"embedding_ranges", "engine_checks", b"engine_checks", "faithfulness", b"faithfulness", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "publisher", b"publisher", "required_features", b"required_features", "similarity", b"similarity", "source", b"source", "source_revision", b"source_revision", "supports_text_pairs", b"supports_text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -707,9 +735,9 @@ class PublisherFigure(_message.Message):
     MAX_ABS_ERROR_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     result: _builtins.str
-    """Result: `prompts`, `default prompt`, `token ids`, `token types`, `hidden states`, `embeddings`, `logits`, `scores`,
-    `labels` or `similarity`. A prompt other than the default follows in parentheses, as in
-    `token ids (prompt query)`.
+    """Result: `prompts`, `default prompt`, `similarity` (its function), `token ids`, `token types`, `hidden states`,
+    `embeddings`, `similarities` (numbers), `logits`, `scores` or `labels`. A prompt other than the default follows in
+    parentheses, as in `token ids (prompt query)`.
     """
     num_texts: _builtins.int
     """Number of texts or pairs."""

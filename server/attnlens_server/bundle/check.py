@@ -5,6 +5,7 @@ from pathlib import Path
 from attnlens.bundle import MANIFEST_NAME, BundleError, embedding_size, find_graph, max_dimensions
 from attnlens.classifiers import ScoreActivation
 from attnlens.embedding_types import ranges_problem
+from attnlens.similarity import Similarity
 from attnlens.tensors import from_tensor
 from attnlens.v1.manifest_pb2 import Architecture, Graph, GraphOutput, Manifest, Pooling, Precision
 from attnlens.v1.tensor_pb2 import DataType
@@ -121,6 +122,10 @@ def _check_defaults(path: Path, manifest: Manifest) -> None:
         or (any(manifest.prompts.values()) and not template.HasField("with_prompt"))
     ):
         raise StartupError(f"{path}: the chat template does not support text pairs or prompts: {REMEDY}")
+    if int(manifest.similarity) not in [0, *Similarity]:
+        raise StartupError(
+            f"{path}: the similarity is unknown: use the version of attnlens that exported the bundle"
+        )
     if manifest.default_prompt_name and manifest.default_prompt_name not in manifest.prompts:
         raise StartupError(
             f"{path}: the default prompt {manifest.default_prompt_name!r} does not exist: {REMEDY}"

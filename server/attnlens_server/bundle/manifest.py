@@ -7,6 +7,7 @@ from attnlens.costs import flops_per_token
 from attnlens.pattern_messages import read_pattern
 from attnlens.pooling import Pooling
 from attnlens.published import describe_comparison
+from attnlens.similarity import Similarity
 from attnlens.tensors import from_tensor
 from attnlens.v1 import manifest_pb2 as pb
 from attnlens_server.bundle.model import (
@@ -87,6 +88,7 @@ def read_model(manifest: pb.Manifest, version: str, precision: Precision) -> Mod
         chat_template=(
             ChatTemplate.read(manifest.chat_template) if manifest.HasField("chat_template") else None
         ),
+        similarity=Similarity(manifest.similarity or Similarity.COSINE),
     )
 
 

@@ -12,6 +12,7 @@ from attnlens.chat_template import ChatTemplate
 from attnlens.classifiers import ScoreActivation
 from attnlens.patterns import Band, BlockTable
 from attnlens.pooling import FloatArray, Pooling
+from attnlens.similarity import Similarity
 
 Kind = Literal["embeddings", "attention", "contributions", "logits"]
 """Purpose of a graph: token vectors, token vectors and attention of all layers, contributions of tokens to an
@@ -221,6 +222,7 @@ class Model:
         classifier: Classification head, or None for an embedding model.
         comparison: Comparison with the publisher's own pipeline, in one line.
         chat_template: Chat template into which texts are inserted, or None.
+        similarity: Function that compares embeddings, with the numbers of `attnlens.v1.Similarity`.
     """
 
     name: str
@@ -249,6 +251,7 @@ class Model:
     classifier: Classifier | None = None
     comparison: str = ""
     chat_template: ChatTemplate | None = None
+    similarity: Similarity = Similarity.COSINE
 
     @property
     def main_kind(self) -> Kind:

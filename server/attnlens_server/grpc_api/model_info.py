@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from attnlens.bundle import find_graph
 from attnlens.v1.explanation_pb2 import ExplainMethod, PairMatrix
-from attnlens.v1.manifest_pb2 import EngineCheck, GraphPurpose
+from attnlens.v1.manifest_pb2 import EngineCheck, GraphPurpose, Similarity
 from attnlens.v1.model_pb2 import Limits, Model, ModelState
 from attnlens_server.bundle import Bundle
 from attnlens_server.bundle.manifest import PRECISIONS, is_known
@@ -40,6 +40,7 @@ class ModelDescriber:
             pooling=manifest.pooling,
             max_tokens=service.max_tokens,
             embedding_size=bundle.model.embedding_size,
+            similarity=Similarity.ValueType(0 if bundle.model.classifier else bundle.model.similarity),
             prompts=manifest.prompts,
             default_prompt_name=manifest.default_prompt_name,
             supports_text_pairs=service.takes_pairs,

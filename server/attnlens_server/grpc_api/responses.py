@@ -14,6 +14,7 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1 import explanation_pb2
 from attnlens.v1.manifest_pb2 import Activation, OutputRole
 from attnlens.v1.manifest_pb2 import RowSum as RowSumNumber
+from attnlens.v1.manifest_pb2 import Similarity as SimilarityNumber
 from attnlens.v1.tensor_pb2 import DataType as DataTypeNumber
 from attnlens.v1.tensor_pb2 import Tensor
 from attnlens_server.bundle import Layout, RowSum
@@ -211,6 +212,7 @@ class Responses:
             model=self._model,
             model_version=self._version,
             computation=self._fp32_computation,
+            similarity=SimilarityNumber.ValueType(result.similarity),
         )
         _fill_timings(message.timings, result.timings)
         for pair in result.pairs:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from attnlens.explanations import ExplainMethod, PairMatrix
 from attnlens.reductions import AttentionReduction, SqrtUint8
+from attnlens.similarity import Similarity
 from attnlens_server.bundle import Model, OutputRole
 from attnlens_server.serving.admission import Budget
 from attnlens_server.serving.requests import (
@@ -32,6 +33,7 @@ from attnlens_viewer import Page
 from attnlens_viewer.live import LiveModel
 from attnlens_viewer.results import (
     OTHER_TEXT,
+    OTHER_TEXT_BY_DOT,
     OWN_EMBEDDING,
     ContrastResult,
     PairResult,
@@ -86,6 +88,7 @@ class Pages:
     def __init__(self, service: ModelService, model: Model) -> None:
         self._service = service
         self._prompt = model.prompts.get(model.default_prompt_name, "")
+        self._other_text = OTHER_TEXT_BY_DOT if model.similarity is Similarity.DOT else OTHER_TEXT
         self._can_explain = ExplainMethod.CONTRIBUTIONS in service.explain_methods
         self._has_matrix = PairMatrix.OUTPUT in service.pair_matrices
         heads = [output.num_heads for output in model.outputs.layers(OutputRole.ATTENTION_WEIGHTS).values()]
@@ -151,7 +154,7 @@ class Pages:
         compared: Comparison | None,
         contrast: ContrastResult | None,
     ) -> Page:
-        target = OWN_EMBEDDING if compared is None else OTHER_TEXT
+        target = OWN_EMBEDDING if compared is None else self._other_text
         explanations: Sequence[Explanation | None] = explained or [None] * len(texts)
         return build_page(
             self.model.name,

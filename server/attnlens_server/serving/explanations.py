@@ -229,7 +229,7 @@ class Runs:
             found = []
             for result, direction_scale in zip(results, scales, strict=True):
                 embedding = result.arrays[0][: plan.dimensions].astype(np.float64)
-                scale = direction_scale * (_norm_in_graph(embedding) if plan.is_logit else 1.0)
+                scale = direction_scale * (_norm_in_graph(embedding) if plan.keeps_length else 1.0)
                 found.append(
                     Contributions(
                         embedding,
@@ -326,7 +326,7 @@ class Runs:
     async def masked_embeddings(self, texts: Sequence[Text], call: Call) -> list[Float64Array]:
         """Return p / |p| without each token of each text, (T, E). NaN for tokens that cannot be removed.
 
-        For logits, p is returned instead.
+        For logits and dot products, p is returned instead.
         """
         plan = call.plan
         embeddings = await self._workers.run(_unset_rows, texts, plan)
@@ -350,7 +350,7 @@ class Runs:
                 results = await self._runner.run(items, self.vector_kind, call.slots.client, call.clock)
             pooled = [result.arrays[0] for result in results]
             finished = await self._workers.run(self._finish, pooled, plan)
-            rows = finished if plan.is_logit else to_unit_length(finished)
+            rows = finished if plan.keeps_length else to_unit_length(finished)
             for (number, token, _), embedding in zip(portion, rows, strict=True):
                 embeddings[number][token] = embedding
         return embeddings
@@ -510,7 +510,7 @@ def explanation(results: GraphResults, field: str, plan: ExplanationPlan, model:
         InvalidFieldsError: The embedding has no direction, or scores overflow.
         InvalidResultError: A logit is not finite.
     """
-    if plan.is_logit:
+    if plan.keeps_length:
         own = results.embedding
         check_finite(own[None], [field])
     else:
@@ -640,7 +640,7 @@ def _values(
     if method is ExplainMethod.OUTPUT_SHARE:
         assert results.vectors is not None  # noqa: S101
         assert results.vectors.hidden_state is not None  # noqa: S101
-        length = float(np.linalg.norm(results.embedding))
+        length = 1.0 if plan.is_dot else float(np.linalg.norm(results.embedding))
         return output_shares(results.vectors.hidden_state, weights, direction, length), 0.0, target
     if method is ExplainMethod.LEAVE_ONE_OUT:
         assert results.masked_embeddings is not None  # noqa: S101
@@ -669,12 +669,13 @@ def matrix(
         case None:
             return None
         case PairMatrix.INTERACTION:
-            cells = _interaction(first, second)
+            cells = _interaction(first, second, plan)
         case PairMatrix.OUTPUT:
             cells = _output(first, second, plan)
         case PairMatrix.INPUT:
             assert input_cells is not None  # noqa: S101 - the plan needs it
-            cells = input_cells
+            lengths = _norm_in_graph(first.embedding) * _norm_in_graph(second.embedding)
+            cells = input_cells * (lengths if plan.is_dot else 1.0)
     if plan.level is ExplainLevel.WORDS:
         cells = _over_words(cells, words_of(first.tokens), axis=0)
         cells = _over_words(cells, words_of(second.tokens), axis=1)
@@ -690,13 +691,11 @@ def _over_words(cells: Float64Array, words: list[int], axis: int) -> Float64Arra
     return sum_over_words(cells, words + [max(words) + 1] * rest, axis)
 
 
-def _interaction(first: GraphResults, second: GraphResults) -> Float64Array:
+def _interaction(first: GraphResults, second: GraphResults, plan: ExplanationPlan) -> Float64Array:
     assert first.masked_embeddings is not None  # noqa: S101 - the plan needs them
     assert second.masked_embeddings is not None  # noqa: S101
-    return interaction_matrix(
-        (to_unit_length(first.embedding), first.masked_embeddings),
-        (to_unit_length(second.embedding), second.masked_embeddings),
-    )
+    own = [side.embedding if plan.is_dot else to_unit_length(side.embedding) for side in (first, second)]
+    return interaction_matrix((own[0], first.masked_embeddings), (own[1], second.masked_embeddings))
 
 
 def _output(first: GraphResults, second: GraphResults, plan: ExplanationPlan) -> Float64Array:
@@ -706,6 +705,7 @@ def _output(first: GraphResults, second: GraphResults, plan: ExplanationPlan) ->
         assert side.vectors.hidden_state is not None  # noqa: S101
         sides.append((side.vectors.hidden_state, side.text.weights))
     lengths = float(np.linalg.norm(first.embedding) * np.linalg.norm(second.embedding))
+    lengths = 1.0 if plan.is_dot else lengths
     return output_matrix(sides[0], sides[1], lengths, plan.dimensions)
 
 

@@ -446,6 +446,8 @@ class ExplanationPlan:
         direction: Direction (E,), or None if it is the embedding of a text.
         matrix: Matrix of token pairs of a comparison, or None.
         is_logit: Whether p are the logits of a classifier. The target is then d . p, not d . p / |p|.
+        is_dot: Whether a comparison is about the dot product of embeddings. The target is then d . p, where d
+            is the embedding of the other text.
     """
 
     prompt: str
@@ -459,6 +461,12 @@ class ExplanationPlan:
     direction: Float64Array | None = None
     matrix: PairMatrix | None = None
     is_logit: bool = False
+    is_dot: bool = False
+
+    @property
+    def keeps_length(self) -> bool:
+        """Whether the target is d . p, not d . p / |p|."""
+        return self.is_logit or self.is_dot
 
     @property
     def needs_contributions(self) -> bool:

@@ -11,6 +11,7 @@ from attnlens.classifiers import ScoreActivation
 from attnlens.explanations import ExplainMethod
 from attnlens.patterns import Band, Pattern
 from attnlens.reductions import Reduced
+from attnlens.similarity import Similarity
 from attnlens_server.bundle import Layout, Output
 from attnlens_server.engine import ItemResult
 from attnlens_server.errors import FieldViolation, InvalidFieldsError, InvalidResultError
@@ -423,7 +424,8 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class CompareResult:
-    """Result of Compare."""
+    """Result of Compare. `similarity` is the function that compares embeddings."""
 
     pairs: list[Comparison]
     timings: Timings
+    similarity: Similarity

@@ -598,14 +598,18 @@ class ModelService:
             clock.add(tokenize_s=time.monotonic() - started)
             call = Call(plan, budget.deadline, slots, clock)
             vectors = await self._runs.vectors(texts, call, with_tokens=plan.needs_token_vectors)
-            own = await self.workers.run_if(count > MAX_INLINE_TEXTS, _directions, vectors, fields)
+            own = (
+                [each.embedding for each in vectors]
+                if plan.is_dot
+                else await self.workers.run_if(count > MAX_INLINE_TEXTS, _directions, vectors, fields)
+            )
             found = await self._run_graphs(described, own[count:] + own[:count], call, vectors)
             input_matrices = [
                 await input_matrix(first, second, self._runs, call) if plan.needs_input_matrix else None
                 for first, second in pairs
             ]
             compared = await self.workers.run(_compared, found, fields, plan, self._model, input_matrices)
-        return CompareResult(compared, clock.timings)
+        return CompareResult(compared, clock.timings, self._model.similarity)
 
     # --- Validation and tokenization --------------------------------------------------------------
 

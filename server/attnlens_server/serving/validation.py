@@ -14,6 +14,7 @@ from attnlens.explanations import ExplainLevel, ExplainMethod, Float64Array, Pai
 from attnlens.patterns import Band
 from attnlens.pooling import FloatArray, Pooling
 from attnlens.reductions import MAX_ROWS, AttentionReduction, SqrtUint8, resolve_rows
+from attnlens.similarity import Similarity
 from attnlens_server.bundle import Classifier, Kind, Layout, Model, Output, OutputRole, RowSum
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import (
@@ -736,7 +737,9 @@ class ExplanationValidator:
         if matrix is not None and matrix not in self.matrices:
             problem = f"PAIR_MATRIX_{matrix.name} is not supported: {_NO_CONTRIBUTIONS}"
             raise NotSupportedError(f"{problem}: export the model again")
-        return self._plan(request, *prompts, matrix=matrix)
+        # Embeddings of length 1 have equal dot products and cosines.
+        is_dot = self._model.similarity is Similarity.DOT and not self._model.normalize
+        return replace(self._plan(request, *prompts, matrix=matrix), is_dot=is_dot)
 
     def _plan(
         self,

@@ -27,11 +27,20 @@ from small_files import read, write
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 TOKENS = ["token ids", "token types"]
-EMBEDDER = ["prompts", "default prompt", "token ids", "hidden states", "embeddings", "similarity"]
+EMBEDDER = [
+    "prompts",
+    "default prompt",
+    "similarity",
+    "token ids",
+    "hidden states",
+    "embeddings",
+    "similarities",
+]
 RESULTS = {
     "mean with prompts": [
         "prompts",
         "default prompt",
+        "similarity",
         *(
             f"{kind}{prompt}"
             for kind in TOKENS
@@ -42,12 +51,12 @@ RESULTS = {
             for kind in ("hidden states", "embeddings")
             for prompt in ("", " (prompt query)", " (prompt passage)", " (no prompt)")
         ),
-        "similarity",
+        "similarities",
     ],
     "cls": EMBEDDER,
-    "dense": [*EMBEDDER[:3], "token types", *EMBEDDER[3:]],
+    "dense": [*EMBEDDER[:4], "token types", *EMBEDDER[4:]],
     "last token": EMBEDDER,
-    "sparse attention": [*EMBEDDER[:3], "token types", *EMBEDDER[3:]],
+    "sparse attention": [*EMBEDDER[:4], "token types", *EMBEDDER[4:]],
     "cross-encoder": ["prompts", "default prompt", *TOKENS, "hidden states", "logits", "scores", "labels"],
     "classifier": [*TOKENS, "hidden states", "logits", "scores", "labels"],
     "plain encoder": ["token ids", "hidden states"],

@@ -66,7 +66,7 @@ def compare(
     server: ServerOptions,
     **options: Any,  # noqa: ANN401 - arguments of the client's method
 ) -> None:
-    """Show the contribution of each token of two texts to the cosine of their embeddings."""
+    """Show the contribution of each token of two texts to the similarity of their embeddings."""
     if as_json and top is not None:
         raise click.UsageError("--json prints all scores: omit --top")
     path = None if html is None else checked_path(html, "--html", PAGE_SUFFIXES)
@@ -96,7 +96,7 @@ def _print(
     from attnlens_cli.show.explanation import print_caveat, print_matrix, print_scores
 
     console = make_console()
-    console.print(f"{printable(comparison.a.model)}: cosine {comparison.similarity:.4f}")
+    console.print(f"{printable(comparison.a.model)}: {comparison.function_label} {comparison.similarity:.4f}")
     for text, side in zip(texts, (comparison.a, comparison.b), strict=True):
         console.print()
         console.print(printable(text), soft_wrap=True)

@@ -393,6 +393,7 @@ class ServedBundle:
 
     def __init__(self, directory: Path, manifest: "Manifest") -> None:
         from attnlens.chat_template import ChatTemplate
+        from attnlens.similarity import Similarity
         from attnlens_export.judge.compare import Facts
         from attnlens_server import local
         from attnlens_server.text.tokenizer import TextEncoder
@@ -404,6 +405,7 @@ class ServedBundle:
             tuple(manifest.classifier.labels) if is_classifier else None,
             manifest.supports_text_pairs,
             manifest.architecture.type_vocab_size > 0,
+            Similarity(manifest.similarity or Similarity.COSINE),
         )
         # Texts beyond the limit are only tokenized.
         template = ChatTemplate.read(manifest.chat_template) if manifest.HasField("chat_template") else None

@@ -88,7 +88,7 @@ def try_source(
     if ranked:
         print_ranking(console, texts[0], ranked)
     elif len(looks) > 1 and not model.labels:
-        print_similarities(console, looks)
+        print_similarities(console, looks, model.similarity)
     cache = (
         f" --cache-dir {shlex.quote(str(cache_dir))}" if cache_dir is not None and bundle != source else ""
     )
