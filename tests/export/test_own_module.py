@@ -125,15 +125,15 @@ def test_weights_that_are_not_used_are_not_explained(
     assert "layer 0 does not multiply the attention weights that it returns by values" in warning
 
 
-class WithNonlinearHeads(WithEinsum):
+class WithHeadsAsGates(WithEinsum):
     def attend(self, projected: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         heads, weights = super().attend(projected, attention_mask)
-        return heads.sin(), weights
+        return projected[..., :HIDDEN_SIZE] * heads.sigmoid(), weights
 
 
 def test_operator_behind_the_heads_without_a_rule_is_named(tmp_path: Path) -> None:
-    [warning] = export(create(WithNonlinearHeads), tmp_path / "bundle").warnings
-    assert "not linear in the head outputs of layer 0: there is no rule for Sin 'sin_0'" in warning
+    [warning] = export(create(WithHeadsAsGates), tmp_path / "bundle").warnings
+    assert "not linear in the head outputs of layer 0: there is no rule for Sigmoid 'sigmoid_0'" in warning
 
 
 def test_check_compares_with_the_module(

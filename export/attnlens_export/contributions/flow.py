@@ -7,7 +7,8 @@
   deviation in a norm, the ratio by which an activation scales its input. Products of frozen and linear values
   are linear.
 - OFFSET: a frozen value times a parameter, such as an attention-weighted bias. It may be added to a linear
-  value and is part of the baseline.
+  value and is part of the baseline. A frozen value times a matrix of parameters is frozen: it is a projection
+  of something for which there is no rule.
 
 A product of two linear values is linear if one of them is the result of an activation, which is then held
 constant, as in gated feed-forward layers. All other products of linear values, such as queries and keys, are
@@ -64,6 +65,7 @@ _MOVING = frozenset(
         "Unsqueeze",
     }
 )
+_MATRIX_AXES = 2
 _ADDING = frozenset({"Add", "Sub"})
 # Functions f with f(0) = 0, which are linear if the ratio f(x) / x is held constant.
 _ACTIVATIONS = frozenset({"Relu", "Tanh"})
@@ -136,9 +138,16 @@ def _flow_of_product(
             return Flow.LINEAR
         is_activation = node.op_type == "Mul" and other in (Flow.FROZEN, Flow.OFFSET)
         return Flow.ACTIVATED if is_activation else own
-    if Flow.CONSTANT in inputs and node.op_type != "Div" and not parameters.isdisjoint(node.input):
+    has_parameter = Flow.CONSTANT in inputs and not parameters.isdisjoint(node.input)
+    if has_parameter and node.op_type != "Div" and not _is_projection(node, weights):
         return Flow.OFFSET
     return Flow.FROZEN
+
+
+def _is_projection(node: onnx.NodeProto, weights: Constants) -> bool:
+    """Return whether a node multiplies rows by a matrix."""
+    matrix = weights.get(node.input[1])
+    return node.op_type == "MatMul" and matrix is not None and matrix.ndim == _MATRIX_AXES
 
 
 def _is_zero(array: npt.NDArray[np.generic] | None) -> bool:
