@@ -376,8 +376,9 @@ def show_faithfulness(result: "FaithfulnessResult", *, is_recorded: bool = True)
         ("rank correlation\nwith leave-one-out", "95 %\ninterval", "\ntexts", "deletion\ndifference"),
     )
     for method in result.sorted():
-        correlation = f"{method.rank_correlation:.3f}"
-        table.add_row(method.name, correlation, method.interval, str(method.num_texts), method.deletion)
+        table.add_row(
+            method.name, method.correlation, method.interval, str(method.num_texts), method.deletion
+        )
     click.echo()
     make_console(markup=True).print(table)
     if is_recorded:

@@ -94,13 +94,20 @@ class TokenizedText:
     direction: Float64Array | None = None
 
 
+_UNDEFINED = (
+    "A rank correlation is undefined where all ranked tokens have the same score: the output share of a\n"
+    "model that pools one token, for example, is 0 for all others."
+)
+
+
 @dataclass(frozen=True)
 class MethodResult:
     """Figures of a method or a control.
 
     Attributes:
         method: Method or control.
-        rank_correlation: Mean over texts.
+        rank_correlation: Mean over texts. NaN if it is undefined in all of them, because their ranked tokens
+            have equal scores: for example, the output share where only the last token is pooled.
         interval_low: Lower end of the 95 % bootstrap confidence interval over texts.
         interval_high: Upper end.
         num_texts: Number of texts with a defined rank correlation.
@@ -131,8 +138,15 @@ class MethodResult:
         )
 
     @property
+    def correlation(self) -> str:
+        """Rank correlation for tables."""
+        return "undefined" if math.isnan(self.rank_correlation) else f"{self.rank_correlation:.3f}"
+
+    @property
     def interval(self) -> str:
-        """Confidence interval for tables."""
+        """Confidence interval for tables. Empty if fewer than two texts have a rank correlation."""
+        if math.isnan(self.interval_low):
+            return ""
         return f"{self.interval_low:.3f} to {self.interval_high:.3f}"
 
     @property
@@ -203,7 +217,7 @@ class FaithfulnessResult:
     def page(self) -> str:
         """Return the section of the report."""
         rows = [
-            f"| {result.name} | {result.rank_correlation:.3f} | {result.interval} "
+            f"| {result.name} | {result.correlation} | {result.interval} "
             f"| {result.num_texts} | {result.deletion} |"
             for result in self.sorted()
         ]
@@ -214,6 +228,8 @@ class FaithfulnessResult:
             "embedding changes when the 10 to 50 % of tokens with the highest scores are removed than when\n"
             "those with the lowest scores are."
         )
+        if any(math.isnan(result.rank_correlation) for result in self.methods):
+            introduction += f"\n\n{_UNDEFINED}"
         titles = "| method | rank correlation | 95 % interval | texts | deletion difference |"
         table = [titles, "|---|---|---|---|---|", *rows]
         return f"{_HEADING}\n\n{introduction}\n\n" + "\n".join(table) + "\n"

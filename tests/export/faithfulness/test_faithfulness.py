@@ -148,6 +148,9 @@ def test_figures_go_into_manifest_and_report_once(minilm_bundle: Path, tmp_path:
     assert page.count("## Faithfulness of explanations") == 1
     assert "| contributions | 0.850 | 0.830 to 0.870 | 11 | 0.480 |" in page
     assert "| output share | 0.500 | 0.400 to 0.600 | 12 |  |" in page
+    assert "| rollout | undefined |  | 0 | 0.090 |" in page
+    assert "undefined where all ranked tokens have the same score" in page
+    assert "nan" not in page.partition("## Faithfulness")[2]
     report = json.loads((bundle / "parity" / "report.json").read_text(encoding="utf-8"))
     assert report["faithfulness"]["num_texts"] == 12
     assert report["passed"]
