@@ -60,6 +60,7 @@ from attnlens_export.published.choices import AttentionChoices, RandomBlocksChoi
 from attnlens_export.published.classifier import (
     LAYOUTS,
     find_classifier,
+    is_derived,
     is_part,
     read_head,
     write_classifier_files,
@@ -664,6 +665,12 @@ def _compare_with_publisher(
         "parity failed": not verdict.passed,
     }
     reason = next((reason for reason, applies in reasons.items() if applies), None)
+    if model.directory is not None and model.classifier and reason and is_derived(model.directory):
+        raise SourceError(
+            "attnlens knows the classification head of this class only by its tensors, so its logits must be "
+            f"compared with those of transformers, which this export does not: {reason}. Add a tokenizer, "
+            "leave out --without-comparison, or add --without-head"
+        )
     if model.directory is None or reason is not None:
         not_compared = [f"{result}: {option}" for result, option in skipped.items()]
         return PublisherResult(not_compared=(reason or "", *not_compared))

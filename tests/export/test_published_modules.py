@@ -4,6 +4,7 @@ import functools
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,19 @@ def test_classifier_with_the_common_head_of_decoders(tmp_path: Path) -> None:
     results = [figure.result for figure in manifest.publisher.figures]
     assert {"logits", "scores", "labels"} <= set(results)
     assert "contributions" in [graph.id for graph in manifest.graphs]
+
+
+def test_classifier_whose_head_follows_from_its_tensors_must_be_compared(tmp_path: Path) -> None:
+    labels = dict(enumerate(["art", "law", "sea"]))
+    model = OddModel("XLM", XLM.changes | {"id2label": labels, "num_hidden_layers": 1}, std=0.08)
+    save(model, tmp_path / "source", "byte-level", "ForSequenceClassification")
+    options = ExportOptions(grid=small_grid(33), comparison=True, faithfulness=False)
+    manifest = export_bundle(tmp_path / "source", tmp_path / "bundle", options).manifest
+    assert list(manifest.classifier.labels) == ["art", "law", "sea"]
+    assert {"logits", "scores", "labels"} <= {figure.result for figure in manifest.publisher.figures}
+    options = replace(options, comparison=False)
+    with pytest.raises(SourceError, match="must be compared with those of transformers"):
+        export_bundle(tmp_path / "source", tmp_path / "other", options)
 
 
 def test_bundle_is_checked_with_and_without_its_checkpoint(exported: Exported) -> None:

@@ -112,6 +112,8 @@ _POOLINGS = {
     "bos": Pooling.POOLING_CLS,
     "mean": Pooling.POOLING_MEAN,
     "last_token": Pooling.POOLING_LAST_TOKEN,
+    "first": Pooling.POOLING_CLS,
+    "last": Pooling.POOLING_LAST_TOKEN,
 }
 _ACTIVATIONS = {
     "identity": Activation.ACTIVATION_IDENTITY,
@@ -156,9 +158,30 @@ def find_classifier(directory: Path, unused_tensors: Collection[str] = ()) -> La
     name = _architecture(read_object(directory / "config.json"))
     if not name.endswith(_SUFFIX):
         return None
-    # Nearly all decoders of transformers share a class with this head.
-    default = _LAST_TOKEN if "score.weight" in unused_tensors else None
-    return LAYOUTS.get(name.removesuffix(_SUFFIX), default)
+    return LAYOUTS.get(name.removesuffix(_SUFFIX)) or _derive(directory, unused_tensors)
+
+
+def is_derived(directory: Path) -> bool:
+    """Return whether only the names of tensors describe the head, so that its logits must be compared."""
+    name = _architecture(read_object(directory / "config.json"))
+    return name.removesuffix(_SUFFIX) not in LAYOUTS and "score.weight" not in read_tensors(directory)
+
+
+def _derive(directory: Path, unused_tensors: Collection[str]) -> Layout | None:
+    """Return the layout of transformers that has the tensors of a head, or None."""
+    names = {*unused_tensors, *(name for name in read_tensors(directory) if ".pooler." in name)}
+    weights = {name.removesuffix(".weight") for name in names if name.endswith(".weight")}
+    poolers = [name for name in weights if name.endswith(".pooler.dense")]
+    if "score" in weights:
+        return _LAST_TOKEN  # nearly all decoders share a class with this head
+    if {"classifier.dense", "classifier.out_proj"} <= weights:
+        return _dense_head()
+    if "classifier" in weights and len(poolers) == 1:
+        return _pooler(poolers[0])
+    if "sequence_summary.summary" in weights:
+        summary = Layer("sequence_summary.summary", "summary_activation=identity")
+        return Layout((summary,), "summary_type=first")
+    return None
 
 
 def is_part(layout: Layout, tensor: str) -> bool:
@@ -334,7 +357,8 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 def _choice(config: Mapping[str, Any], name: str, known: Mapping[str, Any], setting: str) -> Any:  # noqa: ANN401
     key, is_key, default = name.partition("=")
-    value = config.get(key, default) if is_key else name
+    value = config.get(key) if is_key else name
+    value = default if value is None else value
     if value not in known:
         raise SourceError(
             f"config.json: the {setting} of the head is {key} = {value!r}, but bundles support only "

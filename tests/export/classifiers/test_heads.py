@@ -64,6 +64,16 @@ LONGFORMER = OddModel(
 )
 
 
+# Their layouts follow from their tensors.
+DERIVED = [
+    OddModel("Esm", {"num_labels": 3, "pad_token_id": 1, "position_embedding_type": "rotary"}),
+    OddModel("RoCBert", {"num_labels": 3, "pronunciation_vocab_size": 50, "shape_vocab_size": 60}),
+    OddModel("LayoutLM", {"num_labels": 3}),
+    OddModel("XLM", {"num_labels": 3, "pad_token_id": 2, "summary_activation": "tanh"}),
+    OddModel("Flaubert", {"num_labels": 3}),
+]
+
+
 def saved(odd: OddModel, directory: Path) -> Any:
     model = odd.make(KIND)
     model.save_pretrained(directory)
@@ -74,13 +84,13 @@ def test_every_layout_is_compared() -> None:
     assert {odd.name for odd in [*classifiers(), LONGFORMER]} == LAYOUTS.keys() - NOT_IN_TRANSFORMERS
 
 
-@pytest.mark.parametrize("odd", [*classifiers(), LONGFORMER], ids=str)
+@pytest.mark.parametrize("odd", [*classifiers(), LONGFORMER, *DERIVED], ids=str)
 def test_logits_equal_those_of_transformers(odd: OddModel, tmp_path: Path) -> None:
     model = saved(odd, tmp_path / "source")
     # transformers makes the first token of a classified text global.
     choices = AttentionChoices(1 if odd is LONGFORMER else None, None)
     checkpoint = load_checkpoint(tmp_path / "source", None, choices.applied)
-    layout = find_classifier(tmp_path / "source")
+    layout = find_classifier(tmp_path / "source", checkpoint.unused_tensors)
     assert layout is not None
     head = read_head(tmp_path / "source", layout, checkpoint.config.vector_size)
     write_head(tmp_path / "bundle", head)
