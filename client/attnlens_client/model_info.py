@@ -305,6 +305,8 @@ class ModelInfo:
         chat_template: Strings that the server adds before and after each text without a prompt. None for a
             model without a chat template.
         similarity: Function that compares embeddings: `cosine` or `dot`. Empty for a classifier.
+        tokenizer_choice: `published` or `transformers` if `tokenizer.json` of the checkpoint and transformers
+            give different token ids, and the export chose one. Empty without a choice.
     """
 
     name: str
@@ -348,6 +350,7 @@ class ModelInfo:
     publisher: PublisherComparison | None = None
     chat_template: tuple[str, str] | None = None
     similarity: str = ""
+    tokenizer_choice: str = ""
 
     @property
     def max_dimensions(self) -> int:

@@ -36,6 +36,7 @@ _DERIVED = (
     "classifier",
     "required_features",
     "similarity",
+    "tokenizer_choice",
 )
 # Suffix of the default value of an enum.
 _UNSPECIFIED = "_UNSPECIFIED"

@@ -44,7 +44,7 @@ from attnlens_export.published.chat_template import read_message
 from attnlens_export.published.classifier import FEATURE, read_stored_classifier
 from attnlens_export.published.pooling import read_pooling
 from attnlens_export.published.prompts import read_prompts, read_similarity
-from attnlens_export.published.side_files import read_max_tokens, read_task
+from attnlens_export.published.side_files import read_max_tokens, read_task, read_tokenizer_choice
 from attnlens_export.tokenizer.pairs import takes_pairs
 from attnlens_model import AttentionConfig, AttentionOutput, EncoderConfig
 
@@ -131,6 +131,7 @@ def describe_facts(directory: Path, config: EncoderConfig) -> Manifest:
         default_prompt_name=prompts.default_name,
         supports_text_pairs=takes_pairs(directory, config),
         adapter_task=read_task(directory),
+        tokenizer_choice=read_tokenizer_choice(directory),
     )
 
 

@@ -39,8 +39,11 @@ TEXTS: tuple[Input, ...] = (
 _MAX_SHOWN = 2
 GENERIC_CLASS = "PreTrainedTokenizerFast"
 """A class with which transformers uses `tokenizer.json` as it is."""
+CHOICE_KEY = "attnlens_tokenizer"
+"""Key in a bundle's `tokenizer_config.json` for the choice, if `tokenizer.json` and transformers differ."""
 # Settings that are part of the written tokenizer.json, or that must not apply to it.
 _DROPPED = (
+    CHOICE_KEY,
     "added_tokens_decoder",
     "additional_special_tokens",
     "auto_map",
@@ -81,7 +84,7 @@ def read(
     """
     directory, target = Path(source), Path(output)
     settings = _object(directory / "tokenizer_config.json")
-    loaded, backend, origin = _open(directory, settings, choice)
+    loaded, backend, origin, differs = _open(directory, settings, choice)
     side = loaded.truncation_side
     if loaded.pad_token is None:
         loaded.pad_token = mark_padding(backend, pad_token_id)
@@ -98,7 +101,8 @@ def read(
     _write(target / "special_tokens_map.json", _special_tokens(loaded, backend))
     names = (GENERIC_CLASS,) if choice == "published" else (type(loaded).__name__, GENERIC_CLASS)
     for name in names:
-        _write(target / "tokenizer_config.json", _settings(settings, loaded, name, max_tokens))
+        content = _settings(settings, loaded, name, max_tokens)
+        _write(target / "tokenizer_config.json", content | ({CHOICE_KEY: choice} if differs else {}))
         if _reads_equally(directory, target):
             return origin
     raise RefusedError(
@@ -107,8 +111,12 @@ def read(
     )
 
 
-def _open(directory: Path, settings: dict[str, Any], choice: Choice | None) -> tuple[Any, Tokenizer, str]:
+def _open(
+    directory: Path, settings: dict[str, Any], choice: Choice | None
+) -> tuple[Any, Tokenizer, str, bool]:
     """Return the tokenizer of transformers, the backend to save, and a description of its origin.
+
+    The last value is whether `tokenizer.json` and transformers give different ids.
 
     Raises:
         RefusedError: See `read`.
@@ -116,13 +124,14 @@ def _open(directory: Path, settings: dict[str, Any], choice: Choice | None) -> t
     published = _read_published(directory)
     if choice != "published":
         loaded = _load(directory, settings, has_json=published is not None)
-        origin = _name(loaded) + _compare(directory, settings, loaded, published, choice)
-        return loaded, loaded.backend_tokenizer, origin
+        relation, differs = _compare(directory, settings, loaded, published, choice)
+        return loaded, loaded.backend_tokenizer, _name(loaded) + relation, differs
     if published is None:
         raise RefusedError("the checkpoint has no tokenizer.json: omit --tokenizer published")
     side = (published.truncation or {}).get("direction", "right")
     origin = f"tokenizer.json of the checkpoint as requested, not {_name(None)}"
-    return _load_published(directory, published, side), published, origin
+    generic, differs = _load_published(directory, published, side)
+    return generic, published, origin, differs
 
 
 def _read_published(directory: Path) -> Tokenizer | None:
@@ -174,11 +183,15 @@ def _load(directory: Path, settings: dict[str, Any], *, has_json: bool) -> Any: 
     return loaded
 
 
-def _load_published(directory: Path, published: Tokenizer, side: str) -> Any:  # noqa: ANN401 - see `_load`
-    """Return a generic tokenizer with the named tokens and settings of `AutoTokenizer`, if it reads any."""
+def _load_published(directory: Path, published: Tokenizer, side: str) -> tuple[Any, bool]:
+    """Return a generic tokenizer with the named tokens and settings of `AutoTokenizer`, if it reads any.
+
+    The second value is whether its ids are others, or it cannot read the files.
+    """
     import transformers  # noqa: PLC0415 - the process has imported it
 
     stated: dict[str, Any] = {"truncation_side": side}
+    differs = True
     try:
         loaded = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except Exception:  # noqa: BLE001 - the file is used nevertheless, as requested
@@ -187,8 +200,11 @@ def _load_published(directory: Path, published: Tokenizer, side: str) -> Any:  #
         known = {token.content for token in published.get_added_tokens_decoder().values()}
         stated = {"truncation_side": loaded.truncation_side, "model_input_names": loaded.model_input_names}
         stated |= {name: token for name, token in loaded.special_tokens_map.items() if token in known}
+        differs = not loaded.is_fast or any(
+            ours != theirs for _, ours, theirs in _encodings(published, loaded.backend_tokenizer)
+        )
     generic: Any = transformers.PreTrainedTokenizerFast
-    return generic(tokenizer_object=published, **stated)
+    return generic(tokenizer_object=published, **stated), differs
 
 
 def _check_vocabulary(directory: Path, loaded: Any, remedy: str) -> None:  # noqa: ANN401 - see `_load`
@@ -232,8 +248,8 @@ def _compare(
     loaded: Any,  # noqa: ANN401 - see `_load`
     published: Tokenizer | None,
     choice: Choice | None,
-) -> str:
-    """Return how a tokenizer relates to the files of the checkpoint.
+) -> tuple[str, bool]:
+    """Return how a tokenizer relates to the files of the checkpoint, and whether it differs from them.
 
     Raises:
         RefusedError: It differs from `tokenizer.json`, and there is no choice.
@@ -241,7 +257,7 @@ def _compare(
     if published is None:
         names = {*loaded.vocab_files_names.values()} - {"tokenizer.json"}
         found = sorted(name for name in names if (directory / name).exists())
-        return f", built from {' and '.join(found) or 'the vocabulary'}"
+        return f", built from {' and '.join(found) or 'the vocabulary'}", False
     if settings.get("add_eos_token") is True and choice is None:
         _check_end_token(loaded)
     different = [
@@ -250,9 +266,9 @@ def _compare(
         if ours != theirs
     ]
     if not different:
-        return ", equal to tokenizer.json"
+        return ", equal to tokenizer.json", False
     if choice == "transformers":
-        return " as requested, not tokenizer.json of the checkpoint"
+        return " as requested, not tokenizer.json of the checkpoint", True
     different.sort(key=lambda entry: len(entry[1][0]) + len(entry[2][0]))
     shown = "; ".join(
         f"{text!r} has {_spell(ours)} in tokenizer.json and {_spell(theirs)} in transformers"

@@ -37,6 +37,17 @@ class Comparison(Protocol):
         """Number of tokens of the longest text whose vectors were compared."""
 
 
+_TOKENIZERS = {
+    "published": "token ids of the checkpoint's tokenizer.json, not those of transformers, which differ",
+    "transformers": "token ids of transformers, not those of the checkpoint's tokenizer.json, which differ",
+}
+
+
+def describe_tokenizer(choice: str) -> str:
+    """Return one line on `Manifest.tokenizer_choice`. Empty without a choice."""
+    return _TOKENIZERS.get(choice, "")
+
+
 def describe_comparison(comparison: Comparison | None) -> str:
     """Return one line: what was compared, or why not. None means that the bundle does not state it."""
     if comparison is None:

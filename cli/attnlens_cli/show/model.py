@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from attnlens.explanations import LOW_FAITHFULNESS
-from attnlens.published import describe_comparison
+from attnlens.published import describe_comparison, describe_tokenizer
 from attnlens_cli.printable import counted, printable, source_text
 from attnlens_client import Faithfulness, Gate, ModelInfo, ParityFigure
 
@@ -34,6 +34,7 @@ def model_table(model: ModelInfo, address: str) -> Table:
         **_result_rows(model),
         "prompts": _prompts_line(model),
         **_chat_template_row(model),
+        **({"tokenizer": chosen} if (chosen := describe_tokenizer(model.tokenizer_choice)) else {}),
         "pairs of texts": "yes" if model.supports_text_pairs else "no",
         "explanations": ", ".join(model.explain_methods) or "none",
         **_faithfulness_row(model),

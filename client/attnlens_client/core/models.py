@@ -99,15 +99,19 @@ def model_info(message: pb.Model) -> ModelInfo:
         device=message.device,
         engine_check=_engine_check(message.engine_check) if message.HasField("engine_check") else None,
         labels=tuple(message.classifier.labels),
-        activation=(
-            name_of(manifest.Activation.DESCRIPTOR, message.classifier.activation)
-            if message.HasField("classifier")
-            else ""
-        ),
+        activation=_activation(message),
         publisher=_publisher(message.publisher) if message.HasField("publisher") else None,
         similarity=_similarity(message),
+        tokenizer_choice=message.tokenizer_choice,
         chat_template=_chat_template(message.chat_template) if message.HasField("chat_template") else None,
     )
+
+
+def _activation(message: pb.Model) -> str:
+    """Return the name of a classifier's activation, or an empty string for an embedding model."""
+    if not message.HasField("classifier"):
+        return ""
+    return name_of(manifest.Activation.DESCRIPTOR, message.classifier.activation)
 
 
 def _similarity(message: pb.Model) -> str:

@@ -879,6 +879,8 @@ export interface components {
             chat_template?: components["schemas"]["attnlens.v1.ChatTemplate"];
             /** @description Function that compares embeddings. Unset for a classifier. */
             similarity: components["schemas"]["attnlens.v1.Similarity"];
+            /** @description Source of the token ids if the export chose, see `Manifest.tokenizer_choice`. */
+            tokenizer_choice: string;
         };
         /**
          * @description State of a model on the server.

@@ -169,8 +169,7 @@ def make_batches(
     by_length = sorted(
         (index for index, length in enumerate(lengths) if length), key=lambda index: lengths[index]
     )
-    pairs = frozenset(index for index, text in enumerate(texts) if isinstance(text, tuple))
-    return [_to_batch(indices, encodings, pairs, config) for indices in _group(by_length, lengths)]
+    return [_to_batch(indices, encodings, config) for indices in _group(by_length, lengths)]
 
 
 def _group(by_length: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -183,9 +182,7 @@ def _group(by_length: Sequence[int], lengths: Sequence[int]) -> Iterator[list[in
     yield indices
 
 
-def _to_batch(
-    indices: Sequence[int], encodings: Sequence[Encoding], pairs: frozenset[int], config: EncoderConfig
-) -> Batch:
+def _to_batch(indices: Sequence[int], encodings: Sequence[Encoding], config: EncoderConfig) -> Batch:
     shape = (len(indices), max(len(encodings[index].ids) for index in indices))
     input_ids = np.full(shape, config.embeddings.pad_token_id, np.int64)
     mask, types = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
@@ -193,8 +190,7 @@ def _to_batch(
         encoding = encodings[index]
         length = len(encoding.ids)
         input_ids[row, :length], mask[row, :length] = encoding.ids, 1
-        if index in pairs:  # otherwise all types are 0, like in a server
-            types[row, :length] = encoding.type_ids
+        types[row, :length] = encoding.type_ids
     has_types = "token_type_ids" in input_names(config)
     return Batch(Inputs(input_ids, mask, types if has_types else None), tuple(indices))
 

@@ -9,6 +9,7 @@ from typing import Any
 from attnlens_export.errors import SourceError
 from attnlens_export.json_files import read_object, write_json
 from attnlens_model import EncoderConfig, read_config
+from attnlens_publisher.tokenizer import CHOICE_KEY
 
 TASK_KEY = "attnlens_adapter_task"
 """Key in a bundle's `config.json` for the task whose adapters were merged into the weights."""
@@ -85,6 +86,12 @@ def read_task(directory: Path) -> str:
     """Return the adapter task in a bundle's `config.json`, or an empty string if it is not set."""
     task = read_object(directory / "config.json").get(TASK_KEY)
     return task if isinstance(task, str) else ""
+
+
+def read_tokenizer_choice(directory: Path) -> str:
+    """Return "published" or "transformers" if the export of a bundle chose its token ids, else ""."""
+    choice = read_object(directory / "tokenizer_config.json").get(CHOICE_KEY)
+    return choice if isinstance(choice, str) else ""
 
 
 def copy_described(directory: Path, source: Path | None, *, is_embedder: bool = True) -> None:

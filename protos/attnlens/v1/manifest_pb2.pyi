@@ -466,6 +466,7 @@ class Manifest(_message.Message):
     PUBLISHER_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     SIMILARITY_FIELD_NUMBER: _builtins.int
+    TOKENIZER_CHOICE_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """Version of this format, now 2. Readers must reject any other version. It only increases if a reader of the
     previous version would misread the bundle; new fields and files do not increase it.
@@ -492,6 +493,10 @@ class Manifest(_message.Message):
     """
     similarity: Global___Similarity.ValueType
     """Function that compares embeddings. Unset for a classifier, and in bundles of versions that only knew the cosine."""
+    tokenizer_choice: _builtins.str
+    """Source of the token ids if `tokenizer.json` of the checkpoint and transformers give different ones and the export
+    chose: `published` or `transformers`. Empty without a choice.
+    """
     @_builtins.property
     def architecture(self) -> Global___Architecture:
         """Sizes of the encoder."""
@@ -583,10 +588,11 @@ class Manifest(_message.Message):
         publisher: Global___PublisherComparison | None = ...,
         chat_template: Global___ChatTemplate | None = ...,
         similarity: Global___Similarity.ValueType = ...,
+        tokenizer_choice: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "chat_template", b"chat_template", "classifier", b"classifier", "embedding_ranges", b"embedding_ranges", "parity", b"parity", "pooling", b"pooling", "publisher", b"publisher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_task", b"adapter_task", "architecture", b"architecture", "chat_template", b"chat_template", "classifier", b"classifier", "default_prompt_name", b"default_prompt_name", "embedding_ranges", b"embedding_ranges", "engine_checks", b"engine_checks", "faithfulness", b"faithfulness", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "publisher", b"publisher", "required_features", b"required_features", "similarity", b"similarity", "source", b"source", "source_revision", b"source_revision", "supports_text_pairs", b"supports_text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_task", b"adapter_task", "architecture", b"architecture", "chat_template", b"chat_template", "classifier", b"classifier", "default_prompt_name", b"default_prompt_name", "embedding_ranges", b"embedding_ranges", "engine_checks", b"engine_checks", "faithfulness", b"faithfulness", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "publisher", b"publisher", "required_features", b"required_features", "similarity", b"similarity", "source", b"source", "source_revision", b"source_revision", "supports_text_pairs", b"supports_text_pairs", "tokenizer_choice", b"tokenizer_choice", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -129,6 +129,7 @@ class Model(_message.Message):
     PUBLISHER_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     SIMILARITY_FIELD_NUMBER: _builtins.int
+    TOKENIZER_CHOICE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Model name, as used in requests."""
     version: _builtins.str
@@ -165,6 +166,8 @@ class Model(_message.Message):
     """Whether requests with an empty `model` use this model."""
     similarity: _manifest_pb2.Similarity.ValueType
     """Function that compares embeddings. Unset for a classifier."""
+    tokenizer_choice: _builtins.str
+    """Source of the token ids if the export chose, see `Manifest.tokenizer_choice`."""
     @_builtins.property
     def architecture(self) -> _manifest_pb2.Architecture:
         """Sizes of the encoder: hidden size, layers, heads, vocabulary."""
@@ -262,10 +265,11 @@ class Model(_message.Message):
         publisher: _manifest_pb2.PublisherComparison | None = ...,
         chat_template: _manifest_pb2.ChatTemplate | None = ...,
         similarity: _manifest_pb2.Similarity.ValueType = ...,
+        tokenizer_choice: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "chat_template", b"chat_template", "classifier", b"classifier", "engine_check", b"engine_check", "limits", b"limits", "parity", b"parity", "pooling", b"pooling", "publisher", b"publisher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "chat_template", b"chat_template", "classifier", b"classifier", "default_prompt_name", b"default_prompt_name", "device", b"device", "embedding_size", b"embedding_size", "engine", b"engine", "engine_check", b"engine_check", "execution_providers", b"execution_providers", "explain_methods", b"explain_methods", "faithfulness", b"faithfulness", "is_default", b"is_default", "limits", b"limits", "max_tokens", b"max_tokens", "name", b"name", "outputs", b"outputs", "pair_matrices", b"pair_matrices", "parity", b"parity", "pooling", b"pooling", "precision", b"precision", "prompts", b"prompts", "publisher", b"publisher", "similarity", b"similarity", "source", b"source", "source_revision", b"source_revision", "state", b"state", "supports_text_pairs", b"supports_text_pairs", "version", b"version", "versions", b"versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "chat_template", b"chat_template", "classifier", b"classifier", "default_prompt_name", b"default_prompt_name", "device", b"device", "embedding_size", b"embedding_size", "engine", b"engine", "engine_check", b"engine_check", "execution_providers", b"execution_providers", "explain_methods", b"explain_methods", "faithfulness", b"faithfulness", "is_default", b"is_default", "limits", b"limits", "max_tokens", b"max_tokens", "name", b"name", "outputs", b"outputs", "pair_matrices", b"pair_matrices", "parity", b"parity", "pooling", b"pooling", "precision", b"precision", "prompts", b"prompts", "publisher", b"publisher", "similarity", b"similarity", "source", b"source", "source_revision", b"source_revision", "state", b"state", "supports_text_pairs", b"supports_text_pairs", "tokenizer_choice", b"tokenizer_choice", "version", b"version", "versions", b"versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

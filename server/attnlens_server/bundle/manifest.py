@@ -6,7 +6,7 @@ from attnlens.classifiers import ScoreActivation
 from attnlens.costs import flops_per_token
 from attnlens.pattern_messages import read_pattern
 from attnlens.pooling import Pooling
-from attnlens.published import describe_comparison
+from attnlens.published import describe_comparison, describe_tokenizer
 from attnlens.similarity import Similarity
 from attnlens.tensors import from_tensor
 from attnlens.v1 import manifest_pb2 as pb
@@ -84,12 +84,18 @@ def read_model(manifest: pb.Manifest, version: str, precision: Precision) -> Mod
             from_tensor(manifest.embedding_ranges.values) if manifest.HasField("embedding_ranges") else None
         ),
         classifier=classifier,
-        comparison=describe_comparison(manifest.publisher if manifest.HasField("publisher") else None),
+        comparison=_describe_origin(manifest),
         chat_template=(
             ChatTemplate.read(manifest.chat_template) if manifest.HasField("chat_template") else None
         ),
         similarity=Similarity(manifest.similarity or Similarity.COSINE),
     )
+
+
+def _describe_origin(manifest: pb.Manifest) -> str:
+    """Return the comparison with the publisher's pipeline, and the choice of token ids if there is one."""
+    compared = describe_comparison(manifest.publisher if manifest.HasField("publisher") else None)
+    return "; ".join(filter(None, (compared, describe_tokenizer(manifest.tokenizer_choice))))
 
 
 def main_graph(manifest: pb.Manifest) -> tuple[Kind, pb.GraphPurpose.ValueType]:

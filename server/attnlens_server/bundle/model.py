@@ -220,7 +220,7 @@ class Model:
         faithfulness: Faithfulness by number of the explanation method. Empty if not measured.
         embedding_ranges: Minimum and maximum of each component (2, embedding_size), or None if not measured.
         classifier: Classification head, or None for an embedding model.
-        comparison: Comparison with the publisher's own pipeline, in one line.
+        comparison: Comparison with the publisher's own pipeline and the choice of token ids, in one line.
         chat_template: Chat template into which texts are inserted, or None.
         similarity: Function that compares embeddings, with the numbers of `attnlens.v1.Similarity`.
     """

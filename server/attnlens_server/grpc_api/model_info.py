@@ -64,6 +64,7 @@ class ModelDescriber:
             engine=engine.runtime.name,
             engine_check=engine_check,
             is_default=True,
+            tokenizer_choice=manifest.tokenizer_choice,
             classifier=manifest.classifier if manifest.HasField("classifier") else None,
             publisher=manifest.publisher if manifest.HasField("publisher") else None,
             chat_template=manifest.chat_template if manifest.HasField("chat_template") else None,

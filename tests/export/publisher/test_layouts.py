@@ -13,6 +13,7 @@ import safetensors.numpy
 from attnlens.published import ON_REQUEST, describe_comparison
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export import DifferenceError, ExportOptions, SourceError, bundle, export_bundle
+from attnlens_export.int8.texts import make_batches
 from attnlens_export.judge import question
 from attnlens_export.judge.compare import Rounding
 from attnlens_export.judge.question import Question, compare_with_publisher
@@ -21,7 +22,7 @@ from attnlens_export.judge.result import PublisherResult
 from attnlens_export.parity.grid import small_grid
 from attnlens_export.published.pooling import read_pooling
 from attnlens_model import read_config
-from published_layouts import LAYOUTS, edit, export_options, make
+from published_layouts import LAYOUTS, SPECIAL, edit, export_options, make
 from small_files import read, write
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -233,6 +234,37 @@ def test_bundle_of_another_checkpoint_differs(
     change(changed)
     result = judged(changed, bundle)
     assert next(found.result for found in result.comparisons if not found.passed) == expected
+
+
+def give_type_1(directory: Path) -> None:
+    """Let the tokenizer give type 1 to single texts, as that of XLNet does."""
+    content = read(directory / "tokenizer.json")
+    for step in content["post_processor"]["single"]:
+        next(iter(step.values()))["type_id"] = 1
+    write(directory / "tokenizer.json", content)
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names}
+    edit(directory / "tokenizer_config.json", **settings, **SPECIAL)
+
+
+def test_token_types_of_single_texts_are_those_of_the_publisher(
+    exported: Callable[[str], Exported], tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(exported("mean with prompts").source, tmp_path / "source"))
+    give_type_1(source)
+    options = ExportOptions(grid=small_grid(16), **export_options("mean with prompts"))
+    manifest = export_bundle(source, tmp_path / "bundle", options).manifest
+    assert "token types" in [figure.result for figure in manifest.publisher.figures]
+    config = read_config(tmp_path / "bundle" / "config.json")
+    [batch] = make_batches(["The engineers"], tmp_path / "bundle" / "tokenizer.json", config, 32)
+    assert batch.inputs.token_type_ids is not None
+    assert batch.inputs.token_type_ids.all()
+    # The bundle of the checkpoint whose single texts have type 0.
+    result = judged(source, exported("mean with prompts").bundle)
+    first = next(found for found in result.comparisons if not found.passed)
+    assert first.result == "token types"
+    assert "[0, " in first.values[0]
+    assert "[1, " in first.values[1]
 
 
 # --- The export -----------------------------------------------------------------------------------

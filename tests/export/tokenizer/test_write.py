@@ -12,6 +12,7 @@ import transformers
 from tokenizers import Tokenizer, normalizers, processors
 
 from attnlens_export import SourceError
+from attnlens_export.published.side_files import read_tokenizer_choice
 from attnlens_export.tokenizer.write import write_tokenizer
 from attnlens_model import CheckpointError
 from attnlens_publisher.tokenizer import TEXTS
@@ -214,9 +215,12 @@ def test_difference_from_tokenizer_json_is_shown_and_the_option_decides(checkpoi
         "choose with --tokenizer transformers, as sentence-transformers does, or --tokenizer published"
         in message
     )
-    assert check(source)[0].endswith(" as requested, not tokenizer.json of the checkpoint")
+    description, bundle = check(source)
+    assert description.endswith(" as requested, not tokenizer.json of the checkpoint")
+    assert read_tokenizer_choice(bundle) == "transformers"
     published = source.with_name("published")
     description = write_tokenizer(published, source, "published", CONFIG, MAX_TOKENS)
+    assert read_tokenizer_choice(published) == "published"
     assert description.startswith("tokenizer.json of the checkpoint as requested, not AutoTokenizer")
     shutil.copy(source / "config.json", published)
     file = Tokenizer.from_file(str(source / "tokenizer.json"))
@@ -269,6 +273,7 @@ def test_settings_of_the_bundle(checkpoint: Checkpoint) -> None:
     tokens = {f"{name}_token": f"<{name}>" for name in ("unk", "pad")}
     tokens |= {"cls_token": "<s>", "bos_token": "<s>", "sep_token": "</s>", "eos_token": "</s>"}
     assert read(bundle / "tokenizer_config.json") == tokens | {
+        "attnlens_tokenizer": "transformers",
         "tokenizer_class": "RobertaTokenizer",
         "mask_token": settings["mask_token"],
         "model_input_names": ["input_ids", "attention_mask"],
