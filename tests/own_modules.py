@@ -197,7 +197,7 @@ class WithFusedAttention(Projected):
 
 
 class WithGroups(Base):
-    """Groups of heads that share keys and values, and `einsum` with parameters."""
+    """Groups of heads that share keys and values, `einsum` with parameters, and squares of ReLU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,6 +218,7 @@ class WithGroups(Base):
             key, value = torch.einsum("btd,cdgk->cbgtk", normed, self.shared[layer])
             heads, weights = self.attend(query, key, value, attention_mask[:, None, None, :] == 0)
             states = states + torch.einsum("bhtk,hkd->btd", heads, self.outputs[layer])
+            states = states + functional.relu(norm(states)).square()
             all_weights.append(weights)
         return states, all_weights
 

@@ -136,6 +136,18 @@ def test_operator_behind_the_heads_without_a_rule_is_named(tmp_path: Path) -> No
     assert "not linear in the head outputs of layer 0: there is no rule for Sigmoid 'sigmoid_0'" in warning
 
 
+class WithTwoValues(WithEinsum):
+    def attend(self, projected: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        heads, weights = super().attend(projected, attention_mask)
+        others = projected[..., :HIDDEN_SIZE].view(*projected.shape[:2], NUM_HEADS, -1).transpose(1, 2)
+        return heads - (weights @ others).transpose(1, 2).flatten(2), weights
+
+
+def test_weights_of_two_values_are_not_explained(tmp_path: Path) -> None:
+    [warning] = export(create(WithTwoValues), tmp_path / "bundle").warnings
+    assert "layer 0 multiplies its attention weights by 2 values, so a head has no single output" in warning
+
+
 def test_check_compares_with_the_module(
     exported: Exported,
 ) -> None:

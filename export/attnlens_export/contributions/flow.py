@@ -11,8 +11,9 @@
   of something for which there is no rule.
 
 A product of two linear values is linear if one of them is the result of an activation, which is then held
-constant, as in gated feed-forward layers. All other products of linear values, such as queries and keys, are
-frozen. A linear value divided by the standard deviation of a norm is linear, not activated.
+constant, as in gated feed-forward layers. So is one factor of the square of an activation. All other products
+of linear values, such as queries and keys, are frozen. A linear value divided by the standard deviation of a
+norm is linear, not activated.
 """
 
 from collections.abc import Collection, Mapping
@@ -96,7 +97,9 @@ def find_flows(graph: onnx.GraphProto, weights: Constants, frozen: Collection[st
     return flows
 
 
-def _flow(node: onnx.NodeProto, inputs: list[Flow], weights: Constants, parameters: AbstractSet[str]) -> Flow:
+def _flow(  # noqa: PLR0911 - one for each kind of operator
+    node: onnx.NodeProto, inputs: list[Flow], weights: Constants, parameters: AbstractSet[str]
+) -> Flow:
     """Return the flow of the results of a node."""
     kinds = set(inputs)
     if kinds <= {Flow.CONSTANT} or node.op_type == "Shape":
@@ -106,6 +109,9 @@ def _flow(node: onnx.NodeProto, inputs: list[Flow], weights: Constants, paramete
             return _flow_of_product(node, inputs, weights, parameters)
         case "LayerNormalization" | "Conv":
             return Flow.LINEAR if inputs[0].is_linear else Flow.FROZEN
+        case "Pow":
+            is_square = inputs[0].is_activated and _is_two(weights.get(node.input[1]))
+            return Flow.ACTIVATED if is_square else Flow.FROZEN
         case kind if kind in _ACTIVATIONS:
             return Flow.ACTIVATED if inputs[0].is_linear else Flow.FROZEN
         case kind if kind in _MOVING | _ADDING:
@@ -148,6 +154,10 @@ def _is_projection(node: onnx.NodeProto, weights: Constants) -> bool:
     """Return whether a node multiplies rows by a matrix."""
     matrix = weights.get(node.input[1])
     return node.op_type == "MatMul" and matrix is not None and matrix.ndim == _MATRIX_AXES
+
+
+def _is_two(array: npt.NDArray[np.generic] | None) -> bool:
+    return array is not None and array.size == 1 and bool(array == 2)  # noqa: PLR2004 - a square
 
 
 def _is_zero(array: npt.NDArray[np.generic] | None) -> bool:

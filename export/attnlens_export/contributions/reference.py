@@ -45,6 +45,7 @@ _PRODUCTS = _ELEMENTWISE | {"matmul", "mm", "bmm", "einsum"}
 _QUOTIENTS = frozenset({"div", "divide", "true_divide"})
 _WITH_PARAMETERS = frozenset({"linear", "conv1d", "conv2d", "addmm"})
 _AFFINE = _WITH_PARAMETERS | {"add", "sub", "rsub", "subtract", "cat", "concat", "stack"}
+_SQUARES = frozenset({"pow", "square"})
 _ACTIVATIONS = frozenset({"relu", "tanh", "gelu", "silu"})
 
 
@@ -288,7 +289,8 @@ class HeldConstant(TorchFunctionMode):
         if name in _QUOTIENTS:
             divisor = args[1] if len(args) > 1 else kwargs["other"]
             return func(*args, **kwargs), Flow.FROZEN if self._flow(divisor).is_linear else flow
-        if name in _ACTIVATIONS:
+        is_square = name in _SQUARES and flows[0].is_activated and args[1:] in ((), (2,))
+        if name in _ACTIVATIONS or is_square:
             return self._activate(args[0], func(*args, **kwargs), is_relu=name == "relu"), Flow.ACTIVATED
         if name == "layer_norm":
             return _layer_norm(*args, **kwargs), Flow.LINEAR

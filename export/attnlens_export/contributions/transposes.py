@@ -352,6 +352,12 @@ def _tanh(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     sweep.add_gradient(value, writer.add("Mul", gradient, ratio, shape=shape))
 
 
+def _square(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
+    """Multiply by the activation, of which one factor is held constant."""
+    writer, value = sweep.writer, node.input[0]
+    sweep.add_gradient(value, writer.add("Mul", gradient, value, shape=writer.shape(value)))
+
+
 def _sum(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     """Every summand has the gradient of the sum. The next product broadcasts it."""
     writer, value = sweep.writer, node.input[0]
@@ -375,6 +381,7 @@ TRANSPOSES: dict[str, Transpose] = {
     "LayerNormalization": _normalize,
     "MatMul": _multiply_matrices,
     "Mul": _multiply,
+    "Pow": _square,
     "ReduceSum": _sum,
     "Relu": _relu,
     "Reshape": _reshape,

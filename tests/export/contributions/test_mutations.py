@@ -411,8 +411,12 @@ def test_flows() -> None:
         helper.make_node("Div", ["linear", "deviation"], ["normalised"]),
         helper.make_node("Mul", ["normalised", "activated"], ["gated norm"]),
         helper.make_node("Div", ["activated", "deviation"], ["normalised activation"]),
+        helper.make_node("Pow", ["activated", "two"], ["square of an activation"]),
+        helper.make_node("Pow", ["activated", "three"], ["cube of an activation"]),
+        helper.make_node("Pow", ["linear", "two"], ["square of a linear value"]),
     ]
-    weights = {"weight": np.ones((4, 4), np.float32), "constant_0": np.zeros((), np.float32)}
+    weights = {"two": np.array(2.0, np.float32), "three": np.array(3.0, np.float32)}
+    weights |= {"weight": np.ones((4, 4), np.float32), "constant_0": np.zeros((), np.float32)}
     flows = find_flows(onnx.GraphProto(node=nodes), weights, ())
     assert [flows.get(node.output[0], Flow.CONSTANT) for node in nodes] == [
         Flow.LINEAR,
@@ -432,6 +436,9 @@ def test_flows() -> None:
         Flow.LINEAR,
         Flow.ACTIVATED,
         Flow.ACTIVATED,
+        Flow.ACTIVATED,
+        Flow.FROZEN,
+        Flow.FROZEN,
     ]
 
 
