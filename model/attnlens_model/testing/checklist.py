@@ -124,8 +124,7 @@ def check_attention(
     (B, T, T) or (B, H, T, T), and may take a padding mask (B, T) by keyword. It is copied, not modified.
 
     Args:
-        layer: The layer. `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` work as they are, in both
-            layouts.
+        layer: The layer. `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` work as they are.
         hidden_size: D.
         num_heads: H. If None, the number of heads is not checked.
         is_causal: Whether no token may attend to later tokens. If False, each must be able to attend to all.
