@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
+from attnlens_export.graph.names import HIDDEN_OUTPUT
 from attnlens_export.runtimes import ALL, RuntimeOptions, RuntimeResult, find_runtimes
 from attnlens_runtimes import FP32
 from export.test_families import Exported
@@ -25,10 +26,13 @@ def cell(result: RuntimeResult) -> str:
         return next(iter(result.stops.values()))
     verdict = "" if result.passed else " **failed**"
     if result.precision != FP32:
-        cosines = [cosine for cosine in result.min_cosines()[:2] if cosine is not None]
+        cosines = (errors.min_cosine for errors in result.errors if errors.role == HIDDEN_OUTPUT)
         return f"{result.precision}: {min(cosines):.6f}{verdict}"
-    errors = [error for error in result.worst_errors() if error is not None]
-    return f"{max(errors[:2]):.1e} / {errors[2]:.1e}{verdict}"
+    hidden, others = (
+        max(errors.max_abs_error for errors in result.errors if (errors.role == HIDDEN_OUTPUT) is is_hidden)
+        for is_hidden in (True, False)
+    )
+    return f"{hidden:.1e} / {others:.1e}{verdict}"
 
 
 def main() -> None:

@@ -56,12 +56,11 @@ def cell(result: RuntimeResult) -> str:
     if result.stops:
         return next(iter(result.stops.values()))
     verdict = "" if result.passed else " **failed**"
-    groups = result.parity.by_role()
-    hidden = [figure for (_, role), figures in groups.items() for figure in figures if role == HIDDEN_OUTPUT]
-    others = [figure for (_, role), figures in groups.items() for figure in figures if role != HIDDEN_OUTPUT]
+    hidden = [errors for errors in result.errors if errors.role == HIDDEN_OUTPUT]
+    others = [errors for errors in result.errors if errors.role != HIDDEN_OUTPUT]
     if result.precision != FP32:
-        return f"{result.precision}: {min(figure.min_cosine for figure in hidden):.6f}{verdict}"
-    worst = [max(figure.max_abs_error for figure in group) for group in (hidden, others)]
+        return f"{result.precision}: {min(errors.min_cosine for errors in hidden):.6f}{verdict}"
+    worst = [max(errors.max_abs_error for errors in group) for group in (hidden, others)]
     return f"{worst[0]:.1e} / {worst[1]:.1e}{verdict}"
 
 

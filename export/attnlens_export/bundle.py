@@ -87,6 +87,7 @@ from attnlens_export.published.side_files import (
     write_config,
 )
 from attnlens_export.report import write_report
+from attnlens_export.results import describe_first
 from attnlens_export.staging import staged
 from attnlens_export.tokenizer.write import write_tokenizer
 from attnlens_model import (
@@ -682,10 +683,8 @@ def _compare_with_publisher(
         partial(progress, "Publisher's results"),
     )
     if failures := result.failures():
-        more = f" (and {len(failures) - 1} more)" if failures[1:] else ""
-        raise DifferenceError(
-            f"the bundle differs from {result.implementation}: {failures[0]}{more}. {_remedy(model.config)}"
-        )
+        first, remedy = describe_first(failures), _remedy(model.config)
+        raise DifferenceError(f"the bundle differs from {result.implementation}: {first}. {remedy}")
     return result
 
 

@@ -7,9 +7,8 @@ Shapes: B texts in a batch, T tokens, D hidden size, C labels.
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ import torch
 from onnx import TensorProto, helper
 from torch.nn import functional
 
-from attnlens.v1.manifest_pb2 import Activation, GateKind, OutputRole, ParityFigure, Pooling
+from attnlens.v1.manifest_pb2 import Activation, Pooling
 from attnlens_export.contributions.one_token import last_hidden_state_of_one_token
 from attnlens_export.contributions.tail import DenseWeights, add_dense
 from attnlens_export.contributions.write import read_layer
@@ -31,26 +30,19 @@ from attnlens_export.graph.names import (
     MODEL_PATH,
 )
 from attnlens_export.graph.trace import TracedGraph, drop_unread
-from attnlens_export.json_files import finite
 from attnlens_export.parity.grid import Inputs
 from attnlens_export.parity.measure import (
-    Errors,
     Subject,
+    compare_output,
     draw_inputs,
     exact_hidden_states,
     shortest_text,
-    worst_errors,
 )
-from attnlens_export.parity.reference import (
-    TOLERANCE,
-    allowed_error,
-    max_abs_difference,
-    run_fp32,
-)
+from attnlens_export.parity.reference import TOLERANCE, allowed_error, max_abs_difference, run_fp32
 from attnlens_export.parity.sessions import Graph, RunnableGraph
 from attnlens_export.progress import StageProgress, report_each
 from attnlens_export.published.classifier import read_stored_pooling
-from attnlens_export.results import Figure, FigureSet, GraphResult, Table, max_or_nan
+from attnlens_export.results import Comparison, Result
 
 Array = npt.NDArray[np.floating]
 
@@ -114,80 +106,7 @@ def _add_pooling(writer: GraphWriter, pooling: Pooling.ValueType) -> str:
     return writer.sum(vectors, [1])
 
 
-@dataclass(frozen=True)
-class LogitsCase(Errors, FigureSet):
-    """Logit errors for one input shape.
-
-    Attributes:
-        case: Input shape.
-        length: Number of tokens.
-        allowed_error: Limit for `max_abs_error` and `max_batch_difference`.
-        max_batch_difference: Maximum difference of the shortest text's logits alone and in the batch.
-    """
-
-    case: str
-    length: int
-    allowed_error: float
-    max_batch_difference: float
-
-    def figures(self) -> list[Figure]:
-        """Return the error relative to PyTorch and the batch difference."""
-        limit = f"(limit {self.allowed_error:.2e})"
-        where, role = f"{MODEL_PATH} at {self.case}", OutputRole.OUTPUT_ROLE_LOGITS
-        return [
-            Figure(MODEL_PATH, value, self.allowed_error, f"{where}: {failure} {limit}", kind, role)
-            for value, failure, kind in (
-                (
-                    self.max_abs_error,
-                    f"logits differ from PyTorch by {self.max_abs_error:.2e}",
-                    GateKind.GATE_KIND_MAX_ABS_ERROR,
-                ),
-                (
-                    self.max_batch_difference,
-                    f"logits of a text alone differ by {self.max_batch_difference:.2e}",
-                    GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE,
-                ),
-            )
-        ]
-
-
-@dataclass(frozen=True)
-class LogitsResult(GraphResult):
-    """All measurements of the logits graph."""
-
-    name: ClassVar[str] = "logits"
-    path: ClassVar[str] = MODEL_PATH
-    title: ClassVar[str] = "Logits"
-
-    cases: tuple[LogitsCase, ...]
-
-    def figures(self) -> list[Figure]:
-        """Return the figures of all cases."""
-        return [figure for case in self.cases for figure in case.figures()]
-
-    def manifest_figures(self) -> list[ParityFigure]:
-        """Return the worst errors over all cases."""
-        return [worst_errors(self.cases, max(case.length for case in self.cases))]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all measurements as JSON values. Non-finite numbers become None."""
-        return {"cases": [finite(asdict(case)) for case in self.cases]}
-
-    def table(self) -> Table:
-        """Return the maximum errors as a remark."""
-        error = max_or_nan(case.max_abs_error for case in self.cases)
-        limit = max(case.allowed_error for case in self.cases)
-        difference = max_or_nan(case.max_batch_difference for case in self.cases)
-        remark = (
-            f"logits: within {error:.1e} of PyTorch, and within {difference:.1e} for a text alone and in "
-            f"a batch (limit for both: {limit:.1e})"
-        )
-        return Table(f"{len(self.cases)} input shapes", remarks=(remark,))
-
-
-def measure_logits(
-    subject: Subject, progress: StageProgress, graph: RunnableGraph | None = None
-) -> LogitsResult:
+def measure_logits(subject: Subject, progress: StageProgress, graph: RunnableGraph | None = None) -> Result:
     """Compare a bundle's logits graph with the PyTorch encoder and head for every case.
 
     Args:
@@ -196,61 +115,45 @@ def measure_logits(
         graph: Graph opened in another runtime. If None, ONNX Runtime opens the bundle's graph.
 
     Returns:
-        The measurements. Differences do not raise an exception; see `LogitsResult.failures`.
+        The measurements. Differences do not raise an exception; see `Result.failures`.
     """
     directory = subject.directory
     head = HeadReference(directory, subject.config.vector_size)
     graph = graph or Graph(directory, MODEL_PATH)
     inputs = draw_inputs(subject)
-    cases = []
+    comparisons: list[Comparison] = []
+    all_errors = []
     for case in report_each(subject.cases, progress):
         mask = inputs[case].attention_mask
         live: npt.NDArray[np.bool_] = np.asarray(mask.any(axis=1))
-        found = graph.run(inputs[case])[LOGITS_OUTPUT][live]
+        found = graph.run(inputs[case])[LOGITS_OUTPUT]
         hidden = run_fp32(subject.encoder, inputs[case], with_attentions=False)[HIDDEN_OUTPUT]
-        expected = head.logits(hidden, mask, torch.float32)[live]
-        exact_states = exact_hidden_states(subject, case, inputs[case])
-        exact = head.logits(exact_states, mask, torch.float64)[live]
-        scale = max(1.0, float(np.abs(expected).max()))
-        cases.append(
-            LogitsCase(
-                graph=MODEL_PATH,
-                role="logits",
-                case=str(case),
-                length=case.length,
-                allowed_error=max(TOLERANCE * scale, allowed_error(max_abs_difference(expected, exact))),
-                max_batch_difference=_max_batch_difference(graph, inputs[case], found, live),
-                **_errors(found, expected, exact),
-            )
+        expected = head.logits(hidden, mask, torch.float32)
+        exact = head.logits(exact_hidden_states(subject, case, inputs[case]), mask, torch.float64)
+        # Logits are compared as one token per text.
+        measured, fp32, float64 = (array[:, None] for array in (found, expected, exact))
+        errors = compare_output(
+            MODEL_PATH, LOGITS_OUTPUT, LOGITS_OUTPUT, measured, fp32, float64, live[:, None]
         )
-    progress("", len(cases), len(cases))
-    return LogitsResult(tuple(cases))
+        scale = max(1.0, float(np.abs(expected[live]).max()))
+        limit = max(TOLERANCE * scale, allowed_error(errors.torch_max_abs_error_float64))
+        comparisons += errors.compare(str(case), limit, _max_batch_difference(graph, inputs[case], found))
+        all_errors.append(replace(errors, num_tokens=case.length))
+    progress("", len(subject.cases), len(subject.cases))
+    return Result(
+        title="Logits",
+        reference="the PyTorch encoder and head",
+        inputs=f"{len(subject.cases)} input shapes",
+        comparisons=tuple(comparisons),
+        errors=tuple(all_errors),
+    )
 
 
-def _errors(found: Array, expected: Array, exact: Array) -> dict[str, Any]:
-    """Return the fields of `Errors` that compare logits."""
-    errors = np.abs(np.subtract(found, expected, dtype=np.float64))
-    norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
-    cosines = np.divide((found * expected).sum(axis=1), norms, out=np.ones_like(norms), where=norms > 0)
-    return {
-        "max_abs_error": float(errors.max()),
-        "max_abs_error_float64": max_abs_difference(found, exact),
-        "torch_max_abs_error_float64": max_abs_difference(expected, exact),
-        "mean_abs_error": float(errors.mean()),
-        "p99_abs_error": float(np.percentile(errors, 99)),
-        "min_cosine": float(cosines.min()),
-        "num_elements": errors.size,
-    }
-
-
-def _max_batch_difference(
-    graph: RunnableGraph, inputs: Inputs, found: Array, live: npt.NDArray[np.bool_]
-) -> float:
+def _max_batch_difference(graph: RunnableGraph, inputs: Inputs, found: Array) -> float:
     row = shortest_text(inputs)
     if row is None:
         return 0.0
-    alone = graph.run(inputs.alone(row))[LOGITS_OUTPUT]
-    return max_abs_difference(alone[0], found[int(live[:row].sum())])
+    return max_abs_difference(graph.run(inputs.alone(row))[LOGITS_OUTPUT][0], found[row])
 
 
 class HeadReference:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from attnlens.bundle import MANIFEST_NAME
 from attnlens.short_repr import short_repr
 from attnlens.v1 import manifest_pb2
 from attnlens.v1.manifest_pb2 import Graph, GraphPurpose, Parity
-from attnlens_export.classification import LogitsResult, measure_logits
-from attnlens_export.contributions.measure import ContributionsResult, measure_contributions
+from attnlens_export.classification import measure_logits
+from attnlens_export.contributions.measure import measure_contributions
 from attnlens_export.errors import GraphError
 from attnlens_export.fp16 import Fp16
 from attnlens_export.graph.lint import check_graph
@@ -41,19 +41,13 @@ from attnlens_export.parity.long_context import (
     measure_long_context,
     memory_limit,
 )
-from attnlens_export.parity.measure import (
-    ParityResult,
-    Subject,
-    draw_inputs,
-    measure_parity,
-    run_embeddings,
-)
+from attnlens_export.parity.measure import Subject, draw_inputs, measure_parity, run_embeddings
 from attnlens_export.precision import Precision, Stated
 from attnlens_export.progress import Progress, beside
 from attnlens_export.published.classifier import has_head
 from attnlens_export.published.pooling import read_embedding_size
-from attnlens_export.repeats import RepeatsResult, measure_repeats
-from attnlens_export.results import CheckResult, GraphResult
+from attnlens_export.repeats import measure_repeats
+from attnlens_export.results import Result, describe_first
 from attnlens_model import EncoderConfig
 
 PRECISIONS: dict[str, Precision] = {precision.name: precision for precision in (Fp16(), Int8())}
@@ -70,19 +64,21 @@ class Verdict:
 
     Attributes:
         parity: Graphs in fp32.
-        precisions: Graphs in lower precisions, in the order of the manifest.
+        precisions: Graphs in lower precisions by name, in the order of the manifest.
         logits: Logits graph. None if the bundle is not that of a classifier.
         contributions: Contribution graph. None if the bundle has none.
         long_context: Errors on inputs longer than those of the parity grid. None if not measured.
         repeats: Repeated runs of every graph. None if not measured.
+        num_cases: Number of input shapes in the parity grid.
     """
 
-    parity: ParityResult
-    precisions: tuple[GraphResult, ...] = ()
-    contributions: ContributionsResult | None = None
-    logits: LogitsResult | None = None
+    parity: Result
+    precisions: Mapping[str, Result] = field(default_factory=dict)
+    contributions: Result | None = None
+    logits: Result | None = None
     long_context: LongContext | None = None
-    repeats: RepeatsResult | None = None
+    repeats: Result | None = None
+    num_cases: int = 0
 
     def __repr__(self) -> str:
         results, failures = self.results, self.failures()
@@ -90,51 +86,43 @@ class Verdict:
         return f"Verdict({len(results)} results, {verdict})"
 
     @property
-    def further(self) -> tuple[GraphResult, ...]:
-        """The results of all graphs that `parity` does not include, in the order of the manifest."""
-        first = (self.logits, self.contributions)
-        return *(result for result in first if result is not None), *self.precisions
-
-    @property
-    def results(self) -> tuple[CheckResult, ...]:
-        """All results."""
-        others = (self.long_context, self.repeats)
-        return self.parity, *self.further, *(result for result in others if result is not None)
+    def results(self) -> dict[str, Result]:
+        """All results by name, in the order of the manifest."""
+        results = {"parity": self.parity, "logits": self.logits, "contributions": self.contributions}
+        results |= {**self.precisions, "long_context": self.long_context, "repeats": self.repeats}
+        return {name: result for name, result in results.items() if result is not None}
 
     @property
     def passed(self) -> bool:
         """Whether all checks passed."""
-        return all(result.passed for result in self.results)
+        return all(result.passed for result in self.results.values())
 
     def failures(self) -> list[str]:
         """Return one line per failed figure, by check."""
-        return [line for result in self.results for line in result.failures()]
+        return [line for result in self.results.values() for line in result.failures()]
 
     def describe_failure(self) -> str:
         """Return one line with the first failure and the number of others."""
-        first, *others = self.failures() or ["nothing was measured"]
-        return f"parity failed: {first}" + (f" (and {len(others)} more)" if others else "")
+        return f"parity failed: {describe_first(self.failures() or ['nothing was measured'])}"
 
     def to_message(self) -> Parity:
         """Return the entry of the manifest."""
         return Parity(
             passed=self.passed,
-            num_cases=len(self.parity.cases),
-            gates=[gate for result in self.results for gate in result.gates()],
-            figures=[figure for result in self.results for figure in result.manifest_figures()],
-            long_context=self.long_context.to_message() if self.long_context else None,
+            num_cases=self.num_cases,
+            gates=[gate for result in self.results.values() for gate in result.gates()],
+            figures=[figure for result in self.results.values() for figure in result.figures()],
+            long_context=self.long_context.message if self.long_context else None,
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return all measurements as JSON values. Non-finite numbers become None."""
+        names = ("parity", "logits", "contributions", *PRECISIONS, "long_context", "repeats")
         return {
-            **self.parity.to_json(),
             "passed": self.passed,
             "failures": self.failures(),
-            "long_context": self.long_context.to_json() if self.long_context else None,
-            "repeats": self.repeats.to_json() if self.repeats else None,
-            **dict.fromkeys((LogitsResult.name, ContributionsResult.name, *PRECISIONS)),
-            **{result.name: result.to_json() for result in self.further},
+            **dict.fromkeys(names),
+            **{name: result.to_json() for name, result in self.results.items()},
         }
 
 
@@ -236,12 +224,13 @@ def measure_graphs(
         long_context = (
             measure_long_context(subject, parity, partial(progress, "Long inputs")) if beyond_grid else None
         )
-        precisions = [
-            precision.measure(subject, stated[precision.path], progress)
+        precisions = {
+            precision.name: precision.measure(subject, stated[precision.path], progress)
             for precision in precisions_of(directory)
-        ]
+        }
         contributions, repeats = others()
-    return Verdict(parity, tuple(precisions), contributions, logits, long_context, repeats)
+    num_cases = len(subject.cases)
+    return Verdict(parity, precisions, contributions, logits, long_context, repeats, num_cases)
 
 
 def _memory_of_contributions(subject: Subject) -> int:
@@ -256,7 +245,7 @@ def _measure_others(
     inputs: Mapping[Case, Inputs],
     hidden: Mapping[Case, npt.NDArray[np.floating]],
     progress: Progress,
-) -> tuple[ContributionsResult | None, RepeatsResult]:
+) -> tuple[Result | None, Result]:
     """Measure contributions and repeated runs, which hardly need PyTorch.
 
     Args:

@@ -29,10 +29,10 @@ Shapes: B texts in a batch, T tokens, D hidden size.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,26 +41,24 @@ from onnx import TensorProto, helper
 from tokenizers import Tokenizer
 
 from attnlens.v1 import manifest_pb2
-from attnlens.v1.manifest_pb2 import GateKind, Graph, ParityFigure
+from attnlens.v1.manifest_pb2 import GateKind, Graph
 from attnlens_export.errors import GraphError
 from attnlens_export.graph.names import EMBEDDINGS_PATH, HIDDEN_OUTPUT, input_names, role_number
 from attnlens_export.graph.read import read_structure, read_weight
 from attnlens_export.graph.simplify import MAX_FP16
 from attnlens_export.graph.trace import TracedGraph
-from attnlens_export.json_files import finite
 from attnlens_export.parity import sessions
 from attnlens_export.parity.grid import LONG_LENGTH, Case, Inputs, make_inputs
-from attnlens_export.parity.measure import Errors, Subject, worst_errors
+from attnlens_export.parity.measure import NOT_FINITE, Subject, compare_output
 from attnlens_export.parity.reference import (
     FloatArray,
     difference,
-    max_abs_difference,
     run_float64,
     run_fp32,
 )
 from attnlens_export.precision import Fp32Graph, Precision, Stated
 from attnlens_export.progress import Progress, StageProgress, report_each
-from attnlens_export.results import Figure, FigureSet, GraphResult, Table, max_or_nan
+from attnlens_export.results import Comparison, Errors, Result
 from attnlens_model import Encoder, EncoderConfig, ModuleEncoder
 
 FP16_PATH = "onnx/model_fp16.onnx"
@@ -103,107 +101,6 @@ class Fp16Weights:
 
 
 @dataclass(frozen=True)
-class Fp16Measurement(Errors, FigureSet):
-    """Errors of the rounded copy on one input.
-
-    `min_cosine` is the minimum of the rounded copy and the graph as it is.
-
-    Attributes:
-        inputs: Input shape, or the number of sentences.
-        length: Number of tokens, including padding.
-        largest_value: Maximum magnitude in fp16, including padding. Infinite or NaN beyond the range.
-        largest_place: Name of the largest value, and of the parameter it is computed with.
-        worst_index: Index of the largest error: (batch, token, component).
-        worst_values: Values of fp16 and of PyTorch fp32 at `worst_index`.
-        finite: Whether the outputs of both graphs are finite.
-    """
-
-    inputs: str
-    length: int
-    largest_value: float
-    largest_place: str
-    worst_index: tuple[int, ...]
-    worst_values: tuple[float, float]
-    finite: bool
-
-    def figures(self) -> list[Figure]:
-        """Return the minimum cosine, the largest value, and whether the outputs are finite."""
-        where = f"{self.graph} at {self.inputs}"
-        role = role_number(self.role)
-        is_in_range = self.largest_value <= MAX_FP16
-        cosine = (
-            f"{where}: a token vector has the cosine {self.min_cosine:.6f} with PyTorch's (minimum "
-            f"{MIN_COSINE}); {self.role}{list(self.worst_index)} is {self.worst_values[0]:.8g}, PyTorch "
-            f"returns {self.worst_values[1]:.8g}"
-        )
-        overflow = f"{where}: {self.largest_place} exceeds {MAX_FP16:g}, the largest number in fp16"
-        return [
-            Figure(self.graph, self.min_cosine, MIN_COSINE, cosine, GateKind.GATE_KIND_MIN_COSINE, role),
-            Figure(
-                self.graph, self.largest_value, MAX_FP16, overflow, GateKind.GATE_KIND_MAX_FP16_VALUE, role
-            ),
-            # An overflow is the cause of NaN and infinity, and is reported by the figure above.
-            Figure(
-                self.graph,
-                float(is_in_range and not self.finite),
-                0.0,
-                f"{where}: the output contains NaN or infinity",
-            ),
-        ]
-
-
-@dataclass(frozen=True)
-class Fp16Result(GraphResult):
-    """Measurements of the graph in fp16 and of its weights."""
-
-    name: ClassVar[str] = "fp16"
-    path: ClassVar[str] = FP16_PATH
-    title: ClassVar[str] = "In fp16"
-
-    measurements: tuple[Fp16Measurement, ...]
-    weights: Fp16Weights
-
-    def figures(self) -> list[Figure]:
-        """Return the figures of all inputs."""
-        return [figure for measurement in self.measurements for figure in measurement.figures()]
-
-    @property
-    def largest(self) -> Fp16Measurement:
-        """The measurement with the largest value in fp16."""
-        return max(
-            self.measurements,
-            key=lambda measurement: float(np.nan_to_num(measurement.largest_value, nan=np.inf)),
-        )
-
-    def manifest_figures(self) -> list[ParityFigure]:
-        """Return the worst errors of all inputs. NaN is worse than any number."""
-        longest = max(measurement.length for measurement in self.measurements)
-        figure = worst_errors(self.measurements, longest)
-        figure.max_fp16_value = max_or_nan(measurement.largest_value for measurement in self.measurements)
-        return [figure]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the limit, the effects on the weights and every measurement."""
-        return {"min_cosine_allowed": MIN_COSINE, **finite(asdict(self))}
-
-    def table(self) -> Table:
-        """Return remarks. The errors are in the table of all graphs."""
-        weights, largest = self.weights, self.largest
-        caption = (
-            f"{len(self.measurements)} inputs, each in ONNX Runtime on the CPU, and with every fp16 result "
-            "rounded like on a GPU. The errors above are those of the rounded results. The limits are the "
-            f"range of fp16, and a cosine of {MIN_COSINE} with PyTorch fp32 for every token vector"
-        )
-        cosine = f"fp16: the minimum cosine is {self.manifest_figures()[0].min_cosine:.7f}"
-        values = (
-            f"fp16: the largest value is {largest.largest_value:.4g} ({largest.largest_place} at "
-            f"{largest.inputs}), the range ends at {MAX_FP16:g}; of {weights.num_values:,} weights, "
-            f"{weights.num_subnormal:,} are subnormal and {weights.num_zeroed:,} were rounded to 0"
-        )
-        return Table(caption, remarks=(cosine, values))
-
-
-@dataclass(frozen=True)
 class Fp16(Precision):
     """Matrix products in fp16, for GPUs."""
 
@@ -218,12 +115,12 @@ class Fp16(Precision):
         self.save(source, to_fp16(source.embeddings))
         return Stated(Graph())
 
-    def measure(self, subject: Subject, _stated: Stated, progress: Progress) -> Fp16Result:
+    def measure(self, subject: Subject, _stated: Stated, progress: Progress) -> Result:
         """Compare the graph with PyTorch on short inputs and on sentences."""
         return measure_fp16(subject, partial(progress, "Parity in fp16"))
 
 
-def measure_fp16(subject: Subject, progress: StageProgress) -> Fp16Result:
+def measure_fp16(subject: Subject, progress: StageProgress) -> Result:
     """Compare `model_fp16.onnx` with PyTorch, and its weights with those of `model.onnx`.
 
     Args:
@@ -237,12 +134,25 @@ def measure_fp16(subject: Subject, progress: StageProgress) -> Fp16Result:
     weights = compare_weights(directory)
     inputs = dict(_inputs(directory, subject.config, subject.cases))
     graph, rounded = sessions.Graph(directory, FP16_PATH), RoundedGraph(directory / FP16_PATH)
-    measurements = tuple(
-        _measure(subject.encoder, name, inputs[name], graph, rounded)
-        for name in report_each(inputs, progress)
-    )
+    comparisons: list[Comparison] = []
+    all_errors = []
+    for name in report_each(inputs, progress):
+        errors, found = _measure(subject.encoder, name, inputs[name], graph, rounded)
+        all_errors.append(errors)
+        comparisons += found
     progress("", len(inputs), len(inputs))
-    return Fp16Result(measurements, weights)
+    remark = (
+        f"fp16: of {weights.num_values:,} weights, {weights.num_subnormal:,} are subnormal and "
+        f"{weights.num_zeroed:,} were rounded to 0"
+    )
+    return Result(
+        title="In fp16",
+        reference="PyTorch in fp32",
+        inputs=f"{len(inputs)} inputs, on the CPU and with every fp16 result rounded like on a GPU",
+        comparisons=tuple(comparisons),
+        errors=tuple(all_errors),
+        remarks=(remark,),
+    )
 
 
 def _measure(
@@ -251,32 +161,25 @@ def _measure(
     inputs: Inputs,
     graph: sessions.Graph,
     rounded: "RoundedGraph",
-) -> Fp16Measurement:
+) -> tuple[Errors, list[Comparison]]:
+    """Return the errors of the rounded copy. The minimum cosine includes the graph as it is."""
     live = inputs.attention_mask == 1
     expected = run_fp32(encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
     exact = run_float64(encoder, inputs, lambda *_: None)
     on_cpu = graph.run(inputs)[HIDDEN_OUTPUT]
-    hidden, largest_place, largest_value = rounded.run(inputs)
-    errors = difference(hidden, expected, live)
-    return Fp16Measurement(
-        graph=FP16_PATH,
-        inputs=name,
-        length=live.shape[1],
-        max_abs_error=errors.max_abs,
-        max_abs_error_float64=max_abs_difference(hidden[live], exact[live]),
-        torch_max_abs_error_float64=max_abs_difference(expected[live], exact[live]),
-        mean_abs_error=errors.mean_abs,
-        p99_abs_error=errors.p99_abs,
-        # np.minimum returns NaN if either is NaN.
-        min_cosine=float(np.minimum(errors.min_cosine, difference(on_cpu, expected, live).min_cosine)),
-        num_elements=errors.count,
-        largest_value=largest_value,
-        largest_place=largest_place,
-        worst_index=errors.index,
-        worst_values=errors.values,
-        finite=bool(np.isfinite(on_cpu).all() and np.isfinite(hidden).all()),
-        role=HIDDEN_OUTPUT,
-    )
+    hidden, place, largest = rounded.run(inputs)
+    errors = compare_output(FP16_PATH, HIDDEN_OUTPUT, HIDDEN_OUTPUT, hidden, expected, exact, live)
+    # np.minimum returns NaN if either is NaN.
+    min_cosine = float(np.minimum(errors.min_cosine, difference(on_cpu, expected, live).min_cosine))
+    errors = replace(errors, min_cosine=min_cosine)
+    kind, role = GateKind.GATE_KIND_MAX_FP16_VALUE, role_number(HIDDEN_OUTPUT)
+    # An overflow is the cause of NaN and infinity, and is reported by its own figure.
+    is_cause_unknown = largest <= MAX_FP16 and not (np.isfinite(on_cpu).all() and np.isfinite(hidden).all())
+    return errors, [
+        errors.compare_cosine(name, MIN_COSINE),
+        Comparison(FP16_PATH, name, largest, MAX_FP16, kind, role, place),
+        Comparison(FP16_PATH, name, float(is_cause_unknown), 0.0, what=NOT_FINITE),
+    ]
 
 
 def _inputs(directory: Path, config: EncoderConfig, cases: Sequence[Case]) -> Iterator[tuple[str, Inputs]]:

@@ -40,6 +40,7 @@ from attnlens_export.graph.names import (
     role_number,
 )
 from attnlens_export.graph.read import external_files, read_structure
+from attnlens_export.int8.result import INT8_PATH, Int8Result
 from attnlens_export.published.chat_template import read_message
 from attnlens_export.published.classifier import FEATURE, read_stored_classifier
 from attnlens_export.published.pooling import read_pooling
@@ -88,8 +89,9 @@ def describe_bundle(directory: Path, config: EncoderConfig, origin: Origin, verd
     manifest.model_name, manifest.source = origin.name, origin.source
     manifest.source_revision, manifest.weights_license = origin.revision, origin.license
     graphs = {graph.path: graph for graph in manifest.graphs}
-    for result in verdict.further:
-        result.describe(graphs[result.path])
+    for result in verdict.precisions.values():
+        if isinstance(result, Int8Result):
+            graphs[INT8_PATH].quantization.CopyFrom(result.quantization)
     manifest.parity.CopyFrom(verdict.to_message())
     ids = classifier_ids(directory)
     rename_graphs(manifest.parity.gates, ids)

@@ -16,7 +16,7 @@ from attnlens_export.graph.trace import TracedGraph
 from attnlens_export.graph.write import Place, write_embedded
 from attnlens_export.parity.measure import Subject
 from attnlens_export.progress import Progress
-from attnlens_export.results import GraphResult
+from attnlens_export.results import Result
 from attnlens_model import EncoderConfig
 
 
@@ -99,7 +99,7 @@ class Precision(ABC):
         write_embedded(source.directory / self.path, graph.proto, graph.weights)
 
     @abstractmethod
-    def measure(self, subject: Subject, stated: Stated, progress: Progress) -> GraphResult:
+    def measure(self, subject: Subject, stated: Stated, progress: Progress) -> Result:
         """Measure the graph of a bundle.
 
         Args:

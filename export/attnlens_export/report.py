@@ -2,21 +2,25 @@
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from attnlens.bundle import describe_file, write_manifest
-from attnlens.v1.manifest_pb2 import Manifest, ParityFigure
+from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.contents import Verdict
-from attnlens_export.graph.names import role_name
 from attnlens_export.json_files import read_object, write_json
 from attnlens_export.manifest import tool_versions
-from attnlens_export.parity.measure import Measurement, ParityResult, worst
 from attnlens_export.parity.reference import REFERENCE_ERROR_RATIO, TOLERANCE
-from attnlens_export.results import GraphResult, Table, max_or_nan
+from attnlens_export.results import HEADINGS, Comparison, Errors, Result
 
 WIDTH = 110
 REPORT_JSON, REPORT_PAGE = "parity/report.json", "parity/report.md"
+_SUMMARY = (
+    "Input shapes are batch size x length x padding, with random token ids. ONNX Runtime runs the graphs on "
+    "the CPU. Padding is not compared. The limit of an error against PyTorch in fp32 is "
+    f"{TOLERANCE:g}, or {REFERENCE_ERROR_RATIO:g} times the error of PyTorch in fp32 against float64 on the "
+    "same input. Each figure shows the inputs that are closest to its limit."
+)
 
 
 def write_report(directory: Path, verdict: Verdict, model_name: str) -> None:
@@ -52,25 +56,12 @@ def add_section(directory: Path, manifest: Manifest, key: str, content: object, 
 
 
 def _page(verdict: Verdict, model_name: str, versions: Mapping[str, str]) -> str:
-    parity = verdict.parity
-    summary = (
-        f"{len(parity.cases)} input shapes (batch size x length x padding) with random token ids: ONNX "
-        f"Runtime on the CPU against the PyTorch encoder (weights: {parity.reference_name}) in fp32 and in "
-        f"float64. Padding is not compared. The limit of an error is {TOLERANCE:g}, or "
-        f"{REFERENCE_ERROR_RATIO:g} times the error of PyTorch in fp32 against float64 on the same input."
-    )
     sections = [
         f"# Parity of {model_name}: {'passed' if verdict.passed else 'FAILED'}",
-        textwrap.fill(summary, WIDTH),
-        "## Worst errors of any shape",
-        _errors_table(list(verdict.to_message().figures)),
-        "## Location of the worst errors",
-        "\n".join(f"- {_worst_line(worst(group))}" for group in parity.by_role().values()),
-        "## Properties of every encoder",
-        _invariants_list(parity),
-        *(["## Longer inputs", f"{verdict.long_context.describe()}."] if verdict.long_context else []),
-        *(["## Repeated runs", f"{verdict.repeats.describe()}."] if verdict.repeats else []),
-        *(text for result in verdict.further for text in _graph_section(result)),
+        textwrap.fill(_SUMMARY, WIDTH),
+        "## Largest errors",
+        _errors_table([errors for result in verdict.results.values() for errors in result.worst_errors()]),
+        *(text for result in verdict.results.values() for text in _section(result)),
         "## Versions",
         "\n".join(f"- {name} {version}" for name, version in versions.items()),
     ]
@@ -79,59 +70,37 @@ def _page(verdict: Verdict, model_name: str, versions: Mapping[str, str]) -> str
     return "\n\n".join(sections) + "\n"
 
 
-def _graph_section(result: GraphResult) -> list[str]:
-    table = result.table()
-    texts = [f"## {result.title}", textwrap.fill(f"{table.caption}.", WIDTH), _to_markdown(table)]
-    return [text for text in [*texts, "\n".join(f"- {remark}" for remark in table.remarks)] if text]
+def _section(result: Result) -> list[str]:
+    caption = f"{result.inputs}, compared with {result.reference}."
+    table = comparisons_table(result.worst()) if result.comparisons else ""
+    texts = [f"## {result.title}", textwrap.fill(caption, WIDTH), table]
+    return [text for text in [*texts, "\n".join(f"- {remark}" for remark in result.remarks)] if text]
 
 
-def _to_markdown(table: Table) -> str:
-    if not table.headings:
-        return ""
-    lines = (table.headings, ("---",) * len(table.headings), *table.rows)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+def comparisons_table(comparisons: Iterable[Comparison]) -> str:
+    """Return comparisons as a Markdown table."""
+    return _table(HEADINGS, [comparison.cells() for comparison in comparisons])
 
 
-def _errors_table(figures: list[ParityFigure]) -> str:
+def _errors_table(group: Iterable[Errors]) -> str:
+    headings = ("graph", "role", "ONNX - PyTorch", "ONNX - float64", "PyTorch - float64", "mean", "p99")
     rows = [
-        "| graph | role | ONNX - PyTorch | ONNX - float64 | PyTorch - float64 | mean | p99 | 1 - cosine |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for figure in figures:
-        errors = (
-            figure.max_abs_error,
-            figure.max_abs_error_float64,
-            figure.torch_max_abs_error_float64,
-            figure.mean_abs_error,
-            figure.p99_abs_error,
+        (
+            errors.graph,
+            errors.role,
+            f"{errors.max_abs_error:.2e}",
+            f"{errors.max_abs_error_float64:.2e}",
+            f"{errors.torch_max_abs_error_float64:.2e}",
+            f"{errors.mean_abs_error:.2e}",
+            f"{errors.p99_abs_error:.2e}",
+            f"{1 - errors.min_cosine:.1e}",
+            errors.worst,
         )
-        cells = [figure.graph, role_name(figure.role), *(f"{error:.2e}" for error in errors)]
-        rows.append(f"| {' | '.join(cells)} | {1 - figure.min_cosine:.1e} |")
-    return "\n".join(rows)
+        for errors in group
+    ]
+    return _table((*headings, "1 - cosine", "largest error"), rows)
 
 
-def _worst_line(measurement: Measurement) -> str:
-    return (
-        f"{measurement.graph}, {measurement.case}: {measurement.worst_output}{list(measurement.worst_index)} "
-        f"is {measurement.worst_values[0]:.8g}, PyTorch returns {measurement.worst_values[1]:.8g}: error "
-        f"{measurement.max_abs_error:.2e}, limit {measurement.allowed_error:.2e}"
-    )
-
-
-def _invariants_list(parity: ParityResult) -> str:
-    row_sum = max_or_nan(invariants.row_sum_error for invariants in parity.invariants)
-    masked = max_or_nan(invariants.masked_weight for invariants in parity.invariants)
-    empty = max_or_nan(invariants.empty_row_weight for invariants in parity.invariants)
-    batch = max_or_nan(measurement.max_batch_difference for measurement in parity.measurements)
-    is_finite = all(invariants.finite for invariants in parity.invariants)
-    return "\n".join(
-        [
-            f"- the attention weights of a token sum to 1 within {row_sum:.1e}",
-            f"- the attention weight of masked tokens is at most {masked:g}",
-            f"- the attention weight in a text without tokens is at most {empty:g}",
-            f"- a text alone and in a batch differ by at most {batch:.1e}",
-            f"- all outputs are finite: {'yes' if is_finite else 'NO'}",
-            f"- {parity.describe_lengths()}",
-            *(f"- {graph} at {case}: not compared, too large" for graph, case in parity.left_out()),
-        ]
-    )
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = (headings, ("---",) * len(headings), *rows)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

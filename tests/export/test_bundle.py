@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -161,19 +162,23 @@ def test_minilm_meets_the_documented_parity(minilm_bundle: Path) -> None:
         assert each.min_cosine > 1 - 1e-8
     report = json.loads((minilm_bundle / "parity" / "report.json").read_text(encoding="utf-8"))
     assert report["passed"]
-    assert len(report["measurements"]) == 3 * parity.num_cases
-    assert len(report["invariants"]) == 2 * parity.num_cases
-    for each in report["measurements"]:
-        assert (
-            each["max_abs_error"]
-            <= max(1e-5, 4 * each["torch_max_abs_error_float64"])
-            == each["allowed_error"]
-        )
-        assert each["max_batch_difference"] <= 1e-5
-    for each in report["invariants"]:
-        assert each["finite"]
-        assert each["row_sum_error"] <= 1e-5
-        assert each["masked_weight"] == each["empty_row_weight"] == 0
+    figures = Counter(each["figure"] for each in report["parity"]["comparisons"])
+    assert figures == {
+        "max abs error of last_hidden_state": 2 * parity.num_cases,
+        "max batch difference of last_hidden_state": 2 * parity.num_cases,
+        "max abs error of attention_weights": parity.num_cases,
+        "max batch difference of attention_weights": parity.num_cases,
+        "number of outputs with NaN or infinity": 2 * parity.num_cases,
+        "deviation of a row sum from 1": parity.num_cases,
+        "attention weight of a masked token": parity.num_cases,
+        "attention weight in a text without tokens": parity.num_cases,
+    }
+    for each in report["parity"]["comparisons"]:
+        assert each["passed"]
+        assert each["value"] <= each["limit"] < 1e-4
+        assert ("weight" in each["figure"].partition(" of attention_")[0]) <= (each["limit"] == 0)
+    for each in report["parity"]["errors"]:
+        assert each["max_abs_error"] <= max(1e-5, 4 * each["torch_max_abs_error_float64"])
     page = (minilm_bundle / "parity" / "report.md").read_text(encoding="utf-8")
     assert page.startswith("# Parity of all-MiniLM-L6-v2: passed")
 
@@ -291,7 +296,7 @@ def test_wrong_weight_fails_parity_by_name_and_leaves_nothing(
         export_bundle(tiny_config, output, broken)
     message = str(caught.value)
     assert "onnx/model" in message
-    assert any(f"at {case}: " in message for case in small_grid(40))
+    assert any(f" on {case} is " in message for case in small_grid(40))
     assert "attentions.1[" in message or "last_hidden_state[" in message
     assert "PyTorch returns" in message
     assert list(output.parent.iterdir()) == []

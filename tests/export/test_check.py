@@ -54,7 +54,7 @@ def test_fresh_bundle_passes_against_its_own_weights(tiny_bundle: Path) -> None:
     stages = []
     summary = check_bundle(tiny_bundle, grid=GRID, progress=lambda stage, *_: stages.append(stage))
     assert summary.verdict.passed
-    assert summary.verdict.parity.reference_name == "the weights inside the bundle"
+    assert summary.verdict.parity.reference == "PyTorch (the weights inside the bundle)"
     assert stages[0] == "Comparing the hashes"
     recorded, found = summary.manifest.parity.figures, summary.verdict.to_message().figures
     assert [each.max_abs_error for each in found] == [each.max_abs_error for each in recorded]
@@ -128,9 +128,8 @@ def test_graph_that_computes_something_else_fails_parity(copied: Path) -> None:
     sign(copied)
     verdict = check_bundle(copied, grid=GRID).verdict
     assert not verdict.passed
-    assert {each.graph for each in verdict.parity.measurements if not each.passed} == {
-        "onnx/model_attentions.onnx"
-    }
+    failed = {each.graph for each in verdict.parity.comparisons if not each.passed}
+    assert failed == {"onnx/model_attentions.onnx"}
 
 
 def rename_weight(path: Path, old: str, new: str) -> None:
@@ -271,7 +270,7 @@ def test_invalid_graph_is_rejected(copied: Path) -> None:
 def test_minilm_passes_against_its_checkpoint(minilm_bundle: Path, minilm_dir: Path) -> None:
     verdict = check_bundle(minilm_bundle, minilm_dir, grid=small_grid(512)).verdict
     assert verdict.passed
-    assert verdict.parity.reference_name == "the checkpoint model"
+    assert verdict.parity.reference == "PyTorch (the checkpoint model)"
 
 
 @pytest.mark.parametrize("graph", ["model.onnx", "model_attentions.onnx"])

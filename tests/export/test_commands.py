@@ -91,13 +91,14 @@ def test_export_of_a_configuration_then_check(config_file: Path, output: Path) -
         "maximum input: 40 tokens, the limit of the encoder\n"
     ) in result.stdout
     assert "warning" not in result.stderr
-    assert result.stdout.count("passed") == 3
+    assert "FAILED" not in result.stdout
+    assert result.stdout.count("passed") > 20
     assert result.stderr.splitlines()[0] == "Initializing the weights"
     assert read_manifest(output).model_name == "my-encoder"
 
     result = run_check(output)
     assert result.exit_code == 0, result.output
-    assert "my-encoder against the weights inside the bundle, 6 input shapes" in result.stdout
+    assert "my-encoder against PyTorch (the weights inside the bundle), 6 input" in result.stdout
     assert "files match the hashes in the manifest" in result.stdout
 
     result = run_check(output, "--json")
@@ -105,8 +106,9 @@ def test_export_of_a_configuration_then_check(config_file: Path, output: Path) -
     report = conforms("check", result.stdout)
     assert report["passed"]
     assert report["model"] == "my-encoder"
-    assert (report["max_tokens"], report["max_position_embeddings"]) == (40, 40)
-    assert len(report["measurements"]) == 3 * 6
+    assert report["max_tokens"] == 40
+    errors = [each for each in report["parity"]["comparisons"] if each["figure"].startswith("max abs error")]
+    assert len(errors) == 3 * 6
 
 
 @pytest.fixture
@@ -137,8 +139,7 @@ def test_export_of_a_checkpoint(published: Path, output: Path) -> None:
     assert f"left out {reason}: pooler (2 tensors)\n" in result.stdout
     assert not read_manifest(output).pooling.normalize
     assert read_manifest(output).source_revision == ""
-    report = json.loads(run_check(output, "--json").stdout)
-    assert (report["max_tokens"], report["max_position_embeddings"]) == (20, 34)  # as `info` calls them
+    assert json.loads(run_check(output, "--json").stdout)["max_tokens"] == 20  # as `info` calls it
 
 
 def test_commit_of_a_hub_checkpoint_is_recorded(
@@ -169,7 +170,7 @@ def test_failed_parity_exits_1_with_one_line(config_file: Path, output: Path) ->
     # The wrong weights are the bundle's own, so a new comparison with those passes, and is not enough.
     result = run_check(output)
     assert result.exit_code == 1
-    assert result.stdout.count("passed") == 3
+    assert "FAILED" not in result.stdout
     assert "this bundle failed parity when it was exported" in result.stderr
 
 
@@ -242,7 +243,7 @@ def test_check_names_the_failure(published: Path, output: Path, monkeypatch: pyt
     monkeypatch.setattr("attnlens_export.parity.reference.REFERENCE_ERROR_RATIO", 1e-3)
     result = run_check(output, "--source", published)
     assert result.exit_code == 1
-    assert "against the checkpoint source" in result.stdout
+    assert "against PyTorch (the checkpoint source)" in result.stdout
     assert "FAILED" in result.stdout
     assert result.stderr.splitlines()[-1].startswith("Error: parity failed: onnx/model")
 
@@ -254,7 +255,7 @@ def test_name_is_shown_unchanged(config_file: Path, output: Path) -> None:
     assert "my[/v2] against PyTorch" in result.stdout
     result = run_check(output, *FEW)
     assert result.exit_code == 0, result.output
-    assert "my[/v2] against the weights" in result.stdout
+    assert "my[/v2] against PyTorch (the weights" in result.stdout
 
 
 @pytest.mark.parametrize("name", ["a\x1b[31mb", "a\nb", "\udcff"])
@@ -357,13 +358,10 @@ def test_omitted_comparisons_are_reported(
     assert lengths in " ".join(result.stdout.split())
     large = (8, 16, "middle"), (8, 33, "left"), (2, 38, "left"), (1, 38, "none")
     path = "onnx/model_attentions.onnx"
-    left_out = ", ".join(f"{path} at {size}x{length} {padding}" for size, length, padding in large)
+    left_out = ", ".join(f"{path} on {size}x{length} {padding}" for size, length, padding in large)
     assert f"not compared, too large: {left_out}" in " ".join(result.stdout.split())
     report = json.loads((output / "parity" / "report.json").read_text(encoding="utf-8"))
-    assert report["left_out"] == [
-        {"graph": path, "batch_size": size, "length": length, "padding": padding}
-        for size, length, padding in large
-    ]
+    assert report["parity"]["remarks"] == [lengths, f"not compared, too large: {left_out}"]
     assert lengths in (output / "parity" / "report.md").read_text(encoding="utf-8")
     figures = read_manifest(output).parity.figures
     found = [(figure.graph, role_name(figure.role), figure.longest_input_tokens) for figure in figures]

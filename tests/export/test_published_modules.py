@@ -121,7 +121,7 @@ def test_classifier_with_the_common_head_of_decoders(tmp_path: Path) -> None:
     save(model, tmp_path / "source", "byte-level", "ForSequenceClassification")
     options = ExportOptions(grid=small_grid(33), comparison=True)
     if OMITS_CAP:
-        with pytest.raises(DifferenceError, match=r"differs from transformers .*: hidden states differ by"):
+        with pytest.raises(DifferenceError, match="difference of hidden states"):
             export_bundle(tmp_path / "source", tmp_path / "bundle", options)
         return
     manifest = export_bundle(tmp_path / "source", tmp_path / "bundle", options).manifest

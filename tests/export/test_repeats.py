@@ -49,15 +49,17 @@ def test_contributions_at_real_width_are_exact_and_the_same_in_each_run(wide: tu
     directory, encoder = wide
     result = measure_repeats(directory, [EMBEDDINGS_PATH, CONTRIBUTIONS_PATH], LONGFORMER, lambda *_: None)
     assert result.failures() == []
-    assert [(run.graph, run.threads) for run in result.runs] == [
-        (path, threads) for path in (EMBEDDINGS_PATH, CONTRIBUTIONS_PATH) for threads in (1, 2, 4)
+    assert [(each.graph, each.inputs) for each in result.comparisons] == [
+        (path, f"1x130 none, {threads} threads")
+        for path in (EMBEDDINGS_PATH, CONTRIBUTIONS_PATH)
+        for threads in (1, 2, 4)
     ]
     case = Case(2, 450, Padding.RIGHT)
     inputs = make_inputs(case, LONGFORMER)
     feed = make_feed(inputs, LONGFORMER, 384)
     hidden = Graph(directory, EMBEDDINGS_PATH, threads=2).run(inputs)["last_hidden_state"]
     graph = Graph(directory, CONTRIBUTIONS_PATH, threads=2)
-    assert measure_case(graph.run_feed, case, inputs, LONGFORMER, hidden).failures() == []
+    assert all(each.passed for each in measure_case(graph.run_feed, case, inputs, LONGFORMER, hidden))
     found, expected = graph.run_feed(feed), frozen_encoder.contributions(encoder, feed)
     for _ in range(5):
         assert all(np.array_equal(array, found[name]) for name, array in graph.run_feed(feed).items())
@@ -109,11 +111,11 @@ RACE = [
 def test_operator_that_races_fails_the_gate(tmp_path: Path) -> None:
     onnx.save(racing(RACE), tmp_path / "racing.onnx")
     result = measure_repeats(tmp_path, ["racing.onnx"], small_config(), lambda *_: None)
-    one, *several = result.runs
-    assert (one.output, one.max_difference) == ("", 0)
+    one, *several = result.comparisons
+    assert (one.worst, one.value) == ("", 0)
     assert not result.passed
-    assert any(run.output == "last_hidden_state" and run.max_difference > 0 for run in several)
-    assert "differs by up to" in result.failures()[0]
+    assert any(each.worst == "last_hidden_state" and each.value > 0 for each in several)
+    assert "racing.onnx: max repeat difference on " in result.failures()[0]
     [gate] = result.gates()
     assert gate.value > gate.limit == 0
 

@@ -49,9 +49,10 @@ def run_check(*arguments: object) -> Result:
     return CliRunner().invoke(check, [str(each) for each in arguments])
 
 
-def row(output: str, name: str) -> list[str]:
-    [line] = [line for line in output.splitlines() if line.split()[:1] == [name]]
-    return line.split()
+def row(output: str, label: str) -> list[str]:
+    """Return the cells of the runtime's row without its label."""
+    [line] = [line for line in output.splitlines() if line.startswith(f" {label}  ")]
+    return line.removeprefix(f" {label}  ").split()
 
 
 def test_all_shows_every_runtime_and_missing_ones(
@@ -62,9 +63,12 @@ def test_all_shows_every_runtime_and_missing_ones(
     assert result.exit_code == 0, result.output
     assert "…" not in result.stdout  # it fits 80 columns
     for name in ("stand-in", "onnx.reference"):
-        errors = [float(cell) for cell in row(result.stdout, name)[2:6]]
-        assert max(errors) <= 1e-5
-        assert row(result.stdout, name)[6:] == ["5/5", "passed"]
+        *errors, verdict = row(result.stdout, f"{name} fp32")
+        assert verdict == "passed"
+        assert len(errors) == 3
+        assert max(map(float, errors)) <= 1e-5
+        assert f"{name}: version " in result.stdout
+    assert result.stdout.count(", 5 of 5 input shapes\n") == 2
     assert "onnxruntime-web is not installed: npm install onnxruntime-web" in result.stdout
     # On a busy machine, indented lines state the remaining time.
     stages = [line for line in result.stderr.splitlines() if not line.startswith(" ")]
@@ -77,8 +81,9 @@ def test_runtime_that_fails_exits_1_after_the_others_ran(
     register(monkeypatch, "crashes")
     result = run_check(tiny_bundle, "--runtime", "stand-in", "--runtime", "onnx.reference")
     assert result.exit_code == 1
-    assert row(result.stdout, "stand-in")[6:] == ["4/5", "FAILED"]
-    assert row(result.stdout, "onnx.reference")[6:] == ["5/5", "passed"]
+    assert row(result.stdout, "stand-in fp32")[-1] == "FAILED"
+    assert "stand-in: version 1.0, 4 of 5 input shapes\n" in result.stdout
+    assert row(result.stdout, "onnx.reference fp32")[-1] == "passed"
     reason = "stand-in: onnx/model.onnx: stopped at 2x33 right: crashed: signal 11 (SIGSEGV)"
     assert reason in result.stdout
     assert f"failed in stand-in: {reason}" in result.stderr
@@ -94,34 +99,36 @@ def test_json_has_every_measurement_and_every_reason(
     assert content["passed"]  # in ONNX Runtime
     off, exact = content["runtimes"]
     assert (off["name"], off["version"], off["passed"], off["stops"]) == ("stand-in", "1.0", False, {})
-    assert len(off["measurements"]) == 3 * 5
-    assert any(": error 1.00e-03" in line for line in off["failures"])
+    errors = [each for each in off["comparisons"] if each["figure"].startswith("max abs error of a")]
+    assert len(errors) == 5
+    assert any(" is 0.001 (limit 1e-05)" in line for line in off["failures"])
     assert exact["passed"]
     assert [each["name"] for each in content["missing_runtimes"]] == ["onnxruntime-web"]
 
 
-def test_runtime_with_lower_default_precision_has_a_separate_table(
+def test_runtime_with_lower_default_precision_has_two_rows(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register(monkeypatch, "is a little off", "bf16")
     result = run_check(tiny_bundle, "--runtime", "stand-in", "--runtime", "onnx.reference")
     assert result.exit_code == 0, result.output
     assert "…" not in result.stdout  # it fits 80 columns
-    exact, reduced = result.stdout.split("In lower precision: 1 - smallest cosine with PyTorch")
-    assert row(exact, "stand-in")[6:] == row(exact, "onnx.reference")[6:] == ["5/5", "passed"]
-    assert row(reduced, "stand-in")[1:3] == ["1.0", "bf16"]
-    cosines = [float(cell) for cell in row(reduced, "stand-in")[3:6]]
-    assert 1e-8 < cosines[0] == cosines[1] < 1e-3
-    assert abs(cosines[2]) < 1e-8  # the attention weights are right
-    assert row(reduced, "stand-in")[7:] == ["5/5", "passed"]
+    for name in ("stand-in", "onnx.reference"):
+        error, cosine, *_, verdict = row(result.stdout, f"{name} fp32")
+        assert (float(error) <= 1e-5, cosine, verdict) == (True, "-", "passed")
+    error, cosine, difference, incompleteness, verdict = row(result.stdout, "stand-in bf16")
+    assert (error, difference, verdict) == ("-", "-", "passed")
+    assert 0 < float(incompleteness) < 1e-3
+    assert 0.999 < float(cosine) < 1
 
     content = json.loads(run_check(tiny_bundle, "--runtime", "stand-in", "--json").stdout)
     assert [(each["precision"], each["passed"]) for each in content["runtimes"]] == [
         ("bf16", True),
         ("fp32", True),
     ]
-    assert content["runtimes"][0]["min_cosine_allowed"] == 0.999
-    assert content["runtimes"][1]["tolerance"] == 1e-5
+    limits = [{each["limit"] for each in one["comparisons"]} for one in content["runtimes"]]
+    assert limits[0] == {0, 0.02, 0.999, None}
+    assert limits[1] >= {0, 1e-5}
 
 
 def test_default_of_lower_precision_that_fails_exits_1(
@@ -131,10 +138,8 @@ def test_default_of_lower_precision_that_fails_exits_1(
     result = run_check(tiny_bundle, "--runtime", "stand-in")
     assert result.exit_code == 1
     assert "failed in stand-in in bf16: stand-in in bf16: onnx/model" in result.stderr
-    assert [line.split()[-1] for line in result.stdout.splitlines() if line.startswith(" stand-in")] == [
-        "passed",
-        "FAILED",
-    ]
+    assert row(result.stdout, "stand-in fp32")[-1] == "passed"
+    assert row(result.stdout, "stand-in bf16")[-1] == "FAILED"
 
 
 def test_time_limit_is_kept(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

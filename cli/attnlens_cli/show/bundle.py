@@ -2,7 +2,8 @@
 # ruff: noqa: PLC0415 - rich and attnlens_export are imported by the functions, so that `--help` is fast
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,16 +11,14 @@ import click
 from attnlens_cli.printable import counted
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from attnlens.v1.manifest_pb2 import EngineCheck, Gate, GateKind, Manifest, OutputRole, ParityFigure
+    from attnlens.v1.manifest_pb2 import Manifest
     from attnlens_export.check import CheckSummary
     from attnlens_export.contents import Verdict
     from attnlens_export.engines.measure import EngineSummary
     from attnlens_export.faithfulness.measure import FaithfulnessResult
     from attnlens_export.judge.result import PublisherResult
     from attnlens_export.layouts import LayoutSummary
-    from attnlens_export.runtimes import RuntimeResult
+    from attnlens_export.results import Comparison, Result
 
 _MAX_FAILURES = 3  # an invalid graph fails on every input shape
 _MAX_NAMED = 3
@@ -30,70 +29,57 @@ _HEAD = re.compile(r"(^|\.)(cls|decoder|qa_outputs|vocab_\w+|\w*(classifier|head
 
 
 def show_verdict(verdict: "Verdict", title: str) -> None:
-    """Print the parity of each graph output, and the measurements of additional graphs."""
-    from attnlens_cli.show.console import make_console, make_table
-
-    console = make_console(markup=True)
-    console.print(_parity_table(verdict, title))
-    for result in verdict.further:
-        content = result.table()
-        if content.headings:
-            table = make_table("", content.headings[:1], content.headings[1:])
-            for row in content.rows:
-                table.add_row(*row)
-            click.echo(content.caption)
-            console.print(table)
-        for remark in content.remarks:
+    """Print the figures of all graphs, each with the inputs that are closest to its limit, and remarks."""
+    results = verdict.results.values()
+    rows = [row for result in results for row in result.worst()]
+    graphs = list(dict.fromkeys(row.graph for row in rows))
+    rows.sort(key=lambda row: graphs.index(row.graph))
+    _show_comparisons(f"{title}, {verdict.parity.inputs}", rows)
+    for result in results:
+        for remark in result.remarks:
             click.echo(remark)
 
 
-def _parity_table(verdict: "Verdict", title: str) -> "Table":
-    """Return the largest errors of each graph output."""
+def _show_comparisons(title: str, comparisons: "Iterable[Comparison]") -> None:
+    """Print one row per figure, grouped by graph."""
     from rich.markup import escape
 
-    from attnlens_cli.show.console import make_table
-    from attnlens_export.graph.names import role_name
-    from attnlens_export.parity.measure import summarize
+    from attnlens_cli.show.console import make_console, make_table
 
-    parity = verdict.parity
-    headings = ("vs\ntorch", "vs\nfloat64", "torch vs\nfloat64", "p99", "1 -\ncosine", "verdict")
-    table = make_table(f"{escape(title)}, {len(parity.cases)} input shapes", ("output of graph",), headings)
-    last_graph = ""
-    for (graph, role), errors in parity.by_role().items():
-        if graph != last_graph:
+    table = make_table(escape(title), ("graph and figure",), ("value", "limit", "verdict"))
+    for graph, group in groupby(comparisons, lambda comparison: comparison.graph):
+        if graph:
             table.add_row(graph.rpartition("/")[2])  # the file name, so that the table fits 80 columns
-            last_graph = graph
-        passed = all(error.passed for error in errors)
-        table.add_row(f"  {role}", *_parity_cells(summarize(errors)), _verdict(passed=passed))
-    for result in verdict.precisions:
-        for figure in result.manifest_figures():
-            table.add_row(result.path.rpartition("/")[2])
-            cells = _parity_cells(figure)
-            table.add_row(f"  {role_name(figure.role)}", *cells, _verdict(passed=result.passed))
-    captions = [parity.describe_lengths()]
-    if verdict.long_context:
-        captions.append(verdict.long_context.describe())
-    if verdict.repeats:
-        captions.append(verdict.repeats.describe())
-    if left_out := parity.left_out():
-        cases = ", ".join(f"{graph} at {case}" for graph, case in left_out)
-        captions.append(f"not compared, too large: {cases}")
-    table.caption, table.caption_justify = "\n".join(captions), "left"
-    return table
+        for comparison in group:
+            _, name, _, value, limit, verdict = comparison.cells()
+            kind = f", {comparison.text_kind}" if comparison.text_kind else ""
+            table.add_row(f"  {escape(name + kind)}", value, limit, _colored(verdict))
+    make_console(markup=True).print(table)
 
 
-def _parity_cells(figure: "ParityFigure") -> list[str]:
-    errors = (
-        figure.max_abs_error,
-        figure.max_abs_error_float64,
-        figure.torch_max_abs_error_float64,
-        figure.p99_abs_error,
-    )
-    return [*(f"{error:.1e}" for error in errors), f"{1 - figure.min_cosine:.0e}"]
+def _show_results(title: str, results: "Mapping[str, Result]") -> None:
+    """Print one row per result, with the value closest to its limit for each kind of gate."""
+    from rich.markup import escape
+
+    from attnlens_cli.show.console import make_console, make_table
+    from attnlens_export.results import closest, kind_name
+
+    values = {
+        label: {found.kind: found.shown_value for found in closest(result.comparisons, lambda row: row.kind)}
+        for label, result in results.items()
+    }
+    kinds = sorted({kind for row in values.values() for kind in row if kind})
+    names = [kind_name(kind).replace("_", "\n") for kind in kinds]
+    table = make_table(escape(title), ("",), (*names, "verdict"))
+    for label, row in values.items():
+        verdict = "passed" if results[label].passed else "FAILED"
+        table.add_row(escape(label), *(row.get(kind, "-") for kind in kinds), _colored(verdict))
+    click.echo()
+    make_console(markup=True).print(table)
 
 
-def _verdict(*, passed: bool) -> str:
-    return "[green]passed[/]" if passed else "[red]FAILED[/]"
+def _colored(verdict: str) -> str:
+    return f"[green]{verdict}[/]" if verdict == "passed" else f"[red]{verdict}[/]"
 
 
 def raise_parity_failure(verdict: "Verdict") -> None:
@@ -104,40 +90,29 @@ def raise_parity_failure(verdict: "Verdict") -> None:
 
 def show_publisher(result: "PublisherResult") -> None:
     """Print the comparison with the publisher's pipeline, and what was not compared."""
-    from rich.markup import escape
-
-    from attnlens_cli.show.console import make_console, make_table
-
     if result.comparisons:
-        headings = ("texts", "largest difference", "limit", "verdict")
-        table = make_table(f"Served bundle against {result.implementation}", ("result",), headings)
-        for comparison in result.comparisons:
-            numbers = ("equal" if comparison.passed else f"{comparison.max_abs_error:.0f} differ", "equal")
-            if comparison.limit:
-                numbers = (f"{comparison.max_abs_error:.1e}", f"{comparison.limit:.1e}")
-            texts, verdict = str(comparison.num_texts), _verdict(passed=comparison.passed)
-            table.add_row(escape(comparison.result), texts, *numbers, verdict)
         click.echo()
-        make_console(markup=True).print(table)
+        _show_comparisons(f"Served bundle against {result.implementation}", result.comparisons)
     for line in result.not_compared:
         click.echo(f"not compared with the publisher's results: {line}")
 
 
 def raise_publisher_failure(result: "PublisherResult") -> None:
     """Raise ClickException with the first failure, if there is one."""
+    from attnlens_export.results import describe_first
+
     if failures := result.failures():
-        raise click.ClickException(f"the bundle differs from {result.implementation}: {_first(failures)}")
+        first = describe_first(failures)
+        raise click.ClickException(f"the bundle differs from {result.implementation}: {first}")
 
 
 def raise_differences(differences: Sequence[str]) -> None:
     """Raise ClickException with the first field of the manifest that differs, if there is one."""
+    from attnlens_export.results import describe_first
+
     if differences:
-        raise click.ClickException(f"the manifest is wrong: {_first(differences)}. Export the bundle again")
-
-
-def _first(failures: Sequence[str]) -> str:
-    more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
-    return f"{failures[0]}{more}"
+        first = describe_first(differences)
+        raise click.ClickException(f"the manifest is wrong: {first}. Export the bundle again")
 
 
 def _print_failures(failures: Sequence[str], prefix: str = "") -> None:
@@ -148,120 +123,17 @@ def _print_failures(failures: Sequence[str], prefix: str = "") -> None:
 
 
 def show_engines(summary: "EngineSummary") -> None:
-    """Print errors on the parity grid, cosines of texts, failures, and precisions that were not measured."""
-    checks = [result.to_message() for result in summary.results]
-    if checks:
-        _show_grid(checks)
-        if any(check.num_texts for check in checks):
-            _show_texts(checks)
+    """Print one row per precision, failures, and precisions that were not measured."""
+    if summary.results:
+        check = summary.results[0].check
+        where = f"{check.engine} {check.version} on {check.device}, {check.processor}"
+        inputs = f"{counted(check.num_cases, 'input shape')}, {counted(check.num_texts, 'text')}"
+        _show_results(f"{where}:\n{inputs}", {result.precision: result for result in summary.results})
     for missing in summary.not_measured:
         click.echo(f"{missing.precision} was not measured: {missing.reason}")
     _print_failures(summary.failures())
-    if checks:
+    if summary.results:
         click.echo("These figures are now in the bundle's report and manifest.")
-
-
-def _show_grid(checks: Sequence["EngineCheck"]) -> None:
-    from rich.markup import escape
-
-    from attnlens_cli.show.console import make_console, make_table
-    from attnlens_export.engines.measure import precision_name
-
-    first = checks[0]
-    where = escape(f"{first.engine} {first.version} on {first.device}, {first.processor}")
-    columns = ("\nlogits", "model\nhidden") if _is_classifier(first) else ("model\nhidden", "1 -\ncosine")
-    table = make_table(
-        f"{where}:\nlargest error against PyTorch, {counted(first.num_cases, 'input shape')}",
-        (f"{'logits' if _is_classifier(first) else 'embeddings'}\nin",),
-        (
-            *columns,
-            "att.\nhidden",
-            "layer\noutputs",
-            "contr.\nsum",
-            "alone\n= batch",
-            "\nverdict",
-        ),
-    )
-    for check in checks:
-        table.add_row(precision_name(check.precision), *_engine_cells(check), _verdict(passed=check.passed))
-    click.echo()
-    make_console(markup=True).print(table)
-
-
-def _is_classifier(check: "EngineCheck") -> bool:
-    from attnlens.v1.manifest_pb2 import OutputRole
-
-    return any(gate.role == OutputRole.OUTPUT_ROLE_LOGITS for gate in check.gates)
-
-
-def _engine_cells(check: "EngineCheck") -> list[str]:
-    from attnlens.v1.manifest_pb2 import GateKind, OutputRole
-
-    hidden, is_classifier = OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE, _is_classifier(check)
-    role = OutputRole.OUTPUT_ROLE_LOGITS if is_classifier else OutputRole.OUTPUT_ROLE_EMBEDDING
-    figures = {(figure.graph, figure.role): figure for figure in check.figures}
-    model, attention = (figures.get((graph, hidden)) for graph in ("embeddings", "attention"))
-    layers = [
-        figure.max_abs_error
-        for (graph, role), figure in figures.items()
-        if graph == "attention" and role != hidden
-    ]
-    logits = figures.get(("logits", role))
-    values = [
-        *([logits and logits.max_abs_error] if is_classifier else []),
-        model and model.max_abs_error,
-        *([] if is_classifier else [model and 1 - model.min_cosine]),
-        attention and attention.max_abs_error,
-        max(layers, default=None),
-        _gate_value(check.gates, GateKind.GATE_KIND_MAX_INCOMPLETENESS),
-        _gate_value(check.gates, GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE, role),
-    ]
-    return ["-" if value is None else f"{value:.1e}" for value in values]
-
-
-def _gate_value(
-    gates: Sequence["Gate"],
-    kind: "GateKind.ValueType",
-    role: "OutputRole.ValueType | None" = None,
-    text_kind: str = "",
-) -> float | None:
-    """Return the measured value of the first matching gate, or None."""
-    values = (
-        gate.value
-        for gate in gates
-        if (gate.kind, gate.text_kind) == (kind, text_kind) and role in (None, gate.role)
-    )
-    return next(values, None)
-
-
-def _show_texts(checks: Sequence["EngineCheck"]) -> None:
-    """Print the agreement with fp32 by kind of text, two columns per precision."""
-    from attnlens.v1.manifest_pb2 import GateKind
-    from attnlens_cli.show.console import make_console, make_table
-    from attnlens_export.engines.measure import precision_name
-
-    kinds = (GateKind.GATE_KIND_MEAN_COSINE, GateKind.GATE_KIND_MIN_COSINE)
-    title, columns = "cosine\nwith fp32", ("mean", "smallest")
-    if _is_classifier(checks[0]):
-        kinds = (GateKind.GATE_KIND_MIN_RANK_AGREEMENT, GateKind.GATE_KIND_MAX_LOGIT_ERROR)
-        title, columns = "logits\nand fp32", ("ranks", "error")
-    headings = [
-        heading
-        for check in checks
-        for heading in (f"{precision_name(check.precision)}\n{columns[0]}", f"\n{columns[1]}")
-    ]
-    table = make_table("", (title,), headings)
-    names = dict.fromkeys(gate.text_kind for check in checks for gate in check.gates if gate.text_kind)
-    for name in names:
-        values = [_gate_value(check.gates, kind, text_kind=name) for check in checks for kind in kinds]
-        table.add_row(name, *("-" if value is None else f"{value:.6f}" for value in values))
-    limits = [_text_limit(check.gates, kind) for check in checks for kind in kinds]
-    table.add_row("gate, for each", *(f"{limit:g}" for limit in limits))
-    make_console(markup=True).print(table)
-
-
-def _text_limit(gates: Sequence["Gate"], kind: "GateKind.ValueType") -> float:
-    return next((gate.limit for gate in gates if gate.kind == kind and gate.text_kind), float("nan"))
 
 
 def show_stated_engines(manifest: "Manifest") -> None:
@@ -288,63 +160,23 @@ def engines_as_json(summary: "EngineSummary") -> dict[str, Any]:
 
 def raise_engine_failure(summary: "EngineSummary") -> None:
     """Raise ClickException with the first failure, if there is one."""
+    from attnlens_export.results import describe_first
+
     if failures := summary.failures():
-        raise click.ClickException(
-            f"failed in {_first(failures)}; a server with this setting refuses to start"
-        )
+        first = describe_first(failures)
+        raise click.ClickException(f"failed in {first}; a server with this setting refuses to start")
 
 
 def show_runtimes(summary: "CheckSummary") -> None:
     """Print one row per runtime and precision, then failures and missing runtimes."""
-    from attnlens_runtimes import FP32
-
-    exact = [result for result in summary.runtimes if result.precision == FP32]
-    reduced = [result for result in summary.runtimes if result.precision != FP32]
-    if exact:
-        _show_runtime_table(
-            "In other runtimes, in fp32: largest error against PyTorch",
-            ("runtime", "version"),
-            [(result.name, result.version, *_exact_cells(result)) for result in exact],
-        )
-    if reduced:
-        _show_runtime_table(
-            "In lower precision: 1 - smallest cosine with PyTorch",
-            ("runtime", "version", "in"),
-            [(result.name, result.version, result.precision, *_reduced_cells(result)) for result in reduced],
-        )
-    for result in exact:
-        if result.logits_error is not None:
-            click.echo(f"{result.name}: logits within {result.logits_error:.1e} of PyTorch")
+    if summary.runtimes:
+        labels = {f"{result.name} {result.precision}": result for result in summary.runtimes}
+        _show_results("In other runtimes: the values closest to their limits", labels)
     for result in summary.runtimes:
+        click.echo(f"{result.label}: version {result.version}, {result.inputs}")
         _print_failures(result.failures(), f"{result.label}: ")
     for missing in summary.missing:
         click.echo(missing.reason)
-
-
-def _show_runtime_table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    from attnlens_cli.show.console import make_console, make_table
-
-    headings = ("model\nhidden", "att.\nhidden", "att.\nweights", "contr.\nsum", "\nshapes", "\nverdict")
-    table = make_table(title, [f"\n{name}" for name in names], headings)
-    for row in rows:
-        table.add_row(*row)
-    click.echo()
-    make_console(markup=True).print(table)
-
-
-def _exact_cells(result: "RuntimeResult") -> list[str]:
-    errors = [*result.worst_errors(), result.incompleteness]
-    return [*("-" if error is None else f"{error:.1e}" for error in errors), *_outcome_cells(result)]
-
-
-def _reduced_cells(result: "RuntimeResult") -> list[str]:
-    cosines = ["-" if cosine is None else f"{1 - cosine:.1e}" for cosine in result.min_cosines()]
-    error = result.incompleteness
-    return [*cosines, "-" if error is None else f"{error:.1e}", *_outcome_cells(result)]
-
-
-def _outcome_cells(result: "RuntimeResult") -> list[str]:
-    return [f"{result.num_cases}/{len(result.parity.cases)}", _verdict(passed=result.passed)]
 
 
 def runtimes_as_json(summary: "CheckSummary") -> dict[str, Any]:

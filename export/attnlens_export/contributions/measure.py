@@ -11,11 +11,12 @@ Shapes: B texts in a batch, T tokens, D hidden size, E embedding size, L layers,
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -49,15 +50,16 @@ from attnlens_export.graph.names import (
     contribution_inputs,
 )
 from attnlens_export.graph.read import read_structure
-from attnlens_export.json_files import finite
 from attnlens_export.parity.grid import Case, Inputs, Padding, make_inputs
 from attnlens_export.parity.measure import (
-    GridMeasurements,
+    NOT_FINITE,
+    GridGraph,
     Subject,
     exact_hidden_states,
     measure_grid,
     shortest_text,
 )
+from attnlens_export.parity.measure import Run as GridRun
 from attnlens_export.parity.reference import (
     RUN_LOCK,
     Tensors,
@@ -70,12 +72,14 @@ from attnlens_export.parity.sessions import Graph
 from attnlens_export.progress import StageProgress
 from attnlens_export.published.classifier import has_head
 from attnlens_export.published.pooling import read_pooling
-from attnlens_export.results import Figure, FigureSet, GraphResult, Table, max_or_nan
+from attnlens_export.results import Comparison, Result, max_or_nan
 from attnlens_model import Encoder, EncoderConfig
 
 LIMIT = 1e-5
 SEED = 20_261_122
 HEADS_TOKENS = 16
+TOKENS = OutputRole.OUTPUT_ROLE_TOKEN_CONTRIBUTIONS
+HEADS = OutputRole.OUTPUT_ROLE_HEAD_CONTRIBUTIONS
 _MIN_LENGTH = 8.0
 _MIN_GRADIENT_TEXTS, _MIN_GRADIENT_TOKENS = 4, 7
 
@@ -84,231 +88,12 @@ Feed = dict[str, npt.NDArray[np.generic]]
 Run = Callable[[Feed], Tensors]
 
 
-@dataclass(frozen=True)
-class Completeness(FigureSet):
-    """Measurements on one input shape, maximum over texts.
-
-    Attributes:
-        case: Input shape.
-        incompleteness: |sum of scores + baseline - d · p / |p|| / |d|. For a classifier, divided by the sum
-            of |scores| and |baseline|, or by that of the products of its last layer, if it is larger.
-        max_batch_difference: Maximum difference between a score of the shortest text in the batch and of the
-            same text alone, divided by the same.
-        embedding_error: |p - q| / |q|, where q is computed from the token vectors of the embeddings graph.
-        embedding_limit: Limit for `embedding_error`. Logits are less exact than token vectors if their terms
-            cancel, in PyTorch too.
-        padding_score: Maximum score of padding, which must be 0.
-        is_finite: Whether all outputs are finite.
-        score_errors: Errors against PyTorch's gradients, for scores of tokens and of heads. Empty if not
-            measured, as for most cases.
-    """
-
-    case: str
-    incompleteness: float
-    max_batch_difference: float
-    embedding_error: float
-    embedding_limit: float
-    padding_score: float
-    is_finite: bool
-    score_errors: tuple["ScoreError", ...] = ()
-
-    def figures(self) -> list[Figure]:
-        """Return every measurement with its limit."""
-        role = OutputRole.OUTPUT_ROLE_TOKEN_CONTRIBUTIONS
-        where = f"{CONTRIBUTIONS_PATH} at {self.case}"
-        limit = f"(limit {LIMIT:g})"
-        return [
-            *(error.figure(where) for error in self.score_errors),
-            Figure(
-                CONTRIBUTIONS_PATH,
-                self.incompleteness,
-                LIMIT,
-                f"{where}: scores and baseline differ from d . p by {self.incompleteness:.2e} |d| |p| "
-                f"{limit}",
-                GateKind.GATE_KIND_MAX_INCOMPLETENESS,
-                role,
-            ),
-            Figure(
-                CONTRIBUTIONS_PATH,
-                self.max_batch_difference,
-                LIMIT,
-                f"{where}: a score of a text differs by {self.max_batch_difference:.2e} |d| between the "
-                f"batch and the text alone {limit}",
-                GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE,
-                role,
-            ),
-            Figure(
-                CONTRIBUTIONS_PATH,
-                float(not self.is_finite),
-                0.0,
-                f"{where}: an output contains NaN or infinity",
-            ),
-            Figure(
-                CONTRIBUTIONS_PATH,
-                self.embedding_error,
-                self.embedding_limit,
-                f"{where}: the embedding differs from that of the embeddings graph by "
-                f"{self.embedding_error:.2e} |p| (limit {self.embedding_limit:.2g})",
-            ),
-            Figure(
-                CONTRIBUTIONS_PATH,
-                self.padding_score,
-                0.0,
-                f"{where}: padding has the score {self.padding_score:.2e} instead of 0",
-            ),
-        ]
-
-
-@dataclass(frozen=True)
-class ScoreError:
-    """Largest error of a score against PyTorch's gradients.
-
-    Attributes:
-        of_heads: Whether the scores are those of heads, not of tokens.
-        error: max |ONNX - PyTorch fp32| of parts of d . p, divided by |d| |p|. For a classifier, divided
-            like `Completeness.incompleteness`, times |p|.
-        limit: `LIMIT`, or a multiple of the rounding error of PyTorch fp32.
-    """
-
-    of_heads: bool
-    error: float
-    limit: float
-
-    def figure(self, where: str) -> Figure:
-        """Return the error as a gate."""
-        role = (
-            OutputRole.OUTPUT_ROLE_HEAD_CONTRIBUTIONS
-            if self.of_heads
-            else OutputRole.OUTPUT_ROLE_TOKEN_CONTRIBUTIONS
-        )
-        name = "head" if self.of_heads else "token"
-        failure = (
-            f"{where}: the contribution of a {name} differs from PyTorch's gradient by {self.error:.2e} |d| "
-            f"(limit {self.limit:.2g})"
-        )
-        kind = GateKind.GATE_KIND_MAX_ABS_ERROR
-        return Figure(CONTRIBUTIONS_PATH, self.error, self.limit, failure, kind, role)
-
-
-@dataclass(frozen=True)
-class HeadGates(FigureSet):
-    """Measurements with head gates other than 1, on one text.
-
-    Attributes:
-        case: Input shape.
-        slope_error: For each layer, the sum of scores and baseline is computed twice: with all gates at 1,
-            and with random gates in the sweep alone, half of them 0. The change must equal the contributions
-            of the heads. Maximum difference, divided by |d|.
-        ablated_incompleteness: `Completeness.incompleteness` with random heads of all layers removed.
-        ablated_error: max |ONNX - PyTorch fp32| of the embedding, scaled to length 1, with the same heads
-            removed. None for a user's module, whose heads cannot be removed in PyTorch. Logits are not
-            scaled.
-        ablated_limit: Limit on `ablated_error`.
-    """
-
-    case: str
-    slope_error: float
-    ablated_incompleteness: float
-    ablated_error: float | None
-    ablated_limit: float | None
-
-    def figures(self) -> list[Figure]:
-        """Return every measurement with its limit."""
-        where = f"{CONTRIBUTIONS_PATH} at {self.case}"
-        figures = [
-            Figure(
-                CONTRIBUTIONS_PATH,
-                self.slope_error,
-                LIMIT,
-                f"{where}: head contributions differ from the effect of closed heads by "
-                f"{self.slope_error:.2e} |d| (limit {LIMIT:g})",
-                GateKind.GATE_KIND_MAX_INCOMPLETENESS,
-                OutputRole.OUTPUT_ROLE_HEAD_CONTRIBUTIONS,
-            ),
-            Figure(
-                CONTRIBUTIONS_PATH,
-                self.ablated_incompleteness,
-                LIMIT,
-                f"{where} with some heads removed: scores and baseline differ from d . p by "
-                f"{self.ablated_incompleteness:.2e} |d| |p| (limit {LIMIT:g})",
-            ),
-        ]
-        if self.ablated_error is not None and self.ablated_limit is not None:
-            figures.append(
-                Figure(
-                    CONTRIBUTIONS_PATH,
-                    self.ablated_error,
-                    self.ablated_limit,
-                    f"{where} with some heads removed: the embedding differs from PyTorch by "
-                    f"{self.ablated_error:.2e} |p| (limit {self.ablated_limit:.2e})",
-                    GateKind.GATE_KIND_MAX_ABS_ERROR,
-                    OutputRole.OUTPUT_ROLE_EMBEDDING,
-                )
-            )
-        return figures
-
-
-@dataclass(frozen=True)
-class ContributionsResult(GraphResult):
-    """All measurements of the contribution graph.
-
-    Attributes:
-        cases: Measurements of each input shape.
-        heads: Measurements with gates other than 1. None if not measured.
-    """
-
-    name: ClassVar[str] = "contributions"
-    path: ClassVar[str] = CONTRIBUTIONS_PATH
-    title: ClassVar[str] = "Contributions of tokens"
-
-    cases: tuple[Completeness, ...]
-    heads: HeadGates | None = None
-
-    def figures(self) -> list[Figure]:
-        """Return the figures of all cases, then those with other gates."""
-        sets: list[FigureSet] = [*self.cases, *([self.heads] if self.heads else [])]
-        return [figure for figures in sets for figure in figures.figures()]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the limit and every measurement."""
-        heads = None if self.heads is None else finite(asdict(self.heads))
-        return {"limit": LIMIT, "cases": [finite(asdict(case)) for case in self.cases], "heads": heads}
-
-    def table(self) -> Table:
-        """Return the maximum of each measurement as a remark."""
-        caption = (
-            f"{len(self.cases)} input shapes. The scores of the tokens and the baseline are computed "
-            "independently and must add up to the product of the direction and the embedding"
-        )
-        incompleteness = max_or_nan(case.incompleteness for case in self.cases)
-        batch_difference = max_or_nan(case.max_batch_difference for case in self.cases)
-        remark = (
-            f"contributions: scores and baseline add up within {incompleteness:.1e} |d| |p|; alone and in a "
-            f"batch they differ by {batch_difference:.1e} |d| (limit of both {LIMIT:g})"
-        )
-        errors = [error.error for case in self.cases for error in case.score_errors]
-        if errors:
-            remark += f"; each is within {max_or_nan(errors):.1e} |d| of PyTorch's gradients"
-        if self.heads is None:
-            return Table(caption, remarks=(remark,))
-        of_heads = (
-            f"heads: contributions equal the effect of closed heads within {self.heads.slope_error:.1e} |d| "
-            f"(limit {LIMIT:g})"
-        )
-        if self.heads.ablated_error is not None:
-            of_heads += (
-                f"; with some heads removed, the embedding is within {self.heads.ablated_error:.1e} |p| of "
-                "PyTorch's"
-            )
-        return Table(caption, remarks=(remark, of_heads))
-
-
 def measure_contributions(
     subject: Subject,
     inputs: Mapping[Case, Inputs],
     hidden: Mapping[Case, npt.NDArray[np.floating]],
     progress: StageProgress,
-) -> ContributionsResult:
+) -> Result:
     """Measure all cases whose attention fits into memory, and one text with head gates other than 1.
 
     Args:
@@ -318,23 +103,28 @@ def measure_contributions(
         progress: Called before each case.
 
     Returns:
-        The measurements. A graph that fails does not raise an exception: see `ContributionsResult.failures`.
+        The measurements. A graph that fails does not raise an exception: see `Result.failures`.
     """
     directory, config = subject.directory, subject.config
     subject = replace(subject, cases=[case for case in subject.cases if case.with_attentions])
     dense, head = open_head(directory, config)
     feed = _ablating_feed(config, _size(config, dense), head)
     # One graph after the other, because two sessions would hold the weights twice.
-    cases, ablated = _run_graph(subject, inputs, hidden, dense, head, feed, progress)
-    progress("head gates", len(cases), len(cases))
-    ablation = _compare_ablated(ablated, feed, subject, dense, head)
+    comparisons, ablated = _run_graph(subject, inputs, hidden, (dense, head), feed, progress)
+    num_cases = len(subject.cases)
+    progress("head gates", num_cases, num_cases)
+    without_heads = _compare_ablated(ablated, feed, subject, dense, head)
     structure = read_structure(directory / CONTRIBUTIONS_PATH)
     limit_to_sweep(structure)
     graph = Graph(directory, CONTRIBUTIONS_PATH, model=structure)
-    slope_error = measure_slope(graph.run_feed, config, _size(config, dense), head)
-    heads = HeadGates(str(_heads_case(config)), slope_error, *ablation)
-    progress("", len(cases), len(cases))
-    return ContributionsResult(tuple(cases), heads)
+    slope = compare_slope(graph.run_feed, config, _size(config, dense), head)
+    progress("", num_cases, num_cases)
+    return Result(
+        title="Contributions of tokens",
+        reference="the product of the direction and the embedding, and PyTorch's gradients",
+        inputs=f"{num_cases} input shapes, and one text with other head gates",
+        comparisons=(*comparisons, slope, *without_heads),
+    )
 
 
 def open_head(directory: Path, config: EncoderConfig) -> tuple[Sequence[DenseLayer], Pooling | None]:
@@ -348,40 +138,55 @@ def _run_graph(
     subject: Subject,
     inputs: Mapping[Case, Inputs],
     hidden: Mapping[Case, npt.NDArray[np.floating]],
-    dense: Sequence[DenseLayer],
-    head: Pooling | None,
+    dense_and_head: tuple[Sequence[DenseLayer], Pooling | None],
     feed: Feed,
     progress: StageProgress,
-) -> tuple[list[Completeness], Tensors]:
+) -> tuple[list[Comparison], Tensors]:
     """Return the measurements of all cases and the outputs for `feed`. Releases the graph afterwards."""
     graph = Graph(subject.directory, CONTRIBUTIONS_PATH)
-
-    def measure(case: Case, inputs: Inputs) -> Completeness:
-        return measure_case_of(subject, graph.run_feed, case, inputs, hidden[case], (dense, head))
-
-    grid: GridMeasurements[Completeness] = GridMeasurements()
-    measure_grid(subject, inputs, {}, grid, progress, contributions=(CONTRIBUTIONS_PATH, measure))
-    return grid.contributions, graph.run_feed(feed)
+    measured = to_grid_graph(subject, graph.run_feed, lambda case, _: hidden[case], dense_and_head)
+    grid = measure_grid(subject, inputs, {CONTRIBUTIONS_PATH: measured}, progress)
+    return grid[CONTRIBUTIONS_PATH].comparisons, graph.run_feed(feed)
 
 
-def measure_case_of(
+def to_grid_graph(
+    subject: Subject,
+    run: Run,
+    hidden: Callable[[Case, Inputs], npt.NDArray[np.floating]],
+    dense_and_head: tuple[Sequence[DenseLayer], Pooling | None],
+    *,
+    is_reduced: bool = False,
+) -> GridGraph:
+    """Return the contribution graph as `measure_grid` runs it.
+
+    Args:
+        subject: Bundle and reference.
+        run: Runs the contribution graph.
+        hidden: Returns the token vectors (B, T, D) of a case.
+        dense_and_head: Result of `open_head`.
+        is_reduced: Whether the graph is computed in bf16 or fp16. Incompleteness then has no limit, and other
+            figures are omitted.
+    """
+
+    def measure(case: Case, inputs: Inputs) -> GridRun:
+        found = _measure_case_of(subject, run, case, inputs, hidden(case, inputs), dense_and_head)
+        if is_reduced:
+            kind = GateKind.GATE_KIND_MAX_INCOMPLETENESS
+            found = [replace(figure, limit=math.inf) for figure in found if figure.kind == kind]
+        return GridRun(CONTRIBUTIONS_PATH, {}, {}, found)
+
+    return GridGraph(measure, has_attention=True)
+
+
+def _measure_case_of(
     subject: Subject,
     run: Run,
     case: Case,
     inputs: Inputs,
     hidden: npt.NDArray[np.floating],
     dense_and_head: tuple[Sequence[DenseLayer], Pooling | None],
-) -> Completeness:
-    """Measure one case of a bundle, and for one of the cases also the errors against PyTorch's gradients.
-
-    Args:
-        subject: Bundle and reference.
-        run: Runs the contribution graph.
-        case: Input shape.
-        inputs: Inputs of the case.
-        hidden: Token vectors (B, T, D) of the embeddings graph.
-        dense_and_head: Result of `open_head`.
-    """
+) -> list[Comparison]:
+    """Measure one case of a bundle, and for one of the cases also the errors against PyTorch's gradients."""
     dense, head = dense_and_head
     exact = exact_hidden_states(subject, case, inputs) if head is not None else None
     found = measure_case(run, case, inputs, subject.config, hidden, dense, head, exact)
@@ -396,7 +201,7 @@ def measure_case_of(
         return found
     outputs = run(feed)
     scales = _scales(feed, outputs, hidden, dense, is_logit=head is not None)
-    return replace(found, score_errors=_score_errors(outputs, feed, reference, scales))
+    return [*_compare_scores(case, outputs, feed, reference, scales), *found]
 
 
 def _case_with_gradients(cases: Sequence[Case]) -> Case:
@@ -410,10 +215,13 @@ def _case_with_gradients(cases: Sequence[Case]) -> Case:
     return min((case for case in cases if case.with_attentions), key=key)
 
 
-def _score_errors(
-    outputs: Tensors, feed: Feed, reference: Reference, scales: Float64Array
-) -> tuple[ScoreError, ...]:
-    """Compare the parts of d . p of tokens and heads with PyTorch's, for texts with tokens."""
+def _compare_scores(
+    case: Case, outputs: Tensors, feed: Feed, reference: Reference, scales: Float64Array
+) -> Iterator[Comparison]:
+    """Compare the parts of d . p of tokens and heads with PyTorch's, for texts with tokens.
+
+    Errors are divided by |d| |p|. For a classifier, they are divided by `_scales`, times |p|.
+    """
     live = feed[POOLING_WEIGHTS].any(axis=1)
     lengths = np.linalg.norm(outputs[EMBEDDING_OUTPUT].astype(np.float64), axis=1)
     scales = np.maximum(scales * lengths, 1e-12)
@@ -421,18 +229,27 @@ def _score_errors(
     has_heads = reference.fp32.heads is not None
     heads = outputs[HEAD_CONTRIBUTIONS] * lengths[:, None, None] if has_heads else None
     found = Contributions(tokens, heads)
-    errors = []
     rounding = reference.token_error, reference.head_error
-    for of_heads, error, own in zip((False, True), difference(found, reference.fp32), rounding, strict=True):
-        if of_heads and heads is None:
-            continue
-        limit = allowed_error(float((own / scales)[live].max()))
-        errors.append(ScoreError(of_heads, float((error / scales)[live].max()), limit))
-    return tuple(errors)
+    roles = (TOKENS, HEADS) if has_heads else (TOKENS,)
+    for role, error, own in zip(roles, difference(found, reference.fp32), rounding, strict=False):
+        value, limit = (float((errors / scales)[live].max()) for errors in (error, own))
+        yield Comparison(
+            CONTRIBUTIONS_PATH,
+            str(case),
+            value,
+            allowed_error(limit),
+            GateKind.GATE_KIND_MAX_ABS_ERROR,
+            role,
+            "the reference is PyTorch's gradient",
+        )
 
 
-def measure_slope(run: Run, config: EncoderConfig, size: int, head: Pooling | None = None) -> float:
-    """Return `HeadGates.slope_error`.
+def compare_slope(run: Run, config: EncoderConfig, size: int, head: Pooling | None = None) -> Comparison:
+    """Compare the contributions of heads with the effect of closed heads on one text.
+
+    For each layer, the sum of scores and baseline is computed twice: with all gates at 1, and with random
+    gates in the sweep alone, half of them 0. The change must equal the contributions of the heads. The figure
+    is the maximum difference, divided by |d|.
 
     Args:
         run: Runs the contribution graph with gates limited to the sweep, see `heads.limit_to_sweep`.
@@ -457,7 +274,9 @@ def measure_slope(run: Run, config: EncoderConfig, size: int, head: Pooling | No
     scale = float(np.linalg.norm(feed[DIRECTION][0]))
     if head is not None:
         scale = max(scale, float(_sums_of_parts(outputs).max()))
-    return float(np.abs(totals[0] - totals[1:] - changes).max() / scale)
+    error = float(np.abs(totals[0] - totals[1:] - changes).max() / scale)
+    kind = GateKind.GATE_KIND_MAX_INCOMPLETENESS
+    return Comparison(CONTRIBUTIONS_PATH, str(_heads_case(config)), error, LIMIT, kind, HEADS)
 
 
 def _ablating_feed(config: EncoderConfig, size: int, head: Pooling | None) -> Feed:
@@ -469,8 +288,11 @@ def _ablating_feed(config: EncoderConfig, size: int, head: Pooling | None) -> Fe
 
 def _compare_ablated(
     outputs: Tensors, feed: Feed, subject: Subject, dense: Sequence[DenseLayer], head: Pooling | None
-) -> tuple[float, float | None, float | None]:
-    """Return the last three fields of `HeadGates`.
+) -> Iterator[Comparison]:
+    """Compare the sum of scores, and the embedding scaled to length 1, without random heads of all layers.
+
+    Logits are not scaled. The embedding is not compared for a user's module, whose heads can't be removed in
+    PyTorch.
 
     Args:
         outputs: Outputs of the contribution graph for `feed`.
@@ -485,9 +307,12 @@ def _compare_ablated(
     if head is not None:
         scale = max(scale, float(_sums_of_parts(outputs)[0]))
     incompleteness = abs(float(_totals(outputs)[0] - direction @ unit)) / scale
+    case = _heads_case(subject.config)
+    name, what = f"{case} without some heads", "incompleteness without some heads"
+    yield Comparison(CONTRIBUTIONS_PATH, name, incompleteness, LIMIT, what=what)
     if not isinstance(subject.encoder, Encoder):
-        return incompleteness, None, None
-    inputs = make_inputs(_heads_case(subject.config), subject.config)
+        return
+    inputs = make_inputs(case, subject.config)
     gates = feed[HEAD_GATES][0].astype(np.float32)
     with ablated_heads(subject.encoder, gates):
         hidden = run_fp32(subject.encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
@@ -498,7 +323,8 @@ def _compare_ablated(
     if head is None:
         found, fp32, float64 = unit, _unit(fp32), _unit(float64)
     limit = allowed_error(max_abs_difference(fp32, float64)) * max(1.0, float(np.abs(fp32).max()))
-    return incompleteness, max_abs_difference(found, fp32), limit
+    kind, role = GateKind.GATE_KIND_MAX_ABS_ERROR, OutputRole.OUTPUT_ROLE_EMBEDDING
+    yield Comparison(CONTRIBUTIONS_PATH, name, max_abs_difference(found, fp32), limit, kind, role)
 
 
 @contextmanager
@@ -560,8 +386,14 @@ def measure_case(
     dense: Sequence[DenseLayer] = (),
     head: Pooling | None = None,
     exact: npt.NDArray[np.floating] | None = None,
-) -> Completeness:
-    """Measure one case.
+) -> list[Comparison]:
+    """Measure one case. Each figure is the maximum over texts.
+
+    - The incompleteness of scores is |sum of scores + baseline - d · p / |p|| / |d|. For a classifier, it is
+      divided by the sum of |scores| and |baseline|, or by that of the products of its last layer, if larger.
+    - The difference of a score of the shortest text in the batch and alone is divided by the same.
+    - The error of the embedding is |p - q| / |q|, where q is computed from the token vectors of the
+      embeddings graph. Logits are less exact than token vectors if their terms cancel, in PyTorch too.
 
     Args:
         run: Runs the contribution graph.
@@ -588,19 +420,20 @@ def measure_case(
     for row in rows:
         expected = _embed(feed, int(row), hidden[row], dense, kept[row])
         norm = np.linalg.norm([*expected, float(head is not None)])
-        embedding_errors.append(np.linalg.norm(vectors[row] - expected) / norm)
+        embedding_errors.append(float(np.linalg.norm(vectors[row] - expected) / norm))
         if exact is not None:
             error = expected - _embed(feed, int(row), exact[row], dense, kept[row])
             own_errors.append(float(np.linalg.norm(error) / norm))
-    return Completeness(
-        case=str(case),
-        incompleteness=float(errors[rows].max()),
-        max_batch_difference=_max_batch_difference(run, inputs, feed, scores, norms),
-        embedding_error=float(np.max(embedding_errors)),
-        embedding_limit=allowed_error(max(own_errors)),
-        padding_score=float(np.abs(scores[~live]).max(initial=0.0)),
-        is_finite=all(bool(np.isfinite(tensor).all()) for tensor in outputs.values()),
-    )
+    batch_difference = _max_batch_difference(run, inputs, feed, scores, norms)
+    num_not_finite = sum(not np.isfinite(tensor).all() for tensor in outputs.values())
+    compare = partial(Comparison, CONTRIBUTIONS_PATH, str(case))
+    return [
+        compare(float(errors[rows].max()), LIMIT, GateKind.GATE_KIND_MAX_INCOMPLETENESS, TOKENS),
+        compare(batch_difference, LIMIT, GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE, TOKENS),
+        compare(float(num_not_finite), 0.0, what=NOT_FINITE),
+        compare(max_or_nan(embedding_errors), allowed_error(max(own_errors)), what="error of the embedding"),
+        compare(float(np.abs(scores[~live]).max(initial=0.0)), 0.0, what="score of padding"),
+    ]
 
 
 def make_feed(inputs: Inputs, config: EncoderConfig, size: int, head: Pooling | None = None) -> Feed:
@@ -650,7 +483,7 @@ def _scales(
     *,
     is_logit: bool,
 ) -> Float64Array:
-    """Return the numbers (B,) that errors of scores are divided by, see `Completeness.incompleteness`."""
+    """Return the numbers (B,) that errors of scores are divided by, see `measure_case`."""
     directions, _, _ = _directions(feed, outputs)
     lengths = np.linalg.norm(directions, axis=1)
     scales = np.maximum(lengths, 1e-12)

@@ -9,10 +9,10 @@ refuses to start with a combination that failed.
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from attnlens.bundle import read_manifest
 from attnlens.openvino import (
@@ -22,8 +22,7 @@ from attnlens.openvino import (
     compute_precision,
     multiplies_bf16,
 )
-from attnlens.v1.manifest_pb2 import EngineCheck, Gate, GateKind, Manifest, ParityFigure, Precision
-from attnlens_export.contributions.measure import Completeness, ContributionsResult
+from attnlens.v1.manifest_pb2 import EngineCheck, Manifest, Precision
 from attnlens_export.engines.texts import (
     BF16_LIMITS,
     BF16_LOGITS_LIMITS,
@@ -40,25 +39,19 @@ from attnlens_export.graph.names import (
     ENCODER_PATH,
     MODEL_PATH,
     embeddings_path,
-    role_name,
 )
 from attnlens_export.graph.parameters import rebuild_encoder
 from attnlens_export.int8.result import INT8_PATH
-from attnlens_export.json_files import finite, read_object
+from attnlens_export.json_files import read_object
 from attnlens_export.manifest import classifier_ids, rename_graphs
 from attnlens_export.parity.grid import Case, default_grid
-from attnlens_export.parity.measure import GridMeasurements, Subject, summarize
+from attnlens_export.parity.measure import Subject, to_result
 from attnlens_export.parity.sessions import ProcessGraph
 from attnlens_export.progress import Progress, StageProgress, no_progress
 from attnlens_export.published.classifier import has_head, num_logits
-from attnlens_export.report import REPORT_JSON, add_section
-from attnlens_export.results import CheckResult, Figure
-from attnlens_export.runtimes import (
-    DEFAULT_TIMEOUT_S,
-    MIN_COSINE,
-    measure_process_logits,
-    measure_processes,
-)
+from attnlens_export.report import REPORT_JSON, add_section, comparisons_table
+from attnlens_export.results import Comparison, Result
+from attnlens_export.runtimes import DEFAULT_TIMEOUT_S, measure_process_logits, measure_processes
 from attnlens_model import EncoderConfig, read_config
 from attnlens_runtimes import (
     RUNTIMES,
@@ -199,40 +192,16 @@ def find_engine(options: EngineOptions | None = None) -> Engine:
 
 
 @dataclass(frozen=True)
-class EngineResult(CheckResult):
+class EngineResult(Result):
     """Measurements in one precision.
 
     Attributes:
         check: Entry of the manifest without figures, gates and verdict.
-        measured: All figures.
-        errors: Errors against PyTorch on the grid.
-        stops: Reason why the measurement of a graph was interrupted.
         ids: Ids of graphs that differ from those of `graph_id`.
     """
 
-    check: EngineCheck
-    measured: tuple[Figure, ...]
-    errors: tuple[ParityFigure, ...]
-    stops: Mapping[str, str]
+    check: EngineCheck = field(default_factory=EngineCheck)
     ids: Mapping[str, str] = field(default_factory=dict)
-
-    def gates(self) -> list[Gate]:
-        """Return the manifest's gates."""
-        gates = super().gates()
-        rename_graphs(gates, self.ids)
-        return gates
-
-    def figures(self) -> list[Figure]:
-        """Return all figures."""
-        return list(self.measured)
-
-    def interruptions(self) -> Mapping[str, str]:
-        """Return `stops`."""
-        return self.stops
-
-    def manifest_figures(self) -> list[ParityFigure]:
-        """Return the errors against PyTorch on the grid."""
-        return list(self.errors)
 
     @property
     def precision(self) -> str:
@@ -241,50 +210,16 @@ class EngineResult(CheckResult):
 
     def to_message(self) -> EngineCheck:
         """Return the entry of the manifest."""
-        message = EngineCheck(gates=self.gates(), figures=self.errors, passed=self.passed)
+        message = EngineCheck(gates=self.gates(), figures=self.figures(), passed=self.passed)
         message.MergeFrom(self.check)
+        rename_graphs([*message.gates, *message.figures], self.ids)
         return message
 
     def to_json(self) -> dict[str, Any]:
         """Return all measurements as JSON values. Non-finite numbers become None."""
-        return {
-            "engine": self.check.engine,
-            "version": self.check.version,
-            "precision": self.precision,
-            "device": self.check.device,
-            "processor": self.check.processor,
-            "passed": self.passed,
-            "failures": self.failures(),
-            "num_cases": self.check.num_cases,
-            "num_texts": self.check.num_texts,
-            "gates": [finite(_gate_to_json(gate)) for gate in self.gates()],
-            "figures": [finite(_errors_to_json(figure)) for figure in self.errors],
-        }
-
-
-def _gate_to_json(gate: Gate) -> dict[str, Any]:
-    return {
-        "graph": gate.graph,
-        "role": role_name(gate.role),
-        "kind": GateKind.Name(gate.kind).removeprefix("GATE_KIND_").lower(),
-        "text_kind": gate.text_kind,
-        "limit": gate.limit,
-        "value": gate.value,
-    }
-
-
-def _errors_to_json(figure: ParityFigure) -> dict[str, Any]:
-    return {
-        "graph": figure.graph,
-        "role": role_name(figure.role),
-        "max_abs_error": figure.max_abs_error,
-        "max_abs_error_float64": figure.max_abs_error_float64,
-        "torch_max_abs_error_float64": figure.torch_max_abs_error_float64,
-        "mean_abs_error": figure.mean_abs_error,
-        "p99_abs_error": figure.p99_abs_error,
-        "min_cosine": figure.min_cosine,
-        "longest_input_tokens": figure.longest_input_tokens,
-    }
+        names = ("engine", "version", "device", "processor", "num_cases", "num_texts")
+        described = {name: getattr(self.check, name) for name in names}
+        return {**described, "precision": self.precision, **super().to_json()}
 
 
 @dataclass(frozen=True)
@@ -316,14 +251,6 @@ def precision_name(precision: Precision.ValueType) -> str:
 def precision_number(name: str) -> Precision.ValueType:
     """Return the number of a precision in the manifest."""
     return Precision.Value(f"{_PRECISION_PREFIX}{name.upper()}")
-
-
-class _Part(NamedTuple):
-    """Result of one measurement."""
-
-    figures: Sequence[Figure] = ()
-    errors: Sequence[ParityFigure] = ()
-    stops: Mapping[str, str] = {}
 
 
 def measure_engine(
@@ -373,31 +300,22 @@ def measure_engine(
             num_cases=len(cases),
             num_texts=texts.num_texts,
         )
+        title = f"{OPENVINO}, {engine.options.device}, {precision}"
+        inputs = f"{len(cases)} input shapes, {texts.num_texts} texts"
+        result = EngineResult(title, others.reference, inputs, (), check=check, ids=ids)
         on_texts = _measure_texts(subject, engine, precision, texts, _limits(precision, manifest))
-        parts = (on_grid.get(precision, _Part()), on_texts, others)
-        results.append(_result(check, parts, ids))
+        first = [on_grid[precision]] if precision in on_grid else []
+        results.append(result.joined([*first, on_texts, others]))
     return EngineSummary(tuple(results), tuple(missing))
-
-
-def _result(check: EngineCheck, parts: Sequence[_Part], ids: Mapping[str, str]) -> EngineResult:
-    errors = [ParityFigure.FromString(figure.SerializeToString()) for part in parts for figure in part.errors]
-    rename_graphs(errors, ids)
-    return EngineResult(
-        check,
-        tuple(figure for part in parts for figure in part.figures),
-        tuple(errors),
-        {path: reason for part in parts for path, reason in part.stops.items()},
-        ids,
-    )
 
 
 def _measure_grid(
     subject: Subject, engine: Engine, precisions: Sequence[OpenvinoPrecision], progress: StageProgress
-) -> tuple[str, dict[OpenvinoPrecision, _Part], _Part]:
+) -> tuple[str, dict[OpenvinoPrecision, Result], Result]:
     """Run all graphs on the grid, except for the int8 graph and logits in bf16.
 
     Returns:
-        The processor name, the results of embeddings or logits by precision, and those of the other graphs.
+        The processor name, the results of embeddings or logits by precision, and that of the other graphs.
 
     Raises:
         EngineError: The engine can't open any graph.
@@ -405,14 +323,13 @@ def _measure_grid(
     directory, config = subject.directory, subject.config
     is_classifier = has_head(directory)
     in_fp32: list[OpenvinoPrecision] = [precision for precision in precisions if precision != "int8"]
-    opened: dict[str, tuple[str, OpenvinoPrecision]] = {}
-    if is_classifier:
-        opened[ENCODER_PATH] = (ENCODER_PATH, "fp32")
-    else:
-        opened |= {precision: (MODEL_PATH, precision) for precision in in_fp32}
-    opened[ATTENTIONS_PATH] = (ATTENTIONS_PATH, "fp32")
+    others = {path: path for path in ([ENCODER_PATH] if is_classifier else []) + [ATTENTIONS_PATH]}
     if (directory / CONTRIBUTIONS_PATH).is_file():
-        opened[CONTRIBUTIONS_PATH] = (CONTRIBUTIONS_PATH, "fp32")
+        others[CONTRIBUTIONS_PATH] = CONTRIBUTIONS_PATH
+    opened: dict[str, tuple[str, OpenvinoPrecision]] = {}
+    if not is_classifier:
+        opened |= {precision: (MODEL_PATH, precision) for precision in in_fp32}
+    opened |= {path: (path, "fp32") for path in others}
     with ExitStack() as processes:
         openers = {
             label: partial(engine.open, directory, path, config, processes, precision)
@@ -420,63 +337,16 @@ def _measure_grid(
         }
         grid, graphs = measure_processes(subject, openers, progress)
     if not graphs:
-        raise EngineError(f"{embeddings_path(directory)} {next(iter(grid.stops.values()))}")
+        raise EngineError(f"{embeddings_path(directory)} {next(iter(grid.values())).stop}")
     processor = next(iter(graphs.values())).processor
-    main: dict[OpenvinoPrecision, _Part] = {}
+    main: dict[OpenvinoPrecision, Result] = {}
     if not is_classifier:
-        main = {precision: _embeddings(subject, precision, grid) for precision in in_fp32}
+        main = {precision: to_result(subject, grid, {precision: MODEL_PATH}) for precision in in_fp32}
     elif "fp32" in precisions:
-        main = {"fp32": _logits(subject, engine, progress)}
-    in_parity = [ENCODER_PATH, ATTENTIONS_PATH] if is_classifier else [ATTENTIONS_PATH]
-    compared = [_parity(subject, path, path, grid) for path in in_parity]
-    contributions = ContributionsResult(tuple(grid.contributions))
-    stops = _stops(CONTRIBUTIONS_PATH, CONTRIBUTIONS_PATH, grid)
-    others = _Part(
-        [*(figure for part in compared for figure in part.figures), *contributions.figures()],
-        [errors for part in compared for errors in part.errors],
-        {path: reason for part in compared for path, reason in part.stops.items()} | stops,
-    )
-    return processor, main, others
-
-
-def _logits(subject: Subject, engine: Engine, progress: StageProgress) -> _Part:
-    """Return the result of the logits in fp32."""
-    with ExitStack() as processes:
-        open_graph = partial(engine.open, subject.directory, MODEL_PATH, subject.config, processes)
-        logits, stops = measure_process_logits(subject, open_graph, progress)
-    return _Part(logits.figures(), logits.manifest_figures()) if logits else _Part(stops=stops)
-
-
-def _embeddings(
-    subject: Subject, precision: OpenvinoPrecision, grid: GridMeasurements[Completeness]
-) -> _Part:
-    """Return the result of the token vectors."""
-    if precision == "fp32":
-        return _parity(subject, precision, MODEL_PATH, grid)
-    stops = _stops(precision, MODEL_PATH, grid)
-    parity = grid.parity(subject, [precision])
-    if not parity.measurements:
-        return _Part(stops=stops)
-    errors = summarize(parity.measurements)
-    failure = (
-        f"{MODEL_PATH}: the minimum cosine of token vectors with fp32 is {errors.min_cosine:.6g} "
-        f"(limit {MIN_COSINE:g})"
-    )
-    cosine = Figure(
-        MODEL_PATH, errors.min_cosine, MIN_COSINE, failure, GateKind.GATE_KIND_MIN_COSINE, errors.role
-    )
-    invariants = [figure for invariants in parity.invariants for figure in invariants.figures()]
-    return _Part([cosine, *invariants], [errors], stops)
-
-
-def _parity(subject: Subject, label: str, path: str, grid: GridMeasurements[Completeness]) -> _Part:
-    """Return the result of a graph in fp32. Its limits are those of the bundle's own parity."""
-    parity = grid.parity(subject, [label])
-    return _Part(parity.figures(), parity.manifest_figures(), _stops(label, path, grid))
-
-
-def _stops(label: str, path: str, grid: GridMeasurements[Completeness]) -> dict[str, str]:
-    return {path: grid.stops[label]} if label in grid.stops else {}
+        with ExitStack() as processes:
+            open_graph = partial(engine.open, directory, MODEL_PATH, config, processes)
+            main = {"fp32": measure_process_logits(subject, open_graph, progress)}
+    return processor, main, to_result(subject, grid, others)
 
 
 def _limits(precision: OpenvinoPrecision, manifest: Manifest) -> Limits:
@@ -492,17 +362,18 @@ def _limits(precision: OpenvinoPrecision, manifest: Manifest) -> Limits:
 
 def _measure_texts(
     subject: Subject, engine: Engine, precision: OpenvinoPrecision, texts: Texts, limits: Limits
-) -> _Part:
+) -> Result:
     path = GRAPHS[precision]
+    result = Result("Texts", "ONNX Runtime in fp32", f"{texts.num_texts} texts", ())
     with ExitStack() as processes:
         try:
             concurrent, single = (
                 engine.open(subject.directory, path, subject.config, processes, precision, max_streams)
                 for max_streams in (2, 1)
             )
-            return _Part(measure_texts(concurrent, single, texts, limits))
+            return replace(result, comparisons=tuple(measure_texts(concurrent, single, texts, limits)))
         except RuntimeFailureError as error:
-            return _Part(stops={f"{path} on texts": f"stopped: {error}"})
+            return replace(result, stops={f"{path} on texts": f"stopped: {error}"})
 
 
 def record(directory: Path, results: Iterable[EngineResult]) -> None:
@@ -547,14 +418,4 @@ def _describe(check: EngineCheck) -> Iterator[str]:
         f"{check.engine} {check.version} on {check.processor or check.device}, {check.num_cases} input "
         f"shapes, {check.num_texts} texts."
     )
-    rows = ["| graph | of | texts | figure | limit | value | |", "|---|---|---|---|---|---|---|"]
-    yield "\n".join([*rows, *map(_row, check.gates)])
-
-
-def _row(gate: Gate) -> str:
-    kind = GateKind.Name(gate.kind).removeprefix("GATE_KIND_").lower().replace("_", " ")
-    is_agreement = "cosine" in kind or "rank" in kind
-    value = f"{gate.value:.6f}" if is_agreement else f"{gate.value:.1e}"
-    verdict = "passed" if Figure("", gate.value, gate.limit, "", gate.kind).passed else "FAILED"
-    cells = (gate.graph, role_name(gate.role), gate.text_kind, kind, f"{gate.limit:.6g}", value, verdict)
-    return f"| {' | '.join(cells)} |"
+    yield comparisons_table([Comparison.from_gate(gate) for gate in check.gates])

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnlens.openvino import LENGTH_MULTIPLE
-from attnlens.v1.manifest_pb2 import GateKind, Manifest, OutputRole
+from attnlens.v1.manifest_pb2 import GateKind, Manifest
 from attnlens_export.graph.names import MODEL_PATH
 from attnlens_export.int8.logits import Scorer, make_runners
 from attnlens_export.int8.precision import TEXTS_PATH
@@ -31,7 +31,7 @@ from attnlens_export.parity.grid import Case, Inputs, Padding, make_inputs
 from attnlens_export.parity.sessions import Feed, ProcessGraph, open_session
 from attnlens_export.published.classifier import has_head
 from attnlens_export.published.pooling import read_pooling
-from attnlens_export.results import Figure
+from attnlens_export.results import Comparison
 from attnlens_model import EncoderConfig
 
 # Maximum number of texts of a batch that also run alone.
@@ -174,7 +174,7 @@ class _Session:
 
 def measure_texts(
     concurrent: ProcessGraph, single: ProcessGraph, texts: Texts, limits: Limits
-) -> list[Figure]:
+) -> list[Comparison]:
     """Run a graph on all texts in batches, and on some of them alone.
 
     Args:
@@ -189,21 +189,16 @@ def measure_texts(
     path = concurrent.path
     results = run_all(texts.runners, _Session(concurrent))
     runner = next(iter(texts.runners.values()))
-    figures: list[Figure] = []
+    comparisons: list[Comparison] = []
     if texts.expected is not None:
-        figures += limits.gate.figures(runner.compare(results, texts.expected), path)
+        comparisons += limits.gate.compare(runner.compare(results, texts.expected), path)
     session = _Session(single)
     difference = float(
         np.max([_max_batch_difference(session, texts.runners[kind], results[kind]) for kind in results])
     ) / runner.unit((texts.expected or results).values())
-    role = limits.gate.role
-    name = "embedding" if role == OutputRole.OUTPUT_ROLE_EMBEDDING else "logit"
-    failure = (
-        f"{path}: the {name} of a text differs by {difference:.2e} between the batch and the text alone "
-        f"(limit {limits.max_batch_difference:g})"
-    )
-    kind = GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE
-    return [*figures, Figure(path, difference, limits.max_batch_difference, failure, kind, role)]
+    kind, limit = GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE, limits.max_batch_difference
+    inputs = f"up to {NUM_ALONE} texts of each batch"
+    return [*comparisons, Comparison(path, inputs, difference, limit, kind, limits.gate.role)]
 
 
 def _max_batch_difference(session: _Session, runner: TextRunner[Any], in_batches: Results) -> float:

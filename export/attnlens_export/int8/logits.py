@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnlens.v1.quantization_pb2 import Quantization
+from attnlens.v1.manifest_pb2 import GateKind
 from attnlens_export.graph.names import LOGITS_OUTPUT
 from attnlens_export.int8.texts import (
+    Agreement,
     Batch,
-    Comparison,
     FloatArray,
+    KindAgreement,
     Session,
     TextRunner,
     make_batches,
@@ -79,21 +80,26 @@ class Scorer(TextRunner[Logits]):
         logits = np.concatenate([result.per_text for result in results], dtype=np.float64)
         return float(np.sqrt(logits.var(axis=0).mean()))
 
-    def compare(self, measured: Mapping[str, Logits], expected: Mapping[str, Logits]) -> "LogitsAgreement":
-        """Compare the logits of the same texts and pairs, by kind."""
+    def compare(self, measured: Mapping[str, Logits], expected: Mapping[str, Logits]) -> Agreement:
+        """Compare the logits of the same texts and pairs, by kind.
+
+        Errors are relative to the spread of the logits in fp32. The loss is their mean square.
+        """
         spread = self.unit(expected.values())
-        kinds = {}
+        kinds, losses = {}, []
         for kind, logits in measured.items():
             fp32 = expected[kind]
             errors = np.abs(np.subtract(logits.per_text, fp32.per_text, dtype=np.float64))
             errors /= max(spread, np.finfo(np.float64).tiny)  # 0 if all logits are equal
-            kinds[kind] = KindLogits(
-                len(errors),
-                rank_agreement(logits.per_text, fp32.per_text, fp32.queries),
-                float(np.max(errors)),
-                float(np.sqrt(np.square(errors).mean())),
-            )
-        return LogitsAgreement(kinds, spread)
+            agreement = rank_agreement(logits.per_text, fp32.per_text, fp32.queries)
+            values = {
+                GateKind.GATE_KIND_MIN_RANK_AGREEMENT: agreement,
+                GateKind.GATE_KIND_MAX_LOGIT_ERROR: float(np.max(errors)),
+            }
+            kinds[kind] = KindAgreement(len(errors), values)
+            losses.append(float(np.square(errors).mean()))
+        remark = f"errors are relative to the spread of the logits in fp32, {spread:.4g}"
+        return Agreement(kinds, float(np.max(losses)), remark)
 
 
 def make_runners(
@@ -158,47 +164,3 @@ def rank_agreement(measured: FloatArray, expected: FloatArray, queries: npt.NDAr
             agreed += float((np.sign(found[first] - found[second]) * signs).sum())
             compared += int(np.count_nonzero(signs))
     return agreed / compared if compared else 1.0
-
-
-@dataclass(frozen=True)
-class KindLogits:
-    """Agreement between two graphs on texts and pairs of one kind.
-
-    Attributes:
-        num_texts: Number of texts and pairs.
-        rank_agreement: Kendall's rank correlation, see `rank_agreement`.
-        max_error: Maximum error of a logit, relative to the spread of the logits.
-        rms_error: Root mean square error, relative to the spread.
-    """
-
-    num_texts: int
-    rank_agreement: float
-    max_error: float
-    rms_error: float
-
-
-@dataclass(frozen=True)
-class LogitsAgreement(Comparison):
-    """Agreement between the logits of two graphs on all texts and pairs.
-
-    Attributes:
-        kinds: Agreement by kind of text.
-        spread: Spread of the fp32 logits, as returned by `Scorer.unit`.
-    """
-
-    kinds: Mapping[str, KindLogits]
-    spread: float
-
-    @property
-    def loss(self) -> float:
-        """Largest mean squared relative error of any kind of text."""
-        return float(np.max([kind.rms_error**2 for kind in self.kinds.values()]))
-
-    def describe_kinds(self) -> str:
-        """Return the rank agreement and error of each kind."""
-        return "the rank agreement and relative error " + ", ".join(
-            f"{name} {kind.rank_agreement:.4f} and {kind.max_error:.3f}" for name, kind in self.kinds.items()
-        )
-
-    def record(self, quantization: Quantization) -> None:
-        """Do nothing, because the gates already contain all figures."""

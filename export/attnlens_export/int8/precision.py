@@ -27,7 +27,7 @@ from attnlens_export.errors import AccuracyError
 from attnlens_export.graph.names import MODEL_PATH, input_names
 from attnlens_export.int8.logits import make_runners
 from attnlens_export.int8.recipes import Method, Recipe, find_groups
-from attnlens_export.int8.result import INT8_PATH, AccuracyGate, Gate, Int8Result, LogitsGate
+from attnlens_export.int8.result import INT8_PATH, AccuracyGate, Gate, Int8Result, LogitsGate, to_result
 from attnlens_export.int8.search import Candidate, Search
 from attnlens_export.int8.texts import (
     TextRunner,
@@ -159,13 +159,12 @@ class Int8(Precision):
         expected = run_all(runners, open_session(directory / MODEL_PATH))
         differences = [max_batch_difference(session, runner.batches) for runner in runners.values()]
         batches = [batch for runner in runners.values() for batch in runner.batches]
-        return Int8Result(
+        return to_result(
             (LogitsGate if has_head(directory) else Gate).from_messages(stated.gates),
             compare_all(runners, session, expected),
-            sum(len(results.per_text) for results in expected.values()),
+            quantization,
             sum(int(batch.inputs.attention_mask.sum()) for batch in batches),
             float(np.max(differences)),
-            quantization,
         )
 
 

@@ -44,7 +44,7 @@ from attnlens_export.int8.recipes import (
 )
 from attnlens_export.int8.result import AccuracyGate
 from attnlens_export.int8.resume import Resumption
-from attnlens_export.int8.texts import Comparison, TextRunner, compare_all, run_all
+from attnlens_export.int8.texts import Agreement, TextRunner, compare_all, run_all
 from attnlens_export.parity.sessions import measure_seconds, open_session
 from attnlens_export.precision import Fp32Graph
 from attnlens_export.progress import Progress
@@ -112,7 +112,7 @@ class Candidate:
     recipes: dict[str, Recipe]
     graph: TracedGraph
     used_share: float
-    agreement: Comparison
+    agreement: Agreement
     seconds: float
 
 

@@ -10,7 +10,7 @@ size.
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
@@ -24,14 +24,15 @@ from tokenizers import Encoding
 from attnlens.bundle import BundleError
 from attnlens.dense import open_layers
 from attnlens.pooling import Pooling, finish, normalize, pool
-from attnlens.v1.manifest_pb2 import PoolingDefaults
-from attnlens.v1.quantization_pb2 import Quantization
+from attnlens.v1.manifest_pb2 import GateKind, PoolingDefaults
+from attnlens.v1.quantization_pb2 import Quantization, QuantizedTextKind
 from attnlens_export.errors import SourceError
 from attnlens_export.graph.names import HIDDEN_OUTPUT, input_names
 from attnlens_export.parity.grid import Inputs
 from attnlens_export.parity.sessions import Feed
 from attnlens_export.published.pooling import read_pooling
 from attnlens_export.published.side_files import read_max_tokens
+from attnlens_export.results import kind_name
 from attnlens_export.tokenizer.read import BundleTokenizer
 from attnlens_model import EncoderConfig
 
@@ -238,7 +239,7 @@ class TextRunner(ABC, Generic[R]):
         """Run a graph on every text."""
 
     @abstractmethod
-    def compare(self, measured: Mapping[str, R], expected: Mapping[str, R]) -> "Comparison":
+    def compare(self, measured: Mapping[str, R], expected: Mapping[str, R]) -> "Agreement":
         """Compare the results of two graphs for the same texts, by kind. NaN makes the figures NaN."""
 
     def unit(self, _results: Iterable[R]) -> float:
@@ -335,26 +336,9 @@ def run_all(runners: Mapping[str, TextRunner[R]], session: Session) -> dict[str,
 
 def compare_all(
     runners: Mapping[str, TextRunner[R]], session: Session, expected: Mapping[str, R]
-) -> "Comparison":
+) -> "Agreement":
     """Run a graph on the texts of every kind, and compare the results with those of another graph."""
     return next(iter(runners.values())).compare(run_all(runners, session), expected)
-
-
-class Comparison(ABC):
-    """Figures of two graphs on all texts."""
-
-    @property
-    @abstractmethod
-    def loss(self) -> float:
-        """Error of the worst kind of text. The losses of several changes to a graph approximately add up."""
-
-    @abstractmethod
-    def describe_kinds(self) -> str:
-        """Return the figures of each kind in one line."""
-
-    @abstractmethod
-    def record(self, quantization: Quantization) -> None:
-        """Add the figures to the manifest entry of the graph."""
 
 
 @dataclass(frozen=True)
@@ -362,77 +346,53 @@ class KindAgreement:
     """Agreement of two graphs on texts of one kind.
 
     Attributes:
-        num_texts: Number of texts.
-        mean_cosine: Mean cosine of the embeddings of a text.
-        min_cosine: Minimum cosine of the embeddings of a text.
+        num_texts: Number of texts, or of texts and pairs.
+        values: Figures by kind of gate.
         worst_text: Text with the minimum cosine. Empty if unknown.
     """
 
     num_texts: int
-    mean_cosine: float
-    min_cosine: float
+    values: Mapping[GateKind.ValueType, float]
     worst_text: str = ""
 
     @property
     def named_text(self) -> str:
-        """The beginning of the text with the minimum cosine, in quotes."""
+        """The beginning of the text with the minimum cosine, in quotes. Empty if unknown."""
         text = self.worst_text
-        return repr(text if len(text) <= _MAX_NAMED_CHARS else f"{text[:_MAX_NAMED_CHARS]}...")
+        short = text if len(text) <= _MAX_NAMED_CHARS else f"{text[:_MAX_NAMED_CHARS]}..."
+        return repr(short) if text else ""
+
+    def describe(self) -> str:
+        """Return the figures, and the text with the minimum cosine."""
+        values = (f"{kind_name(kind).replace('_', ' ')} {value:.6g}" for kind, value in self.values.items())
+        return " and ".join(values) + (f" for the text {self.named_text}" if self.worst_text else "")
 
 
 @dataclass(frozen=True)
-class Agreement(Comparison):
-    """Agreement of the vectors of two graphs on all texts.
+class Agreement:
+    """Agreement of two graphs on all texts.
 
     Attributes:
         kinds: Agreement by kind of text.
-        mean_cosine: Mean cosine of the embeddings of a text.
-        min_cosine: Minimum cosine of the embeddings of a text.
-        mean_token_cosine: Mean cosine of token vectors.
-        min_token_cosine: Minimum cosine of token vectors.
-        neighbor_agreement: Share of texts whose nearest other text is the same in both graphs.
+        loss: Error of the worst kind of text. The losses of several changes to a graph approximately add up.
+        remark: A further figure of all texts.
+        recorded: Figures for the manifest entry of the graph.
     """
 
     kinds: Mapping[str, KindAgreement]
-    mean_cosine: float
-    min_cosine: float
-    mean_token_cosine: float
-    min_token_cosine: float
-    neighbor_agreement: float
-
-    @property
-    def loss(self) -> float:
-        """1 - mean cosine of the embeddings."""
-        return float(np.max([1 - kind.mean_cosine for kind in self.kinds.values()]))
+    loss: float
+    remark: str = ""
+    recorded: Quantization = field(default_factory=Quantization)
 
     def describe_kinds(self) -> str:
-        """Return both cosines of each kind, and the text with the minimum cosine."""
-        cosines = ", ".join(
-            f"{name} {kind.mean_cosine:.6f} and {kind.min_cosine:.6f}" for name, kind in self.kinds.items()
-        )
-        worst = min(self.kinds.values(), key=lambda kind: float(np.nan_to_num(kind.min_cosine, nan=-2)))
-        return f"the mean and minimum cosines {cosines}; the minimum is that of the text {worst.named_text}"
-
-    def record(self, quantization: Quantization) -> None:
-        """Add the cosines of all texts and of each kind."""
-        quantization.mean_cosine, quantization.min_cosine = self.mean_cosine, self.min_cosine
-        quantization.mean_token_cosine = self.mean_token_cosine
-        quantization.min_token_cosine = self.min_token_cosine
-        quantization.neighbor_agreement = self.neighbor_agreement
-        del quantization.text_kinds[:]
-        for name, kind in self.kinds.items():
-            quantization.text_kinds.add(
-                name=name,
-                num_texts=kind.num_texts,
-                mean_cosine=kind.mean_cosine,
-                min_cosine=kind.min_cosine,
-            )
+        """Return the figures of each kind in one line."""
+        return "; ".join(f"{name}: {kind.describe()}" for name, kind in self.kinds.items())
 
 
 def compare(measured: Mapping[str, Vectors], expected: Mapping[str, Vectors]) -> Agreement:
     """Compare the vectors of the same texts, by kind. NaN in a vector makes the results NaN.
 
-    The cosine of two zero vectors is 1, because they are equal.
+    The cosine of two zero vectors is 1, because they are equal. The loss is 1 - mean cosine.
 
     Kinds that were not measured are ignored.
     """
@@ -444,22 +404,36 @@ def compare(measured: Mapping[str, Vectors], expected: Mapping[str, Vectors]) ->
     )
     all_cosines = np.concatenate(list(cosines.values()))
     is_same_neighbor = _nearest(measured) == _nearest({kind: expected[kind] for kind in measured})
-    return Agreement(
-        {
-            kind: KindAgreement(
-                len(values),
-                float(values.mean()),
-                float(values.min()),
-                measured[kind].texts[int(values.argmin())] if measured[kind].texts else "",
+    recorded = Quantization(
+        mean_cosine=float(all_cosines.mean()),
+        min_cosine=float(all_cosines.min()),
+        mean_token_cosine=float(token_cosines.mean()),
+        min_token_cosine=float(token_cosines.min()),
+        neighbor_agreement=float(is_same_neighbor.mean()),
+        text_kinds=[
+            QuantizedTextKind(
+                name=kind,
+                num_texts=len(values),
+                mean_cosine=float(values.mean()),
+                min_cosine=float(values.min()),
             )
             for kind, values in cosines.items()
-        },
-        float(all_cosines.mean()),
-        float(all_cosines.min()),
-        float(token_cosines.mean()),
-        float(token_cosines.min()),
-        float(is_same_neighbor.mean()),
+        ],
     )
+    kinds = {
+        kind.name: KindAgreement(
+            kind.num_texts,
+            {
+                GateKind.GATE_KIND_MEAN_COSINE: kind.mean_cosine,
+                GateKind.GATE_KIND_MIN_COSINE: kind.min_cosine,
+            },
+            measured[kind.name].texts[int(cosines[kind.name].argmin())] if measured[kind.name].texts else "",
+        )
+        for kind in recorded.text_kinds
+    }
+    remark = f"the nearest other text is the same for {recorded.neighbor_agreement:.1%}"
+    loss = float(np.max([1 - kind.mean_cosine for kind in recorded.text_kinds]))
+    return Agreement(kinds, loss, remark, recorded)
 
 
 def _cosines(first: FloatArray, second: FloatArray) -> FloatArray:

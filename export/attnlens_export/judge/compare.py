@@ -8,19 +8,21 @@ Shape legend: T tokens, D hidden size, E embedding size, C labels.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from attnlens.similarity import Similarity
 from attnlens_export.contents import Verdict
-from attnlens_export.graph.names import HIDDEN_OUTPUT
-from attnlens_export.judge.result import Comparison, PublisherResult
+from attnlens_export.graph.names import HIDDEN_OUTPUT, LOGITS_OUTPUT
+from attnlens_export.judge.result import DIFFERENCE, PublisherResult
 from attnlens_export.parity.reference import REFERENCE_ERROR_RATIO, TOLERANCE
+from attnlens_export.results import Comparison
 from attnlens_publisher.reference import Arguments, Arrays, Probe
 
 _MAX_NAMED_TOKENS = 8
+_MAX_NAMED_CHARS = 100
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,12 @@ class Rounding:
     @classmethod
     def measured(cls, verdict: Verdict) -> "Rounding":
         """Return the rounding errors that parity measured."""
-        hidden = max(
-            found.torch_max_abs_error_float64
-            for found in verdict.parity.measurements
-            if found.role == HIDDEN_OUTPUT
+        errors = (*verdict.parity.errors, *(verdict.logits.errors if verdict.logits else ()))
+        hidden, logits = (
+            max((each.torch_max_abs_error_float64 for each in errors if each.role == role), default=0.0)
+            for role in (HIDDEN_OUTPUT, LOGITS_OUTPUT)
         )
-        cases = verdict.logits.cases if verdict.logits else ()
-        return cls(hidden, max((case.torch_max_abs_error_float64 for case in cases), default=0.0))
+        return cls(hidden, logits)
 
 
 def judge(
@@ -127,9 +128,16 @@ def judge(
         comparisons += _compare_vectors(chosen, subject, rounding, skipped, has_modules=has_modules)
     if published["labels"] is not None:
         comparisons.append(_compare_values("labels", subject.facts.labels, tuple(published["labels"])))
-    return PublisherResult(
-        published["library"], published["versions"], tuple(comparisons), tuple(not_compared), longest
+    result = PublisherResult(
+        title="Publisher's pipeline",
+        inputs=f"{len(probes)} texts",
+        comparisons=tuple(comparisons),
+        library=published["library"],
+        versions=published["versions"],
+        not_compared=tuple(not_compared),
+        longest_tokens=longest,
     )
+    return replace(result, reference=result.implementation)
 
 
 def _compare_settings(published: Mapping[str, Any], facts: Facts) -> Iterator[Comparison]:
@@ -141,7 +149,9 @@ def _compare_settings(published: Mapping[str, Any], facts: Facts) -> Iterator[Co
 
 
 def _compare_values(result: str, ours: object, theirs: object) -> Comparison:
-    return Comparison(result, 1, float(ours != theirs), 0, "", (repr(ours), repr(theirs)))
+    differences = _Differences(worst=f"the bundle has {ours!r}, but the publisher {theirs!r}")
+    differences.count, differences.error = 1, float(ours != theirs)
+    return differences.to_comparison(result, 0.0)
 
 
 @dataclass
@@ -150,15 +160,21 @@ class _Differences:
 
     count: int = 0
     error: float = 0.0
-    text: str = ""
-    values: tuple[str, str] = ("", "")
+    worst: str = ""
 
     def add(self, error: float, probe: Probe, ours: str, theirs: str) -> None:
         """Add the error of a text. NaN is worse than any number."""
         if not error <= self.error:
+            text = _label(probe)
+            shown = text if len(text) <= _MAX_NAMED_CHARS else f"{text[:_MAX_NAMED_CHARS]}..."
             self.error = error
-            self.text, self.values = _label(probe), (ours, theirs)
+            self.worst = f"for {shown!r}, the bundle has {ours}, but the publisher {theirs}"
         self.count += 1
+
+    def to_comparison(self, result: str, limit: float) -> Comparison:
+        """Return the largest error. The graph is unspecified, because all are involved."""
+        what = DIFFERENCE + result
+        return Comparison("", "", self.error, limit, worst=self.worst, num_texts=self.count, what=what)
 
 
 def _label(probe: Probe) -> str:
@@ -181,10 +197,8 @@ def _compare_tokens(probes: Iterable[Probe], subject: Subject, *, has_modules: b
                 break
     for result, by_prompt in found.items():
         for prompt, differences in by_prompt.items():
-            number = float(counts[result][prompt])
-            yield Comparison(
-                result + prompt, differences.count, number, 0, differences.text, differences.values
-            )
+            differences.error = float(counts[result][prompt])
+            yield differences.to_comparison(result + prompt, 0.0)
 
 
 def _suffix(probe: Probe, *, has_modules: bool) -> str:
@@ -244,14 +258,7 @@ def _compare_vectors(
     for kind, by_prompt in found.items():
         for prompt, differences in by_prompt.items():
             if names[kind] not in skipped:
-                yield Comparison(
-                    names[kind] + prompt,
-                    differences.count,
-                    differences.error,
-                    limits[kind],
-                    differences.text,
-                    differences.values,
-                )
+                yield differences.to_comparison(names[kind] + prompt, limits[kind])
 
 
 def _run(probes: Sequence[Probe], subject: Subject) -> Iterator[Arrays]:

@@ -20,17 +20,16 @@ import os
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from attnlens.v1.manifest_pb2 import LongContext as LongContextMessage
-from attnlens_export.graph.names import EMBEDDINGS_PATH, HIDDEN_OUTPUT, embeddings_path
+from attnlens_export.graph.names import HIDDEN_OUTPUT, embeddings_path
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.graph.write import write_embedded
-from attnlens_export.json_files import finite
 from attnlens_export.parity.grid import SEED, Case, Padding
-from attnlens_export.parity.measure import ParityResult, Subject
+from attnlens_export.parity.measure import Subject
 from attnlens_export.parity.reference import (
     allowed_error,
     make_clear_inputs,
@@ -40,7 +39,7 @@ from attnlens_export.parity.reference import (
 )
 from attnlens_export.parity.sessions import Graph
 from attnlens_export.progress import StageProgress
-from attnlens_export.results import CheckResult, Figure, max_or_nan
+from attnlens_export.results import Comparison, Errors, Result
 from attnlens_model import AttentionConfig, ConfigError, Encoder, EncoderConfig, new_encoder
 
 MAX_SCORE_BYTES = 2**32
@@ -54,70 +53,20 @@ Tracer = Callable[[Encoder, EncoderConfig], TracedGraph]
 
 
 @dataclass(frozen=True)
-class LongContext(CheckResult):
+class LongContext(Result):
     """Errors on inputs that exceed the parity grid.
 
     Attributes:
-        max_tokens: Maximum input length of the encoder.
-        hidden_states_tokens: Longest input at which hidden states were compared, including the grid.
-        hidden_states_error: max |ONNX - PyTorch fp32| at this length. None if the grid reached it.
-        hidden_states_limit: Limit on `hidden_states_error`.
-        probe_tokens: Input length of the one-head encoder. 0 if the mechanism does not exist with one head.
-        probe_error: max |ONNX - PyTorch fp32| of the one-head encoder.
-        probe_limit: Limit on `probe_error`.
-        graph: Path of the graph.
+        message: Entry of the manifest.
     """
 
-    max_tokens: int
-    hidden_states_tokens: int
-    hidden_states_error: float | None
-    hidden_states_limit: float
-    probe_tokens: int
-    probe_error: float
-    probe_limit: float
-    graph: str = EMBEDDINGS_PATH
+    may_be_empty: ClassVar[bool] = True  # a module of the user, and no memory for a longer text
 
-    def figures(self) -> list[Figure]:
-        """Return both errors."""
-        probe_failure = (
-            f"positions at {self.probe_tokens} tokens: the hidden states of a one-head encoder with the "
-            f"model's position settings differ from PyTorch by {self.probe_error:.2e} "
-            f"(limit {self.probe_limit:.2e})"
-        )
-        probe = Figure(self.graph, self.probe_error, self.probe_limit, probe_failure)
-        error = self.hidden_states_error
-        if error is None:
-            return [probe]
-        failure = (
-            f"{self.graph} at 1x{self.hidden_states_tokens}: hidden states differ from PyTorch by "
-            f"{error:.2e} (limit {self.hidden_states_limit:.2e})"
-        )
-        return [Figure(self.graph, error, self.hidden_states_limit, failure), probe]
-
-    def describe(self) -> str:
-        """Return one line with the maximum length of each comparison."""
-        line = f"hidden states compared up to {self.hidden_states_tokens:,} of {self.max_tokens:,} tokens"
-        if self.hidden_states_tokens == self.max_tokens:
-            return line
-        if self.probe_tokens:
-            line += f", positions with one head up to {self.probe_tokens:,}"
-        return f"{line}; beyond that only position tables, bit for bit"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return every field as a JSON value. Non-finite numbers become None."""
-        values: dict[str, Any] = finite(dataclasses.asdict(self))
-        del values["graph"]
-        return values
-
-    def to_message(self) -> LongContextMessage:
-        """Return the manifest entry."""
-        values = dataclasses.asdict(self)
-        del values["graph"]
-        return LongContextMessage(**{name: value for name, value in values.items() if value is not None})
+    message: LongContextMessage = field(default_factory=LongContextMessage)
 
 
 def measure_long_context(
-    subject: Subject, parity: ParityResult, progress: StageProgress, tracer: Tracer = trace
+    subject: Subject, parity: Result, progress: StageProgress, tracer: Tracer = trace
 ) -> LongContext | None:
     """Compare the embeddings graph and the model's position settings beyond the parity grid.
 
@@ -133,26 +82,48 @@ def measure_long_context(
     """
     config = subject.config
     path = embeddings_path(subject.directory)
-    on_grid = [measurement for measurement in parity.measurements if measurement.graph == path]
-    reached = max(measurement.case.length for measurement in on_grid)
-    if reached >= config.max_tokens:
+    on_grid = Errors.merged([errors for errors in parity.errors if errors.graph == path])
+    if on_grid.num_tokens >= config.max_tokens:
         return None
     longest = min(config.max_tokens, longest_length(config))
-    error = None
-    if longest > reached:
+    message = LongContextMessage(
+        max_tokens=config.max_tokens,
+        hidden_states_tokens=max(longest, on_grid.num_tokens),
+        hidden_states_limit=allowed_error(on_grid.torch_max_abs_error_float64),
+    )
+    comparisons = []
+    if longest > on_grid.num_tokens:
         progress(f"hidden states, 1x{longest}", 0, 2)
-        error = _hidden_states_error(subject, longest)
-    limit = allowed_error(max_or_nan(measurement.torch_max_abs_error_float64 for measurement in on_grid))
-    num_tokens, probe_error, probe_limit = 0, 0.0, 0.0
+        message.hidden_states_error = _hidden_states_error(subject, longest)
+        error, limit = message.hidden_states_error, message.hidden_states_limit
+        comparisons.append(Comparison(path, f"1x{longest}", error, limit, what="error of hidden states"))
     probe = one_head_config(config)
     if probe is not None:
-        num_tokens = min(config.max_tokens, PROBE_TOKENS)
-        progress(f"positions, 1x{num_tokens}", 1, 2)
-        probe_error, probe_limit = _probe_error(probe, num_tokens, tracer)
+        message.probe_tokens = min(config.max_tokens, PROBE_TOKENS)
+        inputs = f"1x{message.probe_tokens}"
+        progress(f"positions, {inputs}", 1, 2)
+        message.probe_error, message.probe_limit = _probe_error(probe, message.probe_tokens, tracer)
+        what = "error of positions in a one-head encoder"
+        comparisons.append(Comparison(path, inputs, message.probe_error, message.probe_limit, what=what))
     progress("", 2, 2)
     return LongContext(
-        config.max_tokens, max(longest, reached), error, limit, num_tokens, probe_error, probe_limit, path
+        title="Longer inputs",
+        reference="PyTorch in fp32",
+        inputs="1 text",
+        comparisons=tuple(comparisons),
+        remarks=(_describe(message),),
+        message=message,
     )
+
+
+def _describe(message: LongContextMessage) -> str:
+    """Return one line with the maximum length of each comparison."""
+    line = f"hidden states compared up to {message.hidden_states_tokens:,} of {message.max_tokens:,} tokens"
+    if message.hidden_states_tokens == message.max_tokens:
+        return line
+    if message.probe_tokens:
+        line += f", positions with one head up to {message.probe_tokens:,}"
+    return f"{line}; beyond that only position tables, bit for bit"
 
 
 def memory_limit(cgroups: Path = Path("/sys/fs/cgroup")) -> int:

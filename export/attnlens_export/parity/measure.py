@@ -2,32 +2,28 @@
 
 The limit for each input shape and output role: max |ONNX - PyTorch fp32| must not exceed `TOLERANCE`, or
 `REFERENCE_ERROR_RATIO` times the error of PyTorch fp32 itself against float64 on the same input. Padding is
-not compared.
+not compared. A graph that a runtime computes in bf16 or fp16 has other limits: `REDUCED_MIN_COSINE` for token
+vectors, and `REDUCED_ROW_SUM_ERROR`.
 
 `measure_grid` is the loop over the grid. It also measures graphs in other runtimes and engines.
 
 Shapes: B texts in a batch, T tokens, D hidden size, H heads, W stored weights per token.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from attnlens.patterns import Band, BlockTable, Pattern
-from attnlens.v1.manifest_pb2 import GateKind, ParityFigure
-from attnlens_export.graph.names import HIDDEN_OUTPUT, graph_id, layer_outputs, role_number
+from attnlens_export.graph.names import HIDDEN_OUTPUT, layer_outputs
 from attnlens_export.graph.read import read_structure
-from attnlens_export.json_files import finite
 from attnlens_export.parity.grid import Case, Inputs
 from attnlens_export.parity.reference import (
-    REFERENCE_ERROR_RATIO,
     TOLERANCE,
     BoolArray,
-    Difference,
     Float64Arithmetic,
     FloatArray,
     Tensors,
@@ -42,14 +38,18 @@ from attnlens_export.parity.reference import (
 from attnlens_export.parity.sessions import Graph, RunnableGraph
 from attnlens_export.progress import StageProgress, report_each
 from attnlens_export.published.classifier import has_head
-from attnlens_export.results import CheckResult, Figure, FigureSet, max_or_nan
+from attnlens_export.results import Comparison, Errors, Result, max_or_nan
 from attnlens_model import AttentionOutput, Encoder, EncoderConfig, ModuleEncoder
 from attnlens_runtimes import RuntimeFailureError
 
+REDUCED_MIN_COSINE = 0.999
+"""Minimum cosine of token vectors in bf16 or fp16 with PyTorch fp32."""
+REDUCED_ROW_SUM_ERROR = 0.02
+"""Maximum deviation of the sum of a token's attention weights from 1 in bf16 or fp16."""
+NOT_FINITE = "number of outputs with NaN or infinity"
+
 LayerOutputs = Mapping[str, tuple[int, AttentionOutput]]
 """Outputs of the attention graph that belong to a layer: name -> (layer, description)."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -74,226 +74,41 @@ class Subject:
     exact_states: dict[Case, FloatArray] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Errors:
-    """Errors of the outputs of one graph with one role, on one input. Padding is excluded.
+def compare_output(
+    graph: str,
+    role: str,
+    name: str,
+    measured: FloatArray,
+    fp32: FloatArray,
+    exact: FloatArray,
+    live: BoolArray,
+) -> Errors:
+    """Return the errors of one output of a graph at tokens that are not padding.
 
-    Attributes:
+    Args:
         graph: Path of the ONNX file.
-        role: Role of the outputs of all layers, such as `last_hidden_state` or `attention_weights`.
-        max_abs_error: max |ONNX - PyTorch fp32|.
-        max_abs_error_float64: max |ONNX - PyTorch float64|.
-        torch_max_abs_error_float64: max |PyTorch fp32 - PyTorch float64|.
-        mean_abs_error: mean |ONNX - PyTorch fp32|.
-        p99_abs_error: 99th percentile of |ONNX - PyTorch fp32|, maximum over layers.
-        min_cosine: Minimum cosine of a row of ONNX with the row of PyTorch fp32.
-        num_elements: Number of compared elements.
+        role: Role of the output.
+        name: Name of the output.
+        measured: The output, see `difference`.
+        fp32: The same output of PyTorch in fp32.
+        exact: The same output of PyTorch in float64.
+        live: Mask (B, T), False for padding.
     """
-
-    graph: str
-    role: str
-    max_abs_error: float
-    max_abs_error_float64: float
-    torch_max_abs_error_float64: float
-    mean_abs_error: float
-    p99_abs_error: float
-    min_cosine: float
-    num_elements: int
-
-
-@dataclass(frozen=True)
-class Measurement(Errors, FigureSet):
-    """Errors on one input shape.
-
-    Attributes:
-        case: Input shape.
-        allowed_error: Limit for `max_abs_error` and `max_batch_difference`.
-        max_batch_difference: Maximum difference between the shortest text in the batch and the same text
-            alone.
-        worst_output: Output with the largest error.
-        worst_index: Index of the largest error: (batch, token, component) or (batch, head, query, key).
-        worst_values: Values of ONNX and of PyTorch fp32 at `worst_index`.
-    """
-
-    case: Case
-    allowed_error: float
-    max_batch_difference: float
-    worst_output: str
-    worst_index: tuple[int, ...]
-    worst_values: tuple[float, float]
-
-    def figures(self) -> list[Figure]:
-        """Return the error against PyTorch and the difference that a batch makes."""
-        role = role_number(self.role)
-        limit = f"(limit {self.allowed_error:.2e})"
-        error = (
-            f"{self.graph} at {self.case}: {self.worst_output}{list(self.worst_index)} is "
-            f"{self.worst_values[0]:.8g}, PyTorch returns {self.worst_values[1]:.8g}: error "
-            f"{self.max_abs_error:.2e} {limit}"
-        )
-        batch = (
-            f"{self.graph} at {self.case}: {self.role} of a text differs by {self.max_batch_difference:.2e} "
-            f"between the batch and the text alone {limit}"
-        )
-        return [
-            Figure(self.graph, value, self.allowed_error, failure, kind, role)
-            for value, failure, kind in (
-                (self.max_abs_error, error, GateKind.GATE_KIND_MAX_ABS_ERROR),
-                (self.max_batch_difference, batch, GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE),
-            )
-        ]
-
-
-@dataclass(frozen=True)
-class Invariants(FigureSet):
-    """Properties of the outputs of one graph on one input shape that need no reference.
-
-    Attributes:
-        graph: Path of the ONNX file.
-        case: Input shape.
-        finite: Whether all outputs are finite, at padding, too.
-        row_sum_error: Maximum |sum - 1| of the attention weights of a token.
-        masked_weight: Maximum attention weight on padding, on later tokens (causal encoder), or outside the
-            window (local layer).
-        empty_row_weight: Maximum attention weight in a text without tokens.
-    """
-
-    graph: str
-    case: Case
-    finite: bool
-    row_sum_error: float
-    masked_weight: float
-    empty_row_weight: float
-
-    def figures(self, row_sum_tolerance: float | None = None) -> list[Figure]:
-        """Return a figure for each property. The default limit of row sums is `TOLERANCE`."""
-        tolerance = TOLERANCE if row_sum_tolerance is None else row_sum_tolerance
-        return [
-            Figure(self.graph, value, limit, f"{self.graph} at {self.case}: {failure}")
-            for value, limit, failure in (
-                (float(not self.finite), 0.0, "an output contains NaN or infinity"),
-                (
-                    self.row_sum_error,
-                    tolerance,
-                    f"the sum of a token's attention weights differs from 1 by {self.row_sum_error:.2e}",
-                ),
-                (
-                    self.masked_weight,
-                    0.0,
-                    f"a masked token has attention weight {self.masked_weight:.2e} instead of 0",
-                ),
-                (
-                    self.empty_row_weight,
-                    0.0,
-                    f"a text without tokens has attention weight {self.empty_row_weight:.2e} instead of 0",
-                ),
-            )
-        ]
-
-
-@dataclass(frozen=True)
-class ParityResult(CheckResult):
-    """All measurements over the grid.
-
-    Attributes:
-        cases: Input shapes.
-        measurements: One for each graph, input shape and role.
-        invariants: One for each graph and input shape.
-        reference_name: Origin of the weights of the PyTorch encoder.
-        max_tokens: Maximum input length of the encoder.
-    """
-
-    cases: tuple[Case, ...]
-    measurements: tuple[Measurement, ...]
-    invariants: tuple[Invariants, ...]
-    reference_name: str
-    max_tokens: int
-
-    def figures(self) -> list[Figure]:
-        """Return the figures of all measurements, then those of the invariants."""
-        sets: tuple[FigureSet, ...] = (*self.measurements, *self.invariants)
-        return [figure for figures in sets for figure in figures.figures()]
-
-    def left_out(self) -> list[tuple[str, Case]]:
-        """Return the graphs and input shapes that were not compared because of memory limits."""
-        measured = {(invariants.graph, invariants.case) for invariants in self.invariants}
-        graphs = dict.fromkeys(invariants.graph for invariants in self.invariants)
-        return [(graph, case) for graph in graphs for case in self.cases if (graph, case) not in measured]
-
-    def describe_lengths(self) -> str:
-        """Return one line with the maximum compared length, by role if it differs."""
-        longest: dict[str, int] = {}
-        for measurement in self.measurements:
-            longest[measurement.role] = max(longest.get(measurement.role, 0), measurement.case.length)
-        lengths = set(longest.values())
-        by_role = ", ".join(f"{role} {length}" for role, length in longest.items())
-        tokens = str(lengths.pop()) if len(lengths) == 1 else by_role
-        return f"longest input compared, in tokens: {tokens}; the encoder takes {self.max_tokens}"
-
-    def by_role(self) -> dict[tuple[str, str], list[Measurement]]:
-        """Return the measurements by graph and role."""
-        groups: dict[tuple[str, str], list[Measurement]] = {}
-        for measurement in self.measurements:
-            groups.setdefault((measurement.graph, measurement.role), []).append(measurement)
-        return groups
-
-    def manifest_figures(self) -> list[ParityFigure]:
-        """Return the worst errors of each role of each graph."""
-        return [summarize(group) for group in self.by_role().values()]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all measurements as JSON values. Non-finite numbers become None."""
-        return {
-            "passed": self.passed,
-            "tolerance": TOLERANCE,
-            "reference_error_ratio": REFERENCE_ERROR_RATIO,
-            "reference": self.reference_name,
-            "max_position_embeddings": self.max_tokens,
-            "longest_input_tokens": {
-                f"{graph} {role}": max(measurement.case.length for measurement in group)
-                for (graph, role), group in self.by_role().items()
-            },
-            "failures": self.failures(),
-            "left_out": [{"graph": graph, **_case_to_json(case)} for graph, case in self.left_out()],
-            "measurements": [_record_to_json(measurement) for measurement in self.measurements],
-            "invariants": [_record_to_json(invariants) for invariants in self.invariants],
-        }
-
-
-def _record_to_json(record: Measurement | Invariants) -> dict[str, Any]:
-    values = dataclasses.asdict(record)
-    del values["case"]
-    return _case_to_json(record.case) | {key: finite(value) for key, value in values.items()}
-
-
-def _case_to_json(case: Case) -> dict[str, Any]:
-    return {"batch_size": case.batch_size, "length": case.length, "padding": case.padding.value}
-
-
-def summarize(group: Sequence[Measurement]) -> ParityFigure:
-    """Return the worst errors of one role of one graph. NaN is worse than any number."""
-    return worst_errors(group, max(measurement.case.length for measurement in group))
-
-
-def worst_errors(group: Sequence[Errors], longest_input_tokens: int) -> ParityFigure:
-    """Return the worst errors of a group. NaN is worse than any number."""
-    counts = [errors.num_elements for errors in group]
-    return ParityFigure(
-        graph=graph_id(group[0].graph),
-        role=role_number(group[0].role),
-        max_abs_error=max_or_nan(errors.max_abs_error for errors in group),
-        max_abs_error_float64=max_or_nan(errors.max_abs_error_float64 for errors in group),
-        torch_max_abs_error_float64=max_or_nan(errors.torch_max_abs_error_float64 for errors in group),
-        mean_abs_error=float(np.average([errors.mean_abs_error for errors in group], weights=counts)),
-        p99_abs_error=max_or_nan(errors.p99_abs_error for errors in group),
-        min_cosine=-max_or_nan(-errors.min_cosine for errors in group),
-        longest_input_tokens=longest_input_tokens,
+    found = difference(measured, fp32, live)
+    first, second = found.values
+    return Errors(
+        graph=graph,
+        role=role,
+        num_tokens=live.shape[1],
+        max_abs_error=found.max_abs,
+        max_abs_error_float64=_live_error(measured, exact, live),
+        torch_max_abs_error_float64=_live_error(fp32, exact, live),
+        mean_abs_error=found.mean_abs,
+        p99_abs_error=found.p99_abs,
+        min_cosine=found.min_cosine,
+        num_elements=found.count,
+        worst=f"{name}{list(found.index)} is {first:.8g}, PyTorch returns {second:.8g}",
     )
-
-
-def worst(group: Sequence[Measurement]) -> Measurement:
-    """Return the measurement with the largest error against PyTorch fp32."""
-    return max(group, key=lambda measurement: float(np.nan_to_num(measurement.max_abs_error, nan=np.inf)))
 
 
 @dataclass(frozen=True)
@@ -301,14 +116,19 @@ class Run:
     """Outputs of a graph for one input shape.
 
     Attributes:
-        tensors: Outputs by name. `compare_case` removes each after its comparison to release the memory.
+        graph: Path of the ONNX file.
+        tensors: Outputs by name that are compared with PyTorch. `compare_case` removes each after its
+            comparison to release the memory.
         max_batch_differences: By role, maximum difference between the shortest text and the same text alone.
-        invariants: Properties that need no reference.
+        comparisons: Figures that need no PyTorch encoder.
+        is_reduced: Whether the graph is computed in bf16 or fp16.
     """
 
+    graph: str
     tensors: Tensors
     max_batch_differences: dict[str, float]
-    invariants: Invariants
+    comparisons: list[Comparison]
+    is_reduced: bool = False
 
 
 class GridGraph(NamedTuple):
@@ -324,31 +144,66 @@ class GridGraph(NamedTuple):
 
 
 @dataclass
-class GridMeasurements(Generic[T]):
-    """Measurements of several graphs over the grid, by label.
+class GraphMeasurements:
+    """Measurements of one graph over the grid.
 
     Attributes:
-        measurements: (label, measurement).
-        invariants: (label, invariants).
-        contributions: Measurements of the contribution graph.
-        stops: Reason why the measurement of a graph was interrupted, by label.
+        cases: Input shapes on which it ran.
+        comparisons: All figures.
+        errors: Errors by input shape and role.
+        stop: Reason why the measurement was interrupted. Empty if it was not.
     """
 
-    measurements: list[tuple[str, Measurement]] = field(default_factory=list)
-    invariants: list[tuple[str, Invariants]] = field(default_factory=list)
-    contributions: list[T] = field(default_factory=list)
-    stops: dict[str, str] = field(default_factory=dict)
+    cases: list[Case] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    errors: list[Errors] = field(default_factory=list)
+    stop: str = ""
 
-    def parity(self, subject: Subject, labels: Iterable[str]) -> ParityResult:
-        """Return the parity of some graphs."""
-        selected = frozenset(labels)
-        return ParityResult(
-            tuple(subject.cases),
-            tuple(measurement for label, measurement in self.measurements if label in selected),
-            tuple(invariants for label, invariants in self.invariants if label in selected),
-            subject.reference_name,
-            subject.config.max_tokens,
-        )
+
+Grid = dict[str, GraphMeasurements]
+"""Measurements over the grid by label of the graph."""
+
+
+def to_result(subject: Subject, grid: Grid, paths: Mapping[str, str]) -> Result:
+    """Return the measurements of some graphs.
+
+    Args:
+        subject: Bundle and reference.
+        grid: Measurements by label.
+        paths: Paths of the graphs by label. Labels that were not measured are ignored.
+    """
+    measured = {label: grid[label] for label in paths if label in grid}
+    errors = [errors for graph in measured.values() for errors in graph.errors]
+    left_out = [
+        f"{paths[label]} on {case}"
+        for label, graph in measured.items()
+        for case in subject.cases
+        if case not in graph.cases and not graph.stop
+    ]
+    return Result(
+        title="Graphs in fp32",
+        reference=f"PyTorch ({subject.reference_name})",
+        inputs=f"{len(subject.cases)} input shapes",
+        comparisons=tuple(figure for graph in measured.values() for figure in graph.comparisons),
+        errors=tuple(errors),
+        remarks=(
+            *_describe_lengths(errors, subject.config.max_tokens),
+            *([f"not compared, too large: {', '.join(left_out)}"] if left_out else []),
+        ),
+        stops={paths[label]: graph.stop for label, graph in measured.items() if graph.stop},
+    )
+
+
+def _describe_lengths(group: Iterable[Errors], max_tokens: int) -> Iterator[str]:
+    """Yield one line with the maximum compared length, by role if it differs. Nothing without errors."""
+    longest: dict[str, int] = {}
+    for errors in group:
+        longest[errors.role] = max(longest.get(errors.role, 0), errors.num_tokens)
+    lengths = set(longest.values())
+    if lengths:
+        by_role = ", ".join(f"{role} {length}" for role, length in longest.items())
+        tokens = str(lengths.pop()) if len(lengths) == 1 else by_role
+        yield f"longest input compared, in tokens: {tokens}; the encoder takes {max_tokens}"
 
 
 def run_embeddings(
@@ -376,7 +231,7 @@ def measure_parity(
     progress: StageProgress,
     inputs: Mapping[Case, Inputs] | None = None,
     runs: Mapping[str, dict[Case, Run]] | None = None,
-) -> ParityResult:
+) -> Result:
     """Compare graphs with PyTorch on every case.
 
     Args:
@@ -387,9 +242,8 @@ def measure_parity(
         runs: Runs of the graphs without attention, which the comparison removes. If None, `run_embeddings`.
 
     Returns:
-        The measurements. A graph that differs does not raise an exception: see `ParityResult.failures`.
+        The measurements. A graph that differs does not raise an exception: see `Result.failures`.
     """
-    directory, config, cases = subject.directory, subject.config, subject.cases
     inputs = inputs or draw_inputs(subject)
     runs = run_embeddings(subject, graph_paths, inputs, progress) if runs is None else runs
     graphs: dict[str, GridGraph] = {}
@@ -397,11 +251,10 @@ def measure_parity(
         if path in runs:
             graphs[path] = GridGraph(_replay(runs[path]), has_attention=False)
         else:
-            graphs[path] = to_grid_graph(Graph(directory, path), config, has_attention=True)
-    grid: GridMeasurements[None] = GridMeasurements()
-    measure_grid(subject, inputs, graphs, grid, progress)
-    progress("", len(cases), len(cases))
-    return grid.parity(subject, graph_paths)
+            graph = Graph(subject.directory, path)
+            graphs[path] = to_grid_graph(graph, subject.config, has_attention=True)
+    grid = measure_grid(subject, inputs, graphs, progress)
+    return to_result(subject, grid, {path: path for path in graph_paths})
 
 
 def _replay(runs: dict[Case, Run]) -> Callable[[Case, Inputs], Run]:
@@ -421,84 +274,84 @@ def exact_hidden_states(subject: Subject, case: Case, inputs: Inputs) -> FloatAr
     return subject.exact_states[case]
 
 
-def to_grid_graph(graph: RunnableGraph, config: EncoderConfig, *, has_attention: bool) -> GridGraph:
+def to_grid_graph(
+    graph: RunnableGraph, config: EncoderConfig, *, has_attention: bool, is_reduced: bool = False
+) -> GridGraph:
     """Return an open graph as `measure_grid` runs it."""
-    return GridGraph(lambda case, inputs: run_case(graph, case, inputs, config), has_attention)
+    return GridGraph(
+        lambda case, inputs: run_case(graph, case, inputs, config, is_reduced=is_reduced), has_attention
+    )
 
 
 def measure_grid(
-    subject: Subject,
-    inputs: Mapping[Case, Inputs],
-    graphs: Mapping[str, GridGraph],
-    grid: GridMeasurements[T],
-    progress: StageProgress,
-    contributions: tuple[str, Callable[[Case, Inputs], T]] | None = None,
-) -> None:
+    subject: Subject, inputs: Mapping[Case, Inputs], graphs: Mapping[str, GridGraph], progress: StageProgress
+) -> Grid:
     """Run every case in every graph, and in PyTorch once for all graphs.
 
-    If a graph in another runtime fails, its measurement ends and the reason is added to `grid.stops`.
+    If a graph in another runtime fails, its measurement ends.
 
     Args:
         subject: Bundle and reference.
         inputs: Inputs of each case.
         graphs: Open graphs by label.
-        grid: Receives the measurements. Labels in its `stops` are skipped.
         progress: Called before each case.
-        contributions: Label of the contribution graph, and a function that measures it on a case. Skipped if
-            attention is too large.
+
+    Returns:
+        The measurements by label.
     """
+    grid = {label: GraphMeasurements() for label in graphs}
     arithmetic = Float64Arithmetic()
     for case in report_each(subject.cases, progress):
         runs = _run_graphs(graphs, case, inputs[case], grid)
-        if contributions is not None and contributions[0] not in grid.stops and case.with_attentions:
-            label, measure = contributions
-            try:
-                grid.contributions.append(measure(case, inputs[case]))
-            except RuntimeFailureError as error:
-                grid.stops[label] = f"stopped at {case}: {error}"
         if runs:
-            grid.measurements += compare_case(subject, case, inputs[case], runs, arithmetic)
+            compare_case(subject, case, inputs[case], runs, grid, arithmetic)
+    progress("", len(subject.cases), len(subject.cases))
+    return grid
 
 
-def _run_graphs(
-    graphs: Mapping[str, GridGraph], case: Case, inputs: Inputs, grid: GridMeasurements[T]
-) -> dict[str, Run]:
-    """Return the run of each graph by label. Invariants and failures are added to `grid`."""
+def _run_graphs(graphs: Mapping[str, GridGraph], case: Case, inputs: Inputs, grid: Grid) -> dict[str, Run]:
+    """Return the runs to compare with PyTorch by label. Other figures and failures are added to `grid`."""
     runs: dict[str, Run] = {}
     for label, graph in graphs.items():
-        if label in grid.stops or (graph.has_attention and not case.with_attentions):
+        measured = grid[label]
+        if measured.stop or (graph.has_attention and not case.with_attentions):
             continue
         try:
-            runs[label] = graph.run(case, inputs)
+            run = graph.run(case, inputs)
         except RuntimeFailureError as error:
-            grid.stops[label] = f"stopped at {case}: {error}"
-    grid.invariants += [(label, run.invariants) for label, run in runs.items()]
+            measured.stop = f"stopped at {case}: {error}"
+            continue
+        measured.cases.append(case)
+        measured.comparisons += run.comparisons
+        if run.tensors:
+            runs[label] = run
     return runs
 
 
-def run_case(graph: RunnableGraph, case: Case, inputs: Inputs, config: EncoderConfig) -> Run:
+def run_case(
+    graph: RunnableGraph, case: Case, inputs: Inputs, config: EncoderConfig, *, is_reduced: bool = False
+) -> Run:
     """Run a graph on a case and check everything that needs no reference."""
     tensors = graph.run(inputs)
     described = layer_outputs(config)
+    max_row_sum_error = REDUCED_ROW_SUM_ERROR if is_reduced else TOLERANCE
     return Run(
+        graph.path,
         tensors,
         _max_batch_differences(graph, inputs, tensors, described),
-        _check_invariants(graph.path, case, inputs, tensors, config, described),
+        list(_check_invariants(graph.path, case, inputs, tensors, config, max_row_sum_error)),
+        is_reduced,
     )
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """One output of a graph against both references."""
-
-    difference: Difference
-    error_float64: float
-    reference_error_float64: float
-
-
 def compare_case(
-    subject: Subject, case: Case, inputs: Inputs, runs: Mapping[str, Run], arithmetic: Float64Arithmetic
-) -> Iterator[tuple[str, Measurement]]:
+    subject: Subject,
+    case: Case,
+    inputs: Inputs,
+    runs: Mapping[str, Run],
+    grid: Grid,
+    arithmetic: Float64Arithmetic,
+) -> None:
     """Compare the outputs of graphs with PyTorch, and remove them from `runs`.
 
     Args:
@@ -506,73 +359,39 @@ def compare_case(
         case: Input shape.
         inputs: Inputs of the case.
         runs: Runs by label.
+        grid: Receives the measurements by label.
         arithmetic: See `run_float64`.
-
-    Yields:
-        The label of a run and a measurement, one for each role.
     """
     live = inputs.attention_mask == 1
+    described = layer_outputs(subject.config)
     expected = run_fp32(subject.encoder, inputs, case.with_attentions)
-    compared: dict[str, dict[str, _Comparison]] = {label: {} for label in runs}
+    compared: dict[str, dict[str, list[Errors]]] = {label: {HIDDEN_OUTPUT: []} for label in runs}
 
     def compare(name: str, exact: FloatArray) -> None:
         if name not in expected:
             return
-        fp32 = expected.pop(name)
-        reference_error = _live_error(fp32, exact, live)
+        fp32, role = expected.pop(name), _role(name, described)
         for label, run in runs.items():
             if name in run.tensors:
-                measured = run.tensors.pop(name)
-                compared[label][name] = _Comparison(
-                    difference(measured, fp32, live), _live_error(measured, exact, live), reference_error
-                )
+                errors = compare_output(run.graph, role, name, run.tensors.pop(name), fp32, exact, live)
+                compared[label].setdefault(role, []).append(errors)
 
     exact = run_float64(subject.encoder, inputs, compare, arithmetic)
     if has_head(subject.directory):
         subject.exact_states[case] = exact
     compare(HIDDEN_OUTPUT, exact)
-    for label, comparisons in compared.items():
-        for measurement in _to_measurements(runs[label], case, comparisons, subject.config):
-            yield label, measurement
+    for label, by_role in compared.items():
+        for group in filter(None, by_role.values()):
+            errors = Errors.merged(group)
+            grid[label].errors.append(errors)
+            grid[label].comparisons += _to_comparisons(errors, case, runs[label])
 
 
-def _to_measurements(
-    run: Run, case: Case, comparisons: Mapping[str, _Comparison], config: EncoderConfig
-) -> Iterator[Measurement]:
-    """Yield the measurement of each role."""
-    described = layer_outputs(config)
-    by_role: dict[str, dict[str, _Comparison]] = {HIDDEN_OUTPUT: {}}
-    for name, comparison in comparisons.items():
-        by_role.setdefault(_role(name, described), {})[name] = comparison
-    for role, of_role in by_role.items():
-        if of_role:
-            yield _to_measurement(run, case, role, of_role)
-
-
-def _to_measurement(run: Run, case: Case, role: str, comparisons: dict[str, _Comparison]) -> Measurement:
-    differences = {name: comparison.difference for name, comparison in comparisons.items()}
-    # NaN is worse than any number.
-    worst = max(differences, key=lambda name: np.nan_to_num(differences[name].max_abs, nan=np.inf))
-    reference_error = max_or_nan(comparison.reference_error_float64 for comparison in comparisons.values())
-    counts = [difference.count for difference in differences.values()]
-    means = [difference.mean_abs for difference in differences.values()]
-    return Measurement(
-        graph=run.invariants.graph,
-        case=case,
-        role=role,
-        max_abs_error=differences[worst].max_abs,
-        max_abs_error_float64=max_or_nan(comparison.error_float64 for comparison in comparisons.values()),
-        torch_max_abs_error_float64=reference_error,
-        mean_abs_error=float(np.average(means, weights=counts)),
-        p99_abs_error=max_or_nan(difference.p99_abs for difference in differences.values()),
-        min_cosine=-max_or_nan(-difference.min_cosine for difference in differences.values()),
-        num_elements=sum(counts),
-        allowed_error=allowed_error(reference_error),
-        max_batch_difference=run.max_batch_differences.get(role, 0.0),
-        worst_output=worst,
-        worst_index=differences[worst].index,
-        worst_values=differences[worst].values,
-    )
+def _to_comparisons(errors: Errors, case: Case, run: Run) -> list[Comparison]:
+    if run.is_reduced:
+        return [errors.compare_cosine(str(case), REDUCED_MIN_COSINE)] if errors.role == HIDDEN_OUTPUT else []
+    limit = allowed_error(errors.torch_max_abs_error_float64)
+    return errors.compare(str(case), limit, run.max_batch_differences.get(errors.role, 0.0))
 
 
 def _role(name: str, described: LayerOutputs) -> str:
@@ -617,8 +436,9 @@ def _check_invariants(
     inputs: Inputs,
     tensors: Tensors,
     config: EncoderConfig,
-    described: LayerOutputs,
-) -> Invariants:
+    max_row_sum_error: float,
+) -> Iterator[Comparison]:
+    """Yield the properties of the outputs that need no reference. All outputs are finite, at padding, too."""
     live = inputs.attention_mask == 1
     empty = ~live.any(axis=1)
     masked = np.broadcast_to(~live[:, None, None, :], (len(live), 1, case.length, case.length))
@@ -627,8 +447,10 @@ def _check_invariants(
     positions = np.arange(case.length)
     distances = np.abs(positions[:, None] - positions)
     row_sum_error = masked_weight = empty_row_weight = 0.0
-    for name, (layer, output) in described.items():
-        if name not in tensors or output.layout == "per_token":
+    described = layer_outputs(config)
+    maps = {name: described[name] for name in tensors.keys() & described.keys()}
+    for name, (layer, output) in maps.items():
+        if output.layout == "per_token":
             continue
         if output.pattern is not None:
             errors = pattern_errors(tensors[name], output.pattern, live)
@@ -647,8 +469,16 @@ def _check_invariants(
             zero = zero & live[:, None, :, None]
         masked_weight = max(masked_weight, float(np.abs(np.where(zero, weights, 0)).max()))
         empty_row_weight = max(empty_row_weight, float(np.abs(weights[empty]).max(initial=0.0)))
-    is_finite = all(bool(np.isfinite(tensor).all()) for tensor in tensors.values())
-    return Invariants(graph, case, is_finite, row_sum_error, masked_weight, empty_row_weight)
+    num_not_finite = sum(not np.isfinite(tensor).all() for tensor in tensors.values())
+    yield Comparison(graph, str(case), float(num_not_finite), 0.0, what=NOT_FINITE)
+    if not maps:
+        return
+    for what, value, limit in (
+        ("deviation of a row sum from 1", row_sum_error, max_row_sum_error),
+        ("attention weight of a masked token", masked_weight, 0.0),
+        ("attention weight in a text without tokens", empty_row_weight, 0.0),
+    ):
+        yield Comparison(graph, str(case), value, limit, what=what)
 
 
 class PatternErrors(NamedTuple):

@@ -21,14 +21,7 @@ from attnlens_export.contributions import transposes
 from attnlens_export.contributions.flow import Flow, find_flows
 from attnlens_export.contributions.graph import contributions_graph
 from attnlens_export.contributions.heads import limit_to_sweep
-from attnlens_export.contributions.measure import (
-    Completeness,
-    ContributionsResult,
-    HeadGates,
-    make_feed,
-    measure_case,
-    measure_slope,
-)
+from attnlens_export.contributions.measure import compare_slope, make_feed, measure_case
 from attnlens_export.contributions.state import SweepState
 from attnlens_export.contributions.sweep import sweep
 from attnlens_export.contributions.tail import DenseWeights
@@ -39,6 +32,7 @@ from attnlens_export.graph.trace import TracedGraph, embeddings_graph
 from attnlens_export.parity.grid import Case, Inputs, Padding, make_inputs, small_grid
 from attnlens_export.parity.measure import Subject
 from attnlens_export.progress import no_progress
+from attnlens_export.results import Comparison, Result
 from attnlens_model import Encoder, new_encoder
 from configs import small_config
 from tampered import change_graph, constant, through
@@ -67,7 +61,7 @@ def biased(tiny_trace: TracedGraph) -> TracedGraph:
 
 def measured(
     embeddings: TracedGraph, encoder: Encoder, change: Callable[[Run], Run] = lambda run: run
-) -> Completeness:
+) -> list[Comparison]:
     config = encoder.config
     case = Case(5, 9, Padding.MIDDLE)
     inputs = make_inputs(case, config)
@@ -76,8 +70,12 @@ def measured(
     return measure_case(run, case, inputs, config, hidden)
 
 
+def failures(comparisons: list[Comparison]) -> list[str]:
+    return Result(comparisons=tuple(comparisons)).failures()
+
+
 def test_sweep_passes(biased: TracedGraph, tiny_encoder: Encoder) -> None:
-    assert measured(biased, tiny_encoder).failures() == []
+    assert failures(measured(biased, tiny_encoder)) == []
 
 
 def _without_mean(state: SweepState, node: onnx.NodeProto, gradient: str) -> None:
@@ -125,8 +123,8 @@ def test_wrong_rule_fails_the_gate(
     monkeypatch.setitem(transposes.TRANSPOSES, "true sum", transposes.TRANSPOSES["Add"])
     monkeypatch.setitem(transposes.TRANSPOSES, operator, mistake)
     found = measured(biased, tiny_encoder)
-    assert found.incompleteness > 1e-3
-    assert "scores and baseline differ from d . p by" in found.failures()[0]
+    assert found[0].value > 1e-3
+    assert "max incompleteness of token_contributions on 5x9 middle is " in failures(found)[0]
 
 
 def test_missing_bias_fails_the_gate(
@@ -139,32 +137,28 @@ def test_missing_bias_fails_the_gate(
             settle(state, node, value, gradient)
 
     monkeypatch.setattr(SweepState, "add_baseline", forget)
-    assert measured(biased, tiny_encoder).incompleteness > 1e-3
+    assert measured(biased, tiny_encoder)[0].value > 1e-3
 
 
 def test_other_mistakes_fail_their_gates(biased: TracedGraph, tiny_encoder: Encoder) -> None:
-    def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Completeness:
+    def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> list[str]:
         def wrap(run: Run) -> Run:
             return lambda feed: {
                 key: change(array) if key == name else array for key, array in run(feed).items()
             }
 
-        return measured(biased, tiny_encoder, wrap)
+        return failures(measured(biased, tiny_encoder, wrap))
 
     padded = changed("token_contributions", lambda scores: scores + np.float32(1e-9))
-    assert "padding has the score 1.00e-09 instead of 0" in padded.failures()[0]
+    assert "score of padding on 5x9 middle is 1e-09 (limit 0)" in padded[0]
     other = changed("embedding", lambda vectors: vectors + np.float32(0.01))
-    assert any("the embedding differs from" in line for line in other.failures())
+    assert any("error of the embedding" in line for line in other)
     crowded = changed(
         "token_contributions", lambda scores: scores + np.float32(len(scores) - 5) * (scores != 0)
     )
-    assert any("between the batch and the text alone" in line for line in crowded.failures())
+    assert any("max batch difference of token_contributions" in line for line in crowded)
     broken = changed("head_contributions", lambda heads: heads * np.float32(np.nan))
-    assert "an output contains NaN or infinity" in broken.failures()[0]
-    result = ContributionsResult((padded, other))
-    assert not result.passed
-    assert len(result.failures()) == len(padded.failures()) + len(other.failures())
-    assert not ContributionsResult(()).passed
+    assert "number of outputs with NaN or infinity on 5x9 middle is 1 (limit 0)" in broken[0]
 
 
 HEAD_MISTAKES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -189,11 +183,10 @@ def test_wrong_head_contributions_fail_the_gate(
         heads = found[HEAD_CONTRIBUTIONS]
         return found | {HEAD_CONTRIBUTIONS: HEAD_MISTAKES[mistake](heads) if mistake else heads}
 
-    error = measure_slope(changed, config, config.hidden_size)
-    lines = HeadGates("1x16", error, 0.0, 0.0, 1e-5).failures()
-    assert [("head contributions differ from the effect" in line) for line in lines] == (
-        [True] if mistake else []
-    )
+    found = compare_slope(changed, config, config.hidden_size)
+    assert found.name == "max incompleteness of head_contributions"
+    assert found.limit == 1e-5
+    assert found.passed is (mistake is None)
 
 
 def verdict_with(
@@ -207,9 +200,7 @@ def verdict_with(
     return measure_graphs(subject, {}, no_progress, beyond_grid=False)
 
 
-def measured_with(
-    directory: Path, quick: ExportOptions, change: Callable[[onnx.GraphProto], None]
-) -> ContributionsResult:
+def measured_with(directory: Path, quick: ExportOptions, change: Callable[[onnx.GraphProto], None]) -> Result:
     """Measure a bundle whose contribution graph was changed."""
     contributions = verdict_with(directory, quick, CONTRIBUTIONS_PATH, change).contributions
     assert contributions is not None
@@ -219,8 +210,8 @@ def measured_with(
 @pytest.mark.parametrize(
     ("path", "output", "message"),
     [
-        (ATTENTIONS_PATH, "attentions.0", "onnx/model_attentions.onnx at "),
-        (CONTRIBUTIONS_PATH, "head_contributions", "the contribution of a head differs from PyTorch's"),
+        (ATTENTIONS_PATH, "attentions.0", "max abs error of attention_weights on "),
+        (CONTRIBUTIONS_PATH, "head_contributions", "max abs error of head_contributions"),
     ],
 )
 def test_graph_with_heads_in_another_order_fails(
@@ -250,13 +241,14 @@ def test_graph_with_the_right_sum_and_wrong_scores_fails(tmp_path: Path, quick: 
     ]
     found = measured_with(tmp_path / "bundle", quick, through("token_contributions", *nodes))
     [failure] = found.failures()
-    assert "the contribution of a token differs from PyTorch's gradient" in failure
+    assert "max abs error of token_contributions on " in failure
+    assert failure.endswith(": the reference is PyTorch's gradient")
 
 
 def test_gate_that_closes_another_head_fails(tmp_path: Path, quick: ExportOptions) -> None:
     """The embedding with some heads removed is that of PyTorch without the same heads."""
 
-    def measured(change: Callable[[onnx.GraphProto], None]) -> ContributionsResult:
+    def measured(change: Callable[[onnx.GraphProto], None]) -> Result:
         return measured_with(tmp_path / change.__name__, quick, change)
 
     def unchanged(_graph: onnx.GraphProto) -> None:
@@ -276,17 +268,22 @@ def test_gate_that_closes_another_head_fails(tmp_path: Path, quick: ExportOption
                 del node.input[1:]
 
     assert measured(unchanged).failures() == []
-    assert any("embedding differs from PyTorch" in line for line in measured(other_layer).failures())
-    assert any("with some heads removed" in line for line in measured(never_closed).failures())
+    assert any(
+        "max abs error of embedding on 1x16 none without some heads" in line
+        for line in measured(other_layer).failures()
+    )
+    assert any("incompleteness without some heads" in line for line in measured(never_closed).failures())
 
 
-@pytest.mark.parametrize("measure", ["incompleteness", "max_batch_difference", "embedding_error"])
-def test_gate_is_1e_5(measure: str) -> None:
-    exact: dict[str, Any] = dict.fromkeys(("incompleteness", "max_batch_difference", "embedding_error"), 0.0)
-    exact |= {"case": "case", "embedding_limit": 1e-5, "padding_score": 0.0, "is_finite": True}
-    assert not Completeness(**exact | {measure: 1e-5}).failures()
-    for error in (1.1e-5, np.nan):
-        assert len(Completeness(**exact | {measure: error}).failures()) == 1
+def test_gates_are_1e_5_or_0(biased: TracedGraph, tiny_encoder: Encoder) -> None:
+    found = measured(biased, tiny_encoder)
+    assert {each.name: each.limit for each in found} == {
+        "max incompleteness of token_contributions": 1e-5,
+        "max batch difference of token_contributions": 1e-5,
+        "number of outputs with NaN or infinity": 0,
+        "error of the embedding": 1e-5,
+        "score of padding": 0,
+    }
 
 
 def test_limit_of_logits_follows_the_error_of_pytorch(biased: TracedGraph, tiny_encoder: Encoder) -> None:
@@ -301,7 +298,7 @@ def test_limit_of_logits_follows_the_error_of_pytorch(biased: TracedGraph, tiny_
     to_logits = DenseWeights(weight, None, Activation.ACTIVATION_IDENTITY, normalize_input=False)
     run = opened(contributions_graph(biased, config, [to_logits]))
 
-    def measure(change: float, exact: np.ndarray | None) -> Completeness:
+    def measure(change: float, exact: np.ndarray | None) -> list[Comparison]:
         def changed(feed: dict[str, Any]) -> dict[str, np.ndarray]:
             outputs = run(feed)
             return outputs | {"embedding": outputs["embedding"] + np.float32(change)}
@@ -310,12 +307,17 @@ def test_limit_of_logits_follows_the_error_of_pytorch(biased: TracedGraph, tiny_
         return measure_case(changed, case, inputs, config, hidden, dense, Pooling.MEAN, exact)
 
     exact = hidden * (1 + 1e-7 * np.random.default_rng(4).standard_normal(hidden.shape))
+
+    def limit(found: list[Comparison]) -> float:
+        [each] = [each for each in found if each.name == "error of the embedding"]
+        return each.limit
+
     found = measure(0.0, exact)
-    assert 1e-5 < found.embedding_limit < 0.01
-    assert found.failures() == []
-    assert measure(0.0, None).embedding_limit == pytest.approx(1e-5)
-    [failure] = measure(0.1, exact).failures()
-    assert "the embedding differs" in failure
+    assert 1e-5 < limit(found) < 0.01
+    assert failures(found) == []
+    assert limit(measure(0.0, None)) == pytest.approx(1e-5)
+    [failure] = failures(measure(0.1, exact))
+    assert "error of the embedding" in failure
 
 
 def small_graph(*nodes: onnx.NodeProto) -> tuple[GraphWriter, str]:

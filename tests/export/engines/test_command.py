@@ -20,7 +20,7 @@ from attnlens_export.faithfulness.measure import FaithfulnessResult, MethodResul
 from attnlens_export.faithfulness.measure import record as record_faithfulness
 from attnlens_export.int8.result import Gate
 from attnlens_export.parity.grid import small_grid
-from attnlens_export.results import Figure
+from attnlens_export.results import Comparison
 from schemas import conforms
 
 OPENVINO = ("--engine", "openvino", "--precision", "fp32")
@@ -56,9 +56,9 @@ def test_measurements_are_shown_written_and_kept(bundle: Path) -> None:
     assert "…" not in result.stdout  # it fits 80 columns
     [row] = [line.split() for line in result.stdout.splitlines() if line.startswith(" fp32 ")]
     assert row[-1] == "passed"
-    assert all(float(cell) <= 1e-5 for cell in row[1:-1])
-    [limits] = [line.split() for line in result.stdout.splitlines() if "gate, for each" in line]
-    assert limits[-2:] == ["0.999999", "0.999999"]
+    error, minimum, mean, difference, incompleteness = map(float, row[1:-1])
+    assert max(error, difference, incompleteness) <= 1e-5
+    assert min(minimum, mean) >= 0.999999
     stages = result.stderr.splitlines()
     assert stages[-2:] == ["openvino in fp32: 1 step", "openvino in fp32 on texts"]
 
@@ -81,9 +81,9 @@ def test_measurements_are_shown_written_and_kept(bundle: Path) -> None:
 
 def result_of(precision: Precision.ValueType, *, passed: bool, device: str = "CPU") -> EngineResult:
     value = 0.9 if passed else float("nan")
-    figure = Figure("onnx/model.onnx", value, 0.5, "it is wrong", GateKind.GATE_KIND_MIN_COSINE)
+    figure = Comparison("onnx/model.onnx", "", value, 0.5, GateKind.GATE_KIND_MIN_COSINE)
     check = EngineCheck(engine="openvino", version="1", precision=precision, device=device)
-    return EngineResult(check, (figure,), (), {})
+    return EngineResult(comparisons=(figure,), check=check)
 
 
 def test_result_replaces_only_an_earlier_result_of_the_same_kind(bundle: Path) -> None:
@@ -105,13 +105,13 @@ def test_result_replaces_only_an_earlier_result_of_the_same_kind(bundle: Path) -
 
     content, page = report_of(bundle)
     assert [entry["passed"] for entry in content["engine_checks"]] == [False, False, True]
-    assert content["engine_checks"][0]["gates"][0]["value"] is None
-    assert content["engine_checks"][0]["failures"] == ["it is wrong"]
+    assert content["engine_checks"][0]["comparisons"][0]["value"] is None
+    assert content["engine_checks"][0]["failures"] == ["onnx/model.onnx: min cosine is nan (limit 0.5)"]
     assert content["faithfulness"]["num_texts"] == 10
     headings = [line for line in page.splitlines() if line.startswith("## ")]
     assert {*headings[-2:]} == {HEADING, "## Faithfulness of explanations"}
     assert len(headings) == len({*headings})
-    assert "| embeddings | unspecified |  | min cosine | 0.5 | nan | FAILED |" in page
+    assert "| embeddings | min cosine |  | nan | 0.5 | FAILED |" in page
 
 
 def test_failed_gate_exits_1_and_is_recorded(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_failed_gate_exits_1_and_is_recorded(bundle: Path, monkeypatch: pytest.M
     result = run_check(bundle, *OPENVINO)
     assert result.exit_code == 1
     line = (
-        "openvino in fp32: onnx/model.onnx: the mean cosine of 15 embeddings (sentences) with fp32 is 1 "
+        "openvino in fp32: onnx/model.onnx: mean cosine of embedding on 15 texts (sentences) is 1.000000 "
         "(limit 1.5)"
     )
     assert line in result.stdout
@@ -129,7 +129,7 @@ def test_failed_gate_exits_1_and_is_recorded(bundle: Path, monkeypatch: pytest.M
     assert [check.passed for check in manifest.engine_checks] == [False]
     content, page = report_of(bundle)
     assert [entry["passed"] for entry in content["engine_checks"]] == [False]
-    assert "| embeddings | embedding | prose | mean cosine | 1.5 | 1.000000 | FAILED |" in page
+    assert "| embeddings | mean cosine of embedding | prose | 1.000000 | 1.5 | FAILED |" in page
     verify_files(bundle, manifest)
 
 

@@ -140,8 +140,8 @@ def test_manifest_and_the_report_tell_the_figures(fp16_bundle: Path) -> None:
     assert 0.1 < figure.max_fp16_value < 65504
     assert all(each.max_fp16_value == 0 for each in manifest.parity.figures[:-1])
     report = json.loads((fp16_bundle / "parity" / "report.json").read_text())
-    assert len(report["fp16"]["measurements"]) == len(GRID)
-    assert report["fp16"]["weights"]["num_zeroed"] == 0
+    assert len(report["fp16"]["comparisons"]) == 3 * len(GRID)
+    assert report["fp16"]["remarks"][0].endswith("0 were rounded to 0")
     assert "## In fp16" in (fp16_bundle / "parity" / "report.md").read_text()
 
 
@@ -183,8 +183,8 @@ def test_family_converts_and_passes(family: str, tmp_path: Path) -> None:
     EXPORTED[family].make().save_pretrained(tmp_path / "source")
     options = ExportOptions(pooling="mean", grid=small_grid(33)[-2:], precisions=[Fp16()])
     summary = export_bundle(tmp_path / "source", tmp_path / "bundle", options)
-    [result] = summary.verdict.precisions
-    assert result.manifest_figures()[0].min_cosine >= 0.9999
+    [errors] = summary.verdict.precisions["fp16"].worst_errors()
+    assert errors.min_cosine >= 0.9999
     path = tmp_path / "bundle" / "onnx" / "model_fp16.onnx"
     types = value_types(path)
     nodes = onnx.load(path).graph.node
@@ -226,11 +226,9 @@ def test_values_beyond_the_range_fail_by_place(
         write_embedded(tmp_path / "onnx" / f"{name}.onnx", each.proto, each.weights)
     result = measure_fp16(Subject(tmp_path, encoder, tiny_config, "test", GRID), lambda *_: None)
     (first, *_) = result.failures()
-    assert first.startswith("onnx/model_fp16.onnx at ")
-    assert (
-        "matmul_6 with layers.0.feed_forward.up.weight.T exceeds 65504, the largest number in fp16" in first
-    )
-    assert not np.isfinite(result.manifest_figures()[0].max_fp16_value)
+    assert first.startswith("onnx/model_fp16.onnx: max fp16 value of last_hidden_state on ")
+    assert first.endswith("(limit 65504): matmul_6 with layers.0.feed_forward.up.weight.T")
+    assert not np.isfinite(result.figures()[0].max_fp16_value)
 
 
 def test_graph_too_large_for_one_file_is_rejected(
@@ -267,7 +265,7 @@ def test_check_prints_it(fp16_bundle: Path) -> None:
     result = CliRunner().invoke(check, [str(fp16_bundle), "--parity-tokens", "2"])
     assert result.exit_code == 0, result.output
     assert "model_fp16.onnx" in result.stdout
-    assert "fp16: the largest value is" in result.stdout
+    assert "max fp16 value of last_hidden_state" in result.stdout
 
 
 def test_check_detects_a_different_file(copied: Path) -> None:
@@ -302,8 +300,9 @@ def test_check_detects_a_different_computation(copied: Path) -> None:
     sign(copied)
     verdict = check_bundle(copied, grid=GRID).verdict
     assert not verdict.passed
-    assert verdict.failures()[0].startswith("onnx/model_fp16.onnx at ")
-    assert "a token vector has the cosine 0.9" in verdict.failures()[0]
+    line = verdict.failures()[0]
+    assert line.startswith("onnx/model_fp16.onnx: min cosine of last_hidden_state on ")
+    assert " is 0.9" in line
 
 
 def test_model_repository_has_it_under_its_own_name(fp16_bundle: Path) -> None:

@@ -8,15 +8,13 @@ from attnlens.v1.manifest_pb2 import GateKind
 from attnlens.v1.quantization_pb2 import Quantization
 from attnlens_export.int8.logits import (
     MAX_QUERIES,
-    KindLogits,
     Logits,
-    LogitsAgreement,
     Scorer,
     make_pairs,
     rank_agreement,
 )
-from attnlens_export.int8.result import Int8Result, LogitsGate
-from attnlens_export.int8.texts import Batch
+from attnlens_export.int8.result import LogitsGate, to_result
+from attnlens_export.int8.texts import Agreement, Batch, KindAgreement
 from attnlens_export.parity.grid import Inputs
 
 RANDOM = np.random.default_rng(0)
@@ -26,8 +24,11 @@ def draw(*shape: int) -> np.ndarray:
     return RANDOM.standard_normal(shape).astype(np.float32)
 
 
-def agreement(rank: float, error: float, kind: str = "prose") -> LogitsAgreement:
-    return LogitsAgreement({kind: KindLogits(7, rank, error, error / 3)}, spread=1.5)
+RANKS, ERROR = GateKind.GATE_KIND_MIN_RANK_AGREEMENT, GateKind.GATE_KIND_MAX_LOGIT_ERROR
+
+
+def agreement(rank: float, error: float, kind: str = "prose") -> Agreement:
+    return Agreement({kind: KindAgreement(7, {RANKS: rank, ERROR: error})}, error**2 / 9)
 
 
 @pytest.mark.parametrize("num_ties", [0, 5])
@@ -78,9 +79,9 @@ def test_errors_are_relative_to_the_spread_of_all_kinds() -> None:
     errors = draw(4, 2) / 100
     measured = expected | {"b": Logits(np.add(expected["b"].per_text, errors, dtype=np.float32), queries)}
     found = scorer.compare(measured, expected)
-    assert found.spread == pytest.approx(spread)
-    assert (found.kinds["a"].max_error, found.kinds["a"].rank_agreement) == (0, 1)
-    assert found.kinds["b"].max_error == pytest.approx(abs(errors).max() / spread, rel=1e-3)
+    assert found.remark.endswith(f"{spread:.4g}")
+    assert found.kinds["a"].values == {RANKS: 1, ERROR: 0}
+    assert found.kinds["b"].values[ERROR] == pytest.approx(abs(errors).max() / spread, rel=1e-3)
     assert found.loss == pytest.approx((errors**2).mean() / spread**2, rel=1e-3)
     assert "b" in found.describe_kinds()
 
@@ -92,15 +93,12 @@ def test_gate_limits_ranks_and_errors_of_each_kind() -> None:
     assert gate.used_share(agreement(np.nan, 0.1)) > 1e9
     assert gate.used_share(agreement(1.0, np.nan)) > 1e9
     assert gate.tightened(0.5) == LogitsGate(0.975, 0.15)
-    [failure] = Int8Result(gate, agreement(0.94, 0.1), 7, 90, 0.0).failures()
-    assert "the rank agreement of the logits of 7 texts and pairs (prose)" in failure
-    [failure] = Int8Result(gate, agreement(0.96, 0.1), 7, 90, 2e-5).failures()
-    assert "a logit differs by 2.00e-05 between the batch and the text alone" in failure
+    [failure] = to_result(gate, agreement(0.94, 0.1), Quantization(), 90, 0.0).failures()
+    assert "min rank agreement of logits on 7 texts (prose) is 0.940000 (limit 0.95)" in failure
+    [failure] = to_result(gate, agreement(0.96, 0.1), Quantization(), 90, 2e-5).failures()
+    assert "max batch difference of logits on the first and last text of each batch is 2e-05" in failure
     assert LogitsGate.from_messages(gate.to_messages()) == gate
-    assert set(gate.limits) == {
-        GateKind.GATE_KIND_MIN_RANK_AGREEMENT,
-        GateKind.GATE_KIND_MAX_LOGIT_ERROR,
-    }
+    assert gate.limits == {RANKS: 0.95, ERROR: 0.3}
 
 
 def test_rank_agreement_at_the_allowed_loss_is_the_limit() -> None:
@@ -113,6 +111,5 @@ def test_rank_agreement_at_the_allowed_loss_is_the_limit() -> None:
 
 
 def test_cosines_of_a_classifier_are_not_recorded() -> None:
-    quantization = Quantization(num_texts=7)
-    agreement(0.99, 0.1).record(quantization)
-    assert quantization == Quantization(num_texts=7)
+    result = to_result(LogitsGate(), agreement(0.99, 0.1), Quantization(), 90, 0.0)
+    assert result.quantization == Quantization(num_texts=7, num_tokens=90)

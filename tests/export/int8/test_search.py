@@ -5,9 +5,11 @@ from functools import partial
 import numpy as np
 import pytest
 
+from attnlens.v1.manifest_pb2 import GateKind
+from attnlens.v1.quantization_pb2 import Quantization
 from attnlens_export.int8 import search
 from attnlens_export.int8.recipes import Group, Method
-from attnlens_export.int8.result import Gate, Int8Result
+from attnlens_export.int8.result import Gate, Int8Result, to_result
 from attnlens_export.int8.search import Costs, Losses, choose, divide, total_loss
 from attnlens_export.int8.texts import (
     Agreement,
@@ -106,8 +108,8 @@ def test_gate_uses_the_worse_of_mean_and_smallest() -> None:
 def test_gate_applies_to_each_kind_separately() -> None:
     found = agreement(prose=(0.9999, 0.9999), words=(0.9985, 0.998))
     assert Gate(0.999, 0.995).used_share(found) == pytest.approx(1.5)
-    (failure,) = Int8Result(Gate(0.999, 0.995), found, 200, 900, 0.0).failures()
-    assert "the mean cosine of 7 embeddings (words) with fp32 is 0.9985 " in failure
+    (failure,) = result_of(found).failures()
+    assert "mean cosine of embedding on 7 texts (words) is 0.998500 (limit 0.999)" in failure
 
 
 def test_search_keeps_a_part_of_the_gate_in_reserve() -> None:
@@ -117,17 +119,17 @@ def test_search_keeps_a_part_of_the_gate_in_reserve() -> None:
 
 
 def test_nan_cosine_fails_the_gate() -> None:
-    for figure, cosines in (("mean", (np.nan, 0.9999)), ("minimum", (0.9999, np.nan))):
-        [failure] = Int8Result(Gate(0.999, 0.995), agreement(prose=cosines), 7, 90, 0.0).failures()
-        assert f"the {figure} cosine" in failure
+    for figure, cosines in (("mean", (np.nan, 0.9999)), ("min", (0.9999, np.nan))):
+        [failure] = result_of(agreement(prose=cosines)).failures()
+        assert f"{figure} cosine of embedding on 7 texts (prose) is nan" in failure
 
 
 @pytest.mark.parametrize("max_batch_difference", [2e-5, np.nan])
 def test_vectors_that_depend_on_the_batch_fail_the_gate(max_batch_difference: float) -> None:
     found = agreement(prose=(0.9999, 0.9999))
-    assert not Int8Result(Gate(0.999, 0.995), found, 7, 90, 1e-5).failures()
-    [failure] = Int8Result(Gate(0.999, 0.995), found, 7, 90, max_batch_difference).failures()
-    assert "a token vector differs by" in failure
+    assert not result_of(found, 1e-5).failures()
+    [failure] = result_of(found, max_batch_difference).failures()
+    assert "max batch difference of last_hidden_state on " in failure
 
 
 def test_nearest_text_is_another_text() -> None:
@@ -137,8 +139,8 @@ def test_nearest_text_is_another_text() -> None:
         {"prose": Vectors(embeddings, embeddings)}
         for embeddings in (np.stack([np.cos(angles), np.sin(angles)], axis=1) for angles in (degrees, moved))
     )
-    assert compare(found, expected).neighbor_agreement == 0.75
-    assert compare(expected, expected).neighbor_agreement == 1
+    assert compare(found, expected).recorded.neighbor_agreement == 0.75
+    assert compare(expected, expected).recorded.neighbor_agreement == 1
 
 
 def test_zero_vectors_agree_and_the_text_with_the_smallest_cosine_is_named() -> None:
@@ -146,22 +148,30 @@ def test_zero_vectors_agree_and_the_text_with_the_smallest_cosine_is_named() -> 
     embeddings = np.array([[1, 0], [0, 0], [0.6, 0.8]], np.float32)
     texts = ("a", "", "the text " * 9)
     expected = {"prose": Vectors(embeddings, embeddings, texts)}
-    same = compare(expected, expected)
+    same = compare(expected, expected).recorded
     assert (same.mean_cosine, same.min_cosine, same.min_token_cosine) == (1, 1, 1)
     turned = np.array([[1, 0], [0, 0], [0.8, 0.6]], np.float32)
     found = compare({"prose": Vectors(turned, turned, texts)}, expected)
-    assert found.min_cosine == pytest.approx(0.96)
+    assert found.recorded.min_cosine == pytest.approx(0.96)
     named = repr("the text " * 6 + "the te" + "...")
-    assert found.describe_kinds().endswith(f"the minimum is that of the text {named}")
-    [failure] = Int8Result(Gate(0.9, 0.995), found, 3, 9, 0.0).failures()
-    assert f"for the text {named}" in failure
+    assert found.describe_kinds().endswith(f" for the text {named}")
+    [failure] = result_of(found, limits=(0.9, 0.995)).failures()
+    assert failure.endswith(f": {named}")
     lost = np.array([[1, 0], [1, 0], [0.6, 0.8]], np.float32)
     opposite = compare({"prose": Vectors(lost, lost, texts)}, expected)
-    assert opposite.min_cosine == 0
+    assert opposite.recorded.min_cosine == 0
     assert Gate().advice(opposite) == "export without --precision int8"
     assert "--min-cosine" in Gate().advice(found)
 
 
 def agreement(**kinds: tuple[float, float]) -> Agreement:
     """Return a result for kinds of 7 texts with these mean and minimum cosines."""
-    return Agreement({name: KindAgreement(7, *each) for name, each in kinds.items()}, 1, 1, 1, 1, 1)
+    names = GateKind.GATE_KIND_MEAN_COSINE, GateKind.GATE_KIND_MIN_COSINE
+    found = {name: KindAgreement(7, dict(zip(names, each, strict=True))) for name, each in kinds.items()}
+    return Agreement(found, 1.0)
+
+
+def result_of(
+    found: Agreement, batch_difference: float = 0.0, limits: tuple[float, float] = (0.999, 0.995)
+) -> Int8Result:
+    return to_result(Gate(*limits), found, Quantization(), 90, batch_difference)

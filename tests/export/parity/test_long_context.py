@@ -95,7 +95,7 @@ def test_window_that_is_wrong_beyond_the_grid_only_fails(
     assert not verdict.passed
     assert not verdict.to_message().passed
     [line] = verdict.failures()
-    assert line.startswith("onnx/model.onnx at 1x40: hidden states differ from PyTorch by ")
+    assert line.startswith("onnx/model.onnx: error of hidden states on 1x40 is ")
 
 
 def test_mask_rule_that_is_traced_wrongly_fails_where_hidden_states_are_not_reached(
@@ -115,12 +115,11 @@ def test_mask_rule_that_is_traced_wrongly_fails_where_hidden_states_are_not_reac
 
     verdict = measure(subject_of(write(traced, tmp_path), encoder, config), drop_window)
     assert verdict.long_context is not None
-    assert verdict.long_context.hidden_states_tokens == 20
+    assert verdict.long_context.message.hidden_states_tokens == 20
     [line] = verdict.failures()
-    assert line.startswith("positions at 40 tokens: the hidden states of a one-head encoder")
-    assert (
-        "compared up to 20 of 40 tokens, positions with one head up to 40;" in verdict.long_context.describe()
-    )
+    assert "error of positions in a one-head encoder on 1x40 is " in line
+    [remark] = verdict.long_context.remarks
+    assert "compared up to 20 of 40 tokens, positions with one head up to 40;" in remark
 
 
 def test_rotary_table_that_is_wrong_at_its_last_position_is_rejected(

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from attention_mistakes import ATTENTION, MISTAKES
 from attention_mistakes.mistake import Mistake
+from attnlens.v1.manifest_pb2 import GateKind
 from attnlens_export import ExportOptions, ParityError, export_bundle
 from attnlens_export.contents import Verdict
 from attnlens_export.graph.names import output_names
@@ -23,18 +24,17 @@ from attnlens_export.graph.trace import TracedGraph, trace
 from attnlens_export.parity import measure as parity
 from attnlens_export.parity.grid import Inputs, default_grid
 from attnlens_export.parity.measure import (
-    GridMeasurements,
-    ParityResult,
     Subject,
     draw_inputs,
     measure_grid,
     measure_parity,
     to_grid_graph,
-    worst,
+    to_result,
 )
 from attnlens_export.parity.reference import Tensors, run_fp32
 from attnlens_export.parity.sessions import Graph
 from attnlens_export.progress import no_stage_progress
+from attnlens_export.results import Result
 from attnlens_model import Encoder, EncoderConfig, ModuleEncoder, new_encoder
 from configs import changed, small_config
 from graph_mutants import mutants
@@ -66,7 +66,7 @@ def encoders() -> dict[str, Encoder]:
 
 def judge(
     encoder: Encoder, mistake: Mistake | None, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> ParityResult:
+) -> Result:
     """Measure the encoder with the mistake, in place of a graph, against the encoder without it."""
 
     class WrongGraph:
@@ -108,12 +108,12 @@ def test_mistake_is_found(
 ) -> None:
     result = judge(encoders[kind], mistake, tmp_path, monkeypatch)
     assert not Verdict(result).passed
-    found = worst(result.measurements)
+    errors = [each for each in result.comparisons if each.kind == GateKind.GATE_KIND_MAX_ABS_ERROR]
+    found = max(errors, key=lambda each: each.value)
     # Far more than rounding.
-    assert found.max_abs_error > 1000 * found.allowed_error
-    failed = {each.case for each in result.measurements if not each.passed}
-    where = f"{found.worst_output} at {found.case}, {len(failed)} of {len(result.cases)} shapes fail"
-    print(f"{kind}: {mistake}: {found.max_abs_error:.2f} in {where}")  # noqa: T201 - shown by -rP
+    assert found.value > 1000 * found.limit
+    failed = {each.inputs for each in errors if not each.passed}
+    print(f"{kind}: {mistake}: {found.failure}, {len(failed)} shapes fail")  # noqa: T201 - shown by -rP
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,9 @@ def test_export_with_a_mistake_in_the_traced_encoder_is_rejected(
         export_bundle(source, tmp_path / "bundle", options)
     assert not (tmp_path / "bundle").exists()
     # The same number is the worst one: nothing else than the mistake was found.
-    case_and_place = expected.partition(" at ")[2].partition(" is ")[0]
-    assert f" at {case_and_place} is " in str(refusal.value)
+    case, place = (part.partition(" is ")[0] for part in expected.partition(" on ")[2].split("): "))
+    assert f" on {case} is " in str(refusal.value)
+    assert f"): {place} is " in str(refusal.value)
 
 
 ONE_LAYER = changed(
@@ -188,6 +189,5 @@ def test_mutants_of_graphs_are_found(mechanism: str, tmp_path: Path) -> None:
     for number, (name, model) in enumerate(models.items()):
         onnx.save(model, tmp_path / f"{number}.onnx")
         graphs[name] = to_grid_graph(Graph(tmp_path, f"{number}.onnx"), config, has_attention=True)
-    grid: GridMeasurements[None] = GridMeasurements()
-    measure_grid(subject, draw_inputs(subject), graphs, grid, no_stage_progress)
-    assert [name for name in models if grid.parity(subject, [name]).passed] == ["unchanged"]
+    grid = measure_grid(subject, draw_inputs(subject), graphs, no_stage_progress)
+    assert [name for name in models if to_result(subject, grid, {name: ""}).passed] == ["unchanged"]

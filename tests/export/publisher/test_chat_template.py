@@ -246,13 +246,14 @@ def test_wrong_strings_are_found(exported: Exported, tmp_path: Path, monkeypatch
     result = compare_with_publisher(
         question, BundleReader(changed, config), Rounding(1e-6, 1e-6), lambda *_: None
     )
-    assert next(found.result for found in result.comparisons if not found.passed) == "token ids"
+    first = next(found.what for found in result.comparisons if not found.passed)
+    assert first == "difference of token ids"
     sign(changed)
     with pytest.raises(BundleError, match=r"chat_template\.without_prompt\.after_text is"):
         check_claims(changed, read_manifest(changed), config)
     monkeypatch.setattr(bundle, "render_template", lambda *_, **__: content)
     options = ExportOptions(grid=small_grid(16), comparison=True)
-    with pytest.raises(DifferenceError, match="token ids differ"):
+    with pytest.raises(DifferenceError, match="difference of token ids"):
         export_bundle(exported.source, tmp_path / "wrong", options)
 
 

@@ -63,7 +63,7 @@ def test_served_bundle_returns_what_the_publisher_returns(layout: str, made: Cal
     publisher = json.loads(result.stdout)["publisher"]
     assert publisher["passed"]
     assert publisher["not_compared"] == []
-    results = [row["result"] for row in publisher["comparisons"]]
+    results = [row["figure"].removeprefix("difference of ") for row in publisher["comparisons"]]
     first = {
         "mean with prompts": ["prompts", "default prompt", "similarity", "token ids"],
         "cross-encoder": ["prompts", "default prompt", "token ids", "token types"],
@@ -81,7 +81,7 @@ def test_difference_is_named_and_exits_with_1(embedder: Path, tmp_path: Path) ->
     assert result.exit_code == 1
     assert "Served bundle against sentence-transformers" in result.stdout
     assert "the bundle differs from sentence-transformers " in result.output
-    assert "embeddings differ by " in result.output
+    assert "difference of embeddings" in result.output
 
 
 def test_options_of_the_export_and_other_versions_are_reported(embedder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Exports that are compared with the publisher's pipeline: one model per layout, then each disagreement."""
 
 import functools
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -200,10 +201,11 @@ def test_bundle_with_another_setting_differs_in_the_first_step_that_uses_it(
     bundle = Path(shutil.copytree(directory, tmp_path / "bundle"))
     change(bundle)
     first = next(found for found in judged(source, bundle).comparisons if not found.passed)
-    assert first.result == expected
-    assert ours in first.values[0]
-    assert theirs in first.values[1]
-    assert first.describe_failure().startswith(f"{expected} differ")
+    assert first.what == f"difference of {expected}"
+    values = first.worst.partition("the bundle has ")[2].split(", but the publisher ")
+    assert ours in values[0]
+    assert theirs in values[1]
+    assert first.failure.startswith(f"difference of {expected} on ")
 
 
 def change_weight(source: Path) -> None:
@@ -233,7 +235,8 @@ def test_bundle_of_another_checkpoint_differs(
     changed = Path(shutil.copytree(source, tmp_path / "source"))
     change(changed)
     result = judged(changed, bundle)
-    assert next(found.result for found in result.comparisons if not found.passed) == expected
+    first = next(found.what for found in result.comparisons if not found.passed)
+    assert first == f"difference of {expected}"
 
 
 def give_type_1(directory: Path) -> None:
@@ -262,9 +265,8 @@ def test_token_types_of_single_texts_are_those_of_the_publisher(
     # The bundle of the checkpoint whose single texts have type 0.
     result = judged(source, exported("mean with prompts").bundle)
     first = next(found for found in result.comparisons if not found.passed)
-    assert first.result == "token types"
-    assert "[0, " in first.values[0]
-    assert "[1, " in first.values[1]
+    assert first.what == "difference of token types"
+    assert re.search(r"the bundle has \[0, .*, but the publisher \[1, ", first.worst)
 
 
 # --- The export -----------------------------------------------------------------------------------
@@ -283,7 +285,8 @@ def test_export_stops_and_leaves_the_target_if_a_result_differs(
     monkeypatch.setattr(bundle, "read_pooling", read_wrongly)
     options = ExportOptions(grid=small_grid(16), **export_options("mean with prompts"))
     with pytest.raises(
-        DifferenceError, match=r"the bundle differs from sentence-transformers .*: embeddings differ by "
+        DifferenceError,
+        match=r"the bundle differs from sentence-transformers .*: difference of embeddings",
     ):
         export_bundle(source, tmp_path / "bundles" / "wrong", options)
     assert not (tmp_path / "bundles").exists()
@@ -324,7 +327,9 @@ def test_longformer_has_the_global_tokens_of_its_pipeline_unless_others_are_chos
     source, _, manifest = exported("sparse attention")
     assert list(manifest.publisher.not_compared) == ["global tokens: chosen by --global-tokens"]
     options = ExportOptions(grid=small_grid(16), faithfulness=False, comparison=True)
-    with pytest.raises(DifferenceError, match=r"hidden states differ by .*: choose .* with --global-tokens"):
+    with pytest.raises(
+        DifferenceError, match=r"difference of hidden states .*: choose .* with --global-tokens"
+    ):
         export_bundle(source, tmp_path / "bundle", options)
 
 

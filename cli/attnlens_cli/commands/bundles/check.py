@@ -345,7 +345,7 @@ def _as_json(measured: _Measured) -> dict[str, Any]:
     content |= summary.verdict.to_json() | runtimes_as_json(summary)
     content |= {"differences": list(measured.differences), "other_versions": list(summary.other_versions)}
     if measured.publisher:
-        content["publisher"] = measured.publisher.as_json()
+        content["publisher"] = measured.publisher.to_json()
     if measured.engines:
         content |= engines_as_json(measured.engines)
     return content | ({"faithfulness": measured.faithfulness.to_json()} if measured.faithfulness else {})
@@ -353,7 +353,7 @@ def _as_json(measured: _Measured) -> dict[str, Any]:
 
 def _show_tables(summary: "CheckSummary") -> None:
     manifest, verdict = summary.manifest, summary.verdict
-    show_verdict(verdict, f"{manifest.model_name} against {verdict.parity.reference_name}")
+    show_verdict(verdict, f"{manifest.model_name} against {verdict.parity.reference}")
     click.echo(f"{len(manifest.files)} files match the hashes in the manifest; the graphs are portable")
     if summary.not_stated:
         click.echo(f"not compared, because the manifest lacks it: {', '.join(summary.not_stated)}")
