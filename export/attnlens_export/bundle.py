@@ -624,6 +624,7 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
         write_classifier_files(directory, model.directory, model.classifier)
     write_prompts(directory, prompts, options.similarity)
     stated = {precision.path: precision.write(fp32, progress) for precision in options.precisions}
+    del fp32  # its weights are transposed copies
     check_graphs(directory, config)
     cases = options.grid or default_grid(config, options.parity_tokens)
     subject = Subject(directory, model.encoder, config, model.source, cases)
@@ -675,6 +676,8 @@ def _compare_with_publisher(
     if model.directory is None or reason is not None:
         not_compared = [f"{result}: {option}" for result, option in skipped.items()]
         return PublisherResult(not_compared=(reason or "", *not_compared))
+    for parameter in model.encoder.parameters():
+        parameter.data = parameter.new_empty(0)  # the pipeline needs the memory
     kind = "scorer" if model.classifier else "encoder" if model.head else "embedder"
     result = compare_with_publisher(
         Question(model.directory, model.config, kind, skipped),

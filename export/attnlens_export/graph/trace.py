@@ -140,11 +140,14 @@ def trace(encoder: Encoder | ModuleEncoder, config: EncoderConfig) -> TracedGrap
     model = program.model
     _name_axes(model.graph, config)
     parameters = _restore_parameter_names(model.graph)
+    stored = list(model.graph.initializers.values())
     shapes = simplify(model, parameters)
     # It was an output only to get its name.
     embedded = model.graph.outputs.pop()
     embedded.shape = embedded.type = None
     traced = _split_weights(model, shapes)
+    for value in stored:
+        value.const_value = None  # simplify replaces some of them
     if config.has_own_module:
         _limit_constants(traced.weights)
     return traced
@@ -278,8 +281,8 @@ def _split_weights(model: ir.Model, shapes: Mapping[str, Shape]) -> TracedGraph:
         if value.const_value is not None
     }
     for name in weights:
-        # Written by attnlens_export.graph.write.
-        del model.graph.initializers[name]
+        # Written by attnlens_export.graph.write. Without the value, since torch keeps the graph.
+        model.graph.initializers.pop(name).const_value = None
     model.graph.name = "attentions"
     model.producer_name, model.producer_version = "attnlens", None
     return TracedGraph(ir.to_proto(model), weights, shapes)

@@ -4,6 +4,8 @@ The pipeline runs in a process of its own, see `attnlens_publisher`. Its results
 the graphs of the bundle are opened, so that its model and theirs never share memory.
 """
 
+import ctypes
+import gc
 import json
 import math
 import struct
@@ -112,6 +114,7 @@ def compare_with_publisher(
     Raises:
         SourceError: The pipeline's library is not installed, or can't load the checkpoint.
     """
+    _free_memory()
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "reference.npz"
         try:
@@ -135,6 +138,13 @@ def compare_with_publisher(
                 index, _, kind = name.partition(".")
                 probes[int(index)].arrays[kind] = arrays[name]
     return judge(described, probes, subject, rounding, question.skipped)
+
+
+def _free_memory() -> None:
+    """Return the memory of freed encoders and sessions to the system, where the pipeline can use it."""
+    gc.collect()  # modules of transformers refer to themselves
+    if hasattr(ctypes.pythonapi, "malloc_trim"):  # glibc
+        ctypes.pythonapi.malloc_trim(0)
 
 
 def _compute(question: Question, path: Path, progress: StageProgress, facts: Facts) -> dict[str, Any]:

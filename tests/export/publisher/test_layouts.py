@@ -3,6 +3,7 @@
 import functools
 import re
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import safetensors.numpy
 from attnlens.published import ON_REQUEST, describe_comparison
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export import DifferenceError, ExportOptions, SourceError, bundle, export_bundle
+from attnlens_export.graph.trace import TracedGraph, trace
 from attnlens_export.int8.texts import make_batches
 from attnlens_export.judge import question
 from attnlens_export.judge.compare import Rounding
@@ -22,7 +24,8 @@ from attnlens_export.judge.reader import BundleReader
 from attnlens_export.judge.result import PublisherResult
 from attnlens_export.parity.grid import small_grid
 from attnlens_export.published.pooling import read_pooling
-from attnlens_model import read_config
+from attnlens_model import Checkpoint, load_checkpoint, read_config
+from attnlens_publisher.process import call
 from published_layouts import LAYOUTS, SPECIAL, edit, export_options, make
 from small_files import read, write
 
@@ -341,6 +344,37 @@ def test_export_of_an_own_configuration_has_no_publisher(
     options = dataclasses.replace(quick, comparison=True, faithfulness=False)
     found = export_bundle(tiny_config, tmp_path / "bundle", options).manifest.publisher
     assert describe_comparison(found) == "not compared: the encoder is not a published checkpoint"
+
+
+def test_weights_are_freed_before_the_pipeline_is_loaded(
+    exported: Callable[[str], Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, an export would need the memory of both models at once."""
+    source = exported("dense").source
+    loaded: list[Checkpoint] = []
+    transposed: list[weakref.ref[Any]] = []
+    held = []
+
+    def load(*args: Any, **options: Any) -> Checkpoint:
+        loaded.append(load_checkpoint(*args, **options))
+        return loaded[-1]
+
+    def trace_weakly(*args: Any) -> TracedGraph:
+        traced = trace(*args)
+        transposed.extend(map(weakref.ref, traced.weights.values()))
+        return traced
+
+    def ask(*args: Any, **arguments: Any) -> Any:
+        numbers = sum(parameter.numel() for parameter in loaded[-1].encoder.parameters())
+        held.append((numbers, sum(array() is not None for array in transposed)))
+        return call(*args, **arguments)
+
+    monkeypatch.setattr(bundle, "load_checkpoint", load)
+    monkeypatch.setattr(question, "call", ask)
+    options = ExportOptions(grid=small_grid(16), **export_options("dense", tracer=trace_weakly))
+    export_bundle(source, tmp_path / "bundle", options)
+    assert len(transposed) > 10
+    assert held[-1] == (0, 0)
 
 
 def test_too_little_memory_stops_before_loading(
