@@ -15,11 +15,12 @@ from attnlens.bundle import read_manifest
 from attnlens.pattern_messages import read_pattern
 from attnlens.patterns import BlockTable
 from attnlens_cli.commands.bundles.export import export
-from attnlens_export import check_bundle
-from attnlens_export.parity.grid import Case, Padding, make_inputs
+from attnlens_export import DifferenceError, ExportOptions, check_bundle, export_bundle
+from attnlens_export.parity.grid import Case, Padding, make_inputs, small_grid
 from attnlens_export.parity.long_context import one_head_config
 from attnlens_model import Encoder, load_checkpoint, new_encoder, read_config
 from odd_models import OddModel
+from published_layouts import add_modules, save
 
 # Up to 28 tokens attend fully. Traced at 9.
 BIG_BIRD = OddModel("BigBird", {"block_size": 4, "num_random_blocks": 1})
@@ -144,3 +145,18 @@ def test_random_blocks_option_is_rejected_for_other_mechanisms(tmp_path: Path) -
         assert result.exit_code == 1
         assert "requires big_bird attention, but this encoder uses softmax" in result.stderr
     assert not (tmp_path / "bundle").exists()
+
+
+def test_default_differs_from_the_pipeline_and_the_blocks_of_transformers_do_not(tmp_path: Path) -> None:
+    """Texts of up to 32 tokens, of which those of more than 28 have random blocks."""
+    one_layer = dataclasses.replace(BIG_BIRD, changes=BIG_BIRD.changes | {"num_hidden_layers": 1})
+    source = tmp_path / "source"
+    add_modules(source, save(one_layer, source, "wordpiece"), "mean")
+    options = ExportOptions(grid=small_grid(33), faithfulness=False, comparison=True)
+    remedy = r"hidden states on .*The pipeline has no random blocks: choose them with --random-blocks transf"
+    with pytest.raises(DifferenceError, match=remedy):
+        export_bundle(source, tmp_path / "bundle", options)
+    options = dataclasses.replace(options, random_blocks="transformers")
+    found = export_bundle(source, tmp_path / "bundle", options).manifest.publisher
+    assert found.longest_tokens == 32
+    assert "embeddings" in [figure.result for figure in found.figures]
