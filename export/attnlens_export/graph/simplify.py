@@ -11,8 +11,9 @@ The steps, in order (docs/bundle.md shows the result):
 4. Replace each `Split` by slices, which the backward sweep supports.
 5. Split each `Transpose` before a matrix product that both moves rows and swaps the last two axes. Runtimes
    fuse the swap into the product and copy whole rows for the rest, which is faster.
-6. Merge equal constants. Equal parameters are kept, because `attnlens check` finds them by name.
-7. Remove metadata, doc strings and shapes of inner values, which contain paths of the exporting machine.
+6. Multiply GELU in the order that runtimes fuse.
+7. Merge equal constants. Equal parameters are kept, because `attnlens check` finds them by name.
+8. Remove metadata, doc strings and shapes of inner values, which contain paths of the exporting machine.
 """
 
 from collections.abc import Collection, Sequence
@@ -62,6 +63,8 @@ def simplify(model: ir.Model, parameters: Collection[str]) -> dict[str, Shape]:
         if node.op_type == "MatMul":
             for factor in node.inputs:
                 split_transpose(factor)
+        if node.op_type == "Erf":
+            reorder_gelu(node)
     passes.RemoveUnusedNodesPass()(model)
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     merge_constants(model.graph, keep)
@@ -241,6 +244,31 @@ def split_transpose(factor: ir.Value | None) -> None:
     node.graph.insert_before(node, moved)
     node.replace_input_with(0, moved.outputs[0])
     node.attributes["perm"] = ir.AttrInt64s("perm", swap)
+
+
+def reorder_gelu(erf: ir.Node) -> None:
+    """Change x * (0.5 * (1 + erf(...))), as torch.onnx writes GELU, to (x * 0.5) * (1 + erf(...)).
+
+    ONNX Runtime fuses only the second order. As a factor of a product, GELU keeps the first one, because
+    OpenCV crashes on the second. See `attnlens_model.activations`.
+    """
+    add = _only_consumer(erf, "Add")
+    half = add and _only_consumer(add, "Mul")
+    product = half and _only_consumer(half, "Mul")
+    if not (add and half and product) or all(value.const_value is None for value in half.inputs if value):
+        return
+    x = product.inputs[1 - product.inputs.index(half.outputs[0])]
+    if x is None or any(node.op_type == "Mul" for node in product.outputs[0].consumers()):
+        return
+    half.replace_input_with(half.inputs.index(add.outputs[0]), x)
+    product.replace_input_with(product.inputs.index(x), add.outputs[0])
+    half.outputs[0].shape = x.shape
+
+
+def _only_consumer(node: ir.Node, op_type: str) -> ir.Node | None:
+    """Return the node that reads the result of a node, if it is the only one and of this type."""
+    consumers = list(node.outputs[0].consumers())
+    return consumers[0] if len(consumers) == 1 and consumers[0].op_type == op_type else None
 
 
 def merge_constants(graph: ir.Graph, keep: Collection[str]) -> None:
