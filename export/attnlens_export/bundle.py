@@ -439,10 +439,8 @@ def _load(
 
 
 def _check_sizes(opened: StagedCheckpoint, options: ExportOptions) -> None:
-    """Check that transformers can load a checkpoint whose code it has."""
-    if opened.code:
-        return
-    if options.comparison:
+    """Check that transformers can load a checkpoint."""
+    if options.comparison and not opened.code:
         check_memory(opened.directory)
     if not is_ours(opened.directory):
         check_described_size(opened.directory)

@@ -43,16 +43,11 @@ def wrap_published(model: Any, model_type: str) -> ModuleEncoder:  # noqa: ANN40
     module.verify(model.get_input_embeddings().num_embeddings)
     types = getattr(settings, "type_vocab_size", None) if module.takes_types else None
     hidden_size = int(settings.hidden_size)
-    shared, head_size = getattr(settings, "num_key_value_heads", None), getattr(settings, "head_dim", None)
+    parts = _attention_parts(model, len(module.num_heads))
     layers = [
-        {
-            "kind": OWN_MODULE,
-            "num_heads": heads,
-            "head_size": None if head_size == hidden_size // heads else head_size,
-            "num_key_value_heads": None if shared == heads or not isinstance(shared, int) else shared,
-            "window": window,
-        }
-        for heads, window in zip(module.num_heads, module.windows, strict=True)
+        {"kind": OWN_MODULE, "num_heads": num_heads, "window": window}
+        | _describe_heads(part, num_heads, hidden_size)
+        for num_heads, window, part in zip(module.num_heads, module.windows, parts, strict=True)
     ]
     pad_token_id = getattr(settings, "pad_token_id", None)
     has_padding = isinstance(pad_token_id, int) and pad_token_id >= 0
@@ -62,6 +57,7 @@ def wrap_published(model: Any, model_type: str) -> ModuleEncoder:  # noqa: ANN40
             {
                 "family": model_type,
                 "hidden_size": hidden_size,
+                "output_size": None if module.output_size == hidden_size else module.output_size,
                 "num_layers": len(layers),
                 "is_causal": module.is_causal,
                 "embeddings": {
@@ -76,6 +72,20 @@ def wrap_published(model: Any, model_type: str) -> ModuleEncoder:  # noqa: ANN40
         ),
         f"model.{embeddings}",
     )
+
+
+def _attention_parts(model: nn.Module, num_layers: int) -> Sequence[nn.Module | None]:
+    """Return the submodule of each layer that states the size of its heads, if each layer has one."""
+    parts = [part for part in model.modules() if isinstance(getattr(part, "head_dim", None), int)]
+    return parts if len(parts) == num_layers else [None] * num_layers
+
+
+def _describe_heads(part: nn.Module | None, num_heads: int, hidden_size: int) -> dict[str, object]:
+    head_size, queries_per_key = getattr(part, "head_dim", None), getattr(part, "num_key_value_groups", 1)
+    return {
+        "head_size": None if head_size == hidden_size // num_heads else head_size,
+        "num_key_value_heads": None if queries_per_key == 1 else num_heads // queries_per_key,
+    }
 
 
 def _intermediate_size(settings: Any, hidden_size: int) -> int:  # noqa: ANN401 - a configuration of transformers

@@ -43,6 +43,7 @@ class PublishedModule(nn.Module):
         reaches: Reach of each mask that one run builds, in order.
         windows: Window of each layer, in tokens. None if it is unlimited.
         num_heads: Number of heads of each layer.
+        output_size: Size of the hidden states.
         is_causal: Whether all layers are causal.
 
     Raises:
@@ -60,6 +61,7 @@ class PublishedModule(nn.Module):
         self.register_buffer("positions", torch.arange(max_tokens), persistent=False)
         self.reaches: list[Reach] = []
         self.num_heads: list[int] = []
+        self.output_size = 0
         used, is_triangular = self._try(max_tokens)
         found = [Reach(None, None) if index is None else self.reaches[index] for index in used]
         self.is_causal = is_triangular or all(reach.after == 0 for reach in found)
@@ -97,6 +99,7 @@ class PublishedModule(nn.Module):
         if len(self.reaches) > length:
             raise ConfigError(f"it builds {len(self.reaches)} masks: at most {length} can be told apart")
         self.num_heads = [each.shape[1] for each in weights]
+        self.output_size = output.last_hidden_state.shape[-1]
         is_triangular = not any(bool(each.triu(1).any()) for each in weights)
         excluded = [(each[0].sum((0, 1)) == 0).nonzero().flatten().tolist() for each in weights]
         used = [next(iter(columns), None) if self.reaches else None for columns in excluded]

@@ -1,6 +1,7 @@
 """Encoders of transformers without a family of ours: traced from the publisher's own module."""
 
 import functools
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import safetensors.torch
 import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModel
+from transformers import AutoModel, Gemma3Config, Gemma3Model
 
 from attnlens.bundle import read_manifest
 from attnlens_export import ExportOptions, SourceError, check_bundle, export_bundle
@@ -25,11 +26,13 @@ from attnlens_export.judge import question
 from attnlens_export.parity.grid import Case, Padding, make_inputs, small_grid
 from attnlens_export.parity.reference import run_float64, run_fp32
 from attnlens_model import CheckpointError, ConfigError, load_checkpoint, published_module, read_config
+from attnlens_model.attention.own_module import OwnModuleAttentionConfig
 from attnlens_model.published_encoder import wrap_published
 from attnlens_model.published_module import PublishedModule, Reach
 from odd_models import OddModel, padded_masks
 from published_layouts import add_modules, edit, save
 from runtimes.measured import extended_except, found, measure
+from small_bundles import TOKENIZERS
 from small_files import write
 
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
@@ -142,6 +145,56 @@ def test_classifier_whose_head_follows_from_its_tensors_must_be_compared(tmp_pat
     options = replace(options, comparison=False)
     with pytest.raises(SourceError, match="must be compared with those of transformers"):
         export_bundle(tmp_path / "source", tmp_path / "other", options)
+
+
+def test_text_encoder_of_a_multimodal_checkpoint_is_exported(tmp_path: Path) -> None:
+    source, bundle = tmp_path / "source", tmp_path / "bundle"
+    text: dict[str, Any] = {"vocab_size": 300, "hidden_size": 96, "num_hidden_layers": 2}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 20, "sliding_window": 9}
+    text |= {"intermediate_size": 160, "max_position_embeddings": 64}
+    text |= {"layer_types": ["sliding_attention", "full_attention"]}
+    vision = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Gemma3Config(text_config=text, vision_config=vision | {"image_size": 28, "patch_size": 14})
+    torch.manual_seed(0)
+    model: Any = Gemma3Model(config)
+    model.save_pretrained(source)
+    shutil.copytree(TOKENIZERS / "byte-level", source, dirs_exist_ok=True)
+    options = ExportOptions(pooling="mean", grid=small_grid(33), comparison=True)
+    summary = export_bundle(source, bundle, options)
+    assert {name.partition(".")[0] for name in summary.unused_tensors} == {
+        "vision_tower",
+        "multi_modal_projector",
+    }
+    content = json.loads((bundle / "config.json").read_text("utf-8"))
+    assert (content["model_type"], content["hidden_size"]) == ("gemma3_text", 96)
+    assert [layer.window_radius for layer in summary.manifest.architecture.layers] == [8, 0]
+    assert "hidden states" in [figure.result for figure in summary.manifest.publisher.figures]
+    assert check_bundle(bundle, grid=[Case(2, 33, Padding.RIGHT)]).verdict.passed
+
+
+def test_sizes_of_heads_may_differ_between_layers() -> None:
+    sizes = {"num_attention_heads": 4, "head_dim": 8, "global_head_dim": 12, "embedding_dim": 72}
+    sizes |= {"hidden_size_per_layer_input": 20, "sliding_window": 8, "num_hidden_layers": 2}
+    model = OddModel("EmbeddingGemma2Text", sizes | {"pad_token_id": 0}, std=0.05).make()
+    config = wrap_published(model, "embedding_gemma2_text").config
+    layers = [
+        (layer.num_key_value_heads, layer.head_size, layer.window)
+        for layer in config.layer_attentions
+        if isinstance(layer, OwnModuleAttentionConfig)
+    ]
+    assert layers == [(2, 8, 8), (1, 12, None)]
+    assert (config.hidden_size, config.vector_size) == (96, 72)
+
+
+def test_checkpoint_with_custom_code_is_exported_from_the_module_of_transformers(tmp_path: Path) -> None:
+    code = {"AutoModel": "modeling_own.OwnModel", "AutoConfig": "configuration_own.OwnConfig"}
+    GEMMA2.make().save_pretrained(tmp_path)
+    edit(tmp_path / "config.json", auto_map=code)
+    with pytest.raises(ConfigError, match=r"refers to custom code.* add is_causal or use_bidirectional"):
+        load_checkpoint(tmp_path)
+    edit(tmp_path / "config.json", is_causal=True)
+    checkpoint = load_checkpoint(tmp_path)
+    assert (checkpoint.config.family, checkpoint.has_own_code) == ("gemma2", True)
 
 
 def test_bundle_is_checked_with_and_without_its_checkpoint(exported: Exported) -> None:

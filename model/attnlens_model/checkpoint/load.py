@@ -83,7 +83,7 @@ def load_checkpoint(
         return dataclasses.replace(checkpoint, directory=opened.origin)
     check_directory(source.directory)
     try:
-        if source.code or is_ours(source.directory):
+        if is_ours(source.directory):
             config, encoder, unused, merged_task = _load(source.directory, change, adapter_task)
         else:
             config, encoder, unused = _load_published(source.directory, change, adapter_task)

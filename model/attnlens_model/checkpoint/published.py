@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 
-from attnlens_model.errors import CheckpointError, ConfigError, ModelError
+from attnlens_model.errors import CheckpointError, ConfigError, ModelError, suggestion
 from attnlens_model.families import SUPPORTED_TYPES
+from attnlens_model.families.config_json.layers import check_custom_code
 from attnlens_model.module_encoder import ModuleEncoder
-from attnlens_model.other_models import describe_unsupported, read_object
+from attnlens_model.other_models import read_object
 from attnlens_model.published_encoder import wrap_published
 
+_TEXT_PREFIX = r"^(model\.)?language_model\."
+"""Prefix of the tensors of the text encoder in a multimodal checkpoint."""
 _MAX_NAMES = 3
 _MAX_REASON = 300
 
@@ -24,10 +27,10 @@ def is_ours(directory: Path) -> bool:
 
 
 def load_published(directory: Path) -> tuple[ModuleEncoder, tuple[str, ...]]:
-    """Load the encoder of a checkpoint with transformers.
+    """Load the encoder of a checkpoint with transformers: of a multimodal checkpoint, that of texts.
 
     Args:
-        directory: Checkpoint directory without custom code.
+        directory: Checkpoint directory. Custom code is not run.
 
     Returns:
         The encoder in fp32, on the CPU and in eval mode, and the names of tensors that it does not use.
@@ -38,11 +41,16 @@ def load_published(directory: Path) -> tuple[ModuleEncoder, tuple[str, ...]]:
     """
     content = read_object(directory / "config.json")
     model_type = str(content["model_type"])
-    if not _is_known(model_type):
-        raise ConfigError(describe_unsupported(content, SUPPORTED_TYPES))
+    _check_known(model_type)
+    text = content.get("text_config")
+    part: dict[str, Any] = {}
     with _explained(model_type):
+        if isinstance(text, dict) and "model_type" in text:
+            model_type = str(text["model_type"])
+            part = {"config": _config_class(model_type).from_dict(text), "key_mapping": {_TEXT_PREFIX: ""}}
         model, info = _class_of(model_type).from_pretrained(
             directory,
+            **part,
             dtype=torch.float32,
             attn_implementation="eager",
             local_files_only=True,
@@ -55,6 +63,8 @@ def load_published(directory: Path) -> tuple[ModuleEncoder, tuple[str, ...]]:
             if name in missing:
                 parameter.data.fill_(torch.nan)
         encoder = wrap_published(model.eval(), model_type)
+        if encoder.config.is_causal:
+            check_custom_code(content, "is_causal", "use_bidirectional_attention")
     _check_complete(encoder, sorted(missing))
     return encoder, tuple(sorted(info["unexpected_keys"]))
 
@@ -99,8 +109,7 @@ def _explained(model_type: str) -> Iterator[None]:
     else:
         return
     raise ConfigError(
-        f"model_type={model_type!r} can't be exported from its module of transformers: {reason}. attnlens "
-        f"itself supports the encoders {', '.join(SUPPORTED_TYPES)}"
+        f"model_type={model_type!r} can't be exported from its module of transformers: {reason}"
     ) from cause
 
 
@@ -119,21 +128,32 @@ def _quiet() -> Iterator[None]:
         messages.set_verbosity(level)
 
 
-def _is_known(model_type: str) -> bool:
-    """Return whether transformers has a type. If it is not installed, the export says so."""
+def _check_known(model_type: str) -> None:
+    """Reject types that transformers does not have. If it is not installed, the export says so."""
     try:
         from transformers import CONFIG_MAPPING  # noqa: PLC0415
     except ImportError:
-        return True
-    return model_type in CONFIG_MAPPING
+        return
+    if model_type not in CONFIG_MAPPING:
+        hint = suggestion(model_type, [*SUPPORTED_TYPES, *CONFIG_MAPPING])
+        raise ConfigError(
+            f"model_type={model_type!r} is not known{hint}: attnlens exports the types of transformers and "
+            f"{', '.join(SUPPORTED_TYPES)}"
+        )
 
 
 def _class_of(model_type: str) -> Any:  # noqa: ANN401 - a class of transformers
     """Return the class that loads the encoder. Encoder-decoders have one for their encoder alone."""
     import transformers  # noqa: PLC0415
 
-    is_listed = transformers.CONFIG_MAPPING[model_type] in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
+    is_listed = _config_class(model_type) in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
     return transformers.AutoModelForTextEncoding if is_listed else transformers.AutoModel
+
+
+def _config_class(model_type: str) -> Any:  # noqa: ANN401 - a class of transformers
+    from transformers import CONFIG_MAPPING  # noqa: PLC0415
+
+    return CONFIG_MAPPING[model_type]
 
 
 def _check_complete(encoder: ModuleEncoder, missing: list[str]) -> None:

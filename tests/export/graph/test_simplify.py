@@ -1,10 +1,14 @@
 """Rewriting of traced graphs keeps every number."""
 
+from typing import Any
+
 import numpy as np
+import onnx.parser
 import onnx_ir as ir
 import pytest
+from onnx.reference import ReferenceEvaluator
 
-from attnlens_export.graph.simplify import fold, replace_split
+from attnlens_export.graph.simplify import fold, reorder_gelu, replace_split
 
 
 @pytest.mark.parametrize(
@@ -42,3 +46,28 @@ def test_part_that_nothing_reads_needs_no_shape(lengths: list[int] | None, start
     assert node is not None
     assert node.op_type == "Slice"
     assert node.inputs[1] is graph.initializers[f"target_{start}"]
+
+
+GELU = """<ir_version: 8, opset_import: ["": 17]>
+gelu (float[2, 4] x, float[2, 4] gate) => (float[2, 4] result)
+<float root = {1.41421356}, float one = {1.0}, float half = {0.5}> {
+    divided = Div(x, root)
+    erf = Erf(divided)
+    sum = Add(erf, one)
+    halved = Mul(half, sum)
+    product = Mul(x, halved)
+    result = LAST
+}"""
+
+
+@pytest.mark.parametrize(("last", "is_reordered"), [("Sqrt(product)", True), ("Mul(product, gate)", False)])
+def test_gelu_is_fused_unless_it_is_a_factor(last: str, is_reordered: bool) -> None:
+    """torch.onnx writes it in an order that ONNX Runtime does not fuse."""
+    model = ir.from_proto(onnx.parser.parse_model(GELU.replace("LAST", last)))
+    feed = {name: np.linspace(0.1, 3, 8, dtype=np.float32).reshape(2, 4) for name in ("x", "gate")}
+    expected: Any = ReferenceEvaluator(ir.to_proto(model)).run(None, feed)
+    nodes = {node.outputs[0].name: node for node in model.graph}
+    reorder_gelu(nodes["erf"])
+    assert (model.graph.inputs[0] in nodes["halved"].inputs) == is_reordered
+    found: Any = ReferenceEvaluator(ir.to_proto(model)).run(None, feed)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

@@ -24,14 +24,14 @@ def check_custom_code(content: Mapping[str, object], *keys: str) -> None:
 
     Args:
         content: Content of the `config.json`.
-        keys: Keys of which at least one must be present.
+        keys: Keys of which at least one must have a value.
 
     Raises:
-        ConfigError: None of the keys is present.
+        ConfigError: None of the keys has a value.
     """
     code = content.get("auto_map")
     has_code = isinstance(code, Mapping) and any(str(name).startswith("AutoModel") for name in code)
-    if has_code and not any(key in content for key in keys):
+    if has_code and all(content.get(key) is None for key in keys):
         raise ConfigError(
             "auto_map in config.json refers to custom code, and embedding models often make a decoder "
             f"bidirectional: add {' or '.join(keys)} to config.json, true or false as the model was trained"
