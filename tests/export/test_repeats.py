@@ -50,7 +50,7 @@ def test_contributions_at_real_width_are_exact_and_the_same_in_each_run(wide: tu
     result = measure_repeats(directory, [EMBEDDINGS_PATH, CONTRIBUTIONS_PATH], LONGFORMER, lambda *_: None)
     assert result.failures() == []
     assert [(each.graph, each.inputs) for each in result.comparisons] == [
-        (path, f"1x130 none, {threads} threads")
+        (path, f"{repeated_case(LONGFORMER)}, {threads} threads")
         for path in (EMBEDDINGS_PATH, CONTRIBUTIONS_PATH)
         for threads in (1, 2, 4)
     ]
