@@ -20,8 +20,10 @@ from transformers import AutoModel, Gemma3Config, Gemma3Model
 
 from attnlens.bundle import read_manifest
 from attnlens_export import ExportOptions, SourceError, check_bundle, export_bundle
+from attnlens_export.contributions.one_token import limit_to_one_token
 from attnlens_export.errors import DifferenceError, GraphError
 from attnlens_export.graph.parameters import rebuild_encoder
+from attnlens_export.graph.trace import embeddings_graph, trace
 from attnlens_export.judge import question
 from attnlens_export.parity.grid import Case, Padding, make_inputs, small_grid
 from attnlens_export.parity.reference import run_float64, run_fp32
@@ -29,6 +31,7 @@ from attnlens_model import CheckpointError, ConfigError, load_checkpoint, publis
 from attnlens_model.attention.own_module import OwnModuleAttentionConfig
 from attnlens_model.published_encoder import wrap_published
 from attnlens_model.published_module import PublishedModule, Reach
+from family_cases import EXPORTED as FAMILY_MODELS
 from odd_models import OddModel, padded_masks
 from published_layouts import add_modules, edit, save
 from runtimes.measured import extended_except, found, measure
@@ -195,6 +198,26 @@ def test_checkpoint_with_custom_code_is_exported_from_the_module_of_transformers
     edit(tmp_path / "config.json", is_causal=True)
     checkpoint = load_checkpoint(tmp_path)
     assert (checkpoint.config.family, checkpoint.has_own_code) == ("gemma2", True)
+
+
+# Norms by powers; parts of one projection; pairs of components; rotated queries that share keys.
+@pytest.mark.parametrize("name", ["albert", "modernbert", "roformer", "qwen3"])
+def test_last_layer_of_a_classifier_computes_one_token(name: str) -> None:
+    model = FAMILY_MODELS[name].make()
+    encoder = wrap_published(model, name)
+    whole = embeddings_graph(trace(encoder, encoder.config))
+    single = limit_to_one_token(whole, "weights")
+    assert single is not None
+    mask = np.array([[1] * 9, [1] * 6 + [0] * 3])
+    last = np.eye(9, dtype=np.float32)[[8, 5]]
+    ids = np.random.default_rng(0).integers(3, 290, mask.shape)
+    feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": 0 * ids, "weights": last}
+    results = []
+    for graph in (whole, single):
+        session = onnxruntime.InferenceSession(graph.proto_with_weights().SerializeToString())
+        names = [value.name for value in session.get_inputs()]
+        results.append(session.run(None, {name: feed[name] for name in names})[0])
+    np.testing.assert_allclose(results[1][:, 0], results[0][[0, 1], [8, 5]], atol=1e-5)
 
 
 def test_bundle_is_checked_with_and_without_its_checkpoint(exported: Exported) -> None:

@@ -6,6 +6,7 @@ The products are the same, so the result is exact up to rounding.
 """
 
 import copy
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,10 @@ _ROW_OPERATORS = frozenset(
         "DequantizeLinear",
         "Erf",
         "LayerNormalization",
+        "Neg",
+        "Pow",
         "QuantizeLinear",
+        "Reciprocal",
         "Relu",
         "Sigmoid",
         "Softmax",
@@ -56,6 +60,18 @@ def last_hidden_state_of_one_token(writer: GraphWriter, weights: str) -> str | N
         return None
 
 
+def _rename_selected(graph: onnx.GraphProto, selected: dict[tuple[str, int], str]) -> dict[str, str]:
+    """Give selected values the names of the values that no node computes anymore. Return the new names."""
+    computed = {name for node in graph.node for name in node.output}
+    # A value may be selected along several axes.
+    first = {value: new for (value, _), new in reversed(selected.items())}
+    names = {new: value for value, new in first.items() if new in computed and value not in computed}
+    for node in graph.node:
+        for fields in (node.input, node.output):
+            fields[:] = [names.get(name, name) for name in fields]
+    return names
+
+
 def limit_to_one_token(embeddings: TracedGraph, weights: str) -> TracedGraph | None:
     """Return an embeddings graph with the last hidden state (B, 1, D) of one token per text.
 
@@ -69,14 +85,17 @@ def limit_to_one_token(embeddings: TracedGraph, weights: str) -> TracedGraph | N
     proto = copy.deepcopy(embeddings.proto)
     graph = proto.graph
     writer = GraphWriter(graph, embeddings.weights, embeddings.shapes, "token")
-    vector = last_hidden_state_of_one_token(writer, weights)
-    if vector is None:
+    try:
+        selection = _Selection(writer, weights)
+        vector = selection.select(HIDDEN_OUTPUT, 1)
+    except (_NotSelectableError, GraphError):
         return None
-    # The node that computed the last hidden state of all tokens is dropped, and the new one gets its name.
-    axes = writer.shapes[HIDDEN_OUTPUT] = writer.shape(vector)
-    graph.output[0].CopyFrom(helper.make_tensor_value_info(vector, TensorProto.FLOAT, axes))
+    graph.output[0].CopyFrom(helper.make_tensor_value_info(vector, TensorProto.FLOAT, writer.shape(vector)))
     drop_unread(graph)
-    graph.node[-1].output[0] = graph.output[0].name = HIDDEN_OUTPUT
+    # Attention weights and the result are found by name.
+    names = _rename_selected(graph, selection.selected)
+    writer.shapes.update({value: writer.shapes[new] for new, value in names.items()})
+    graph.output[0].name = names[vector]
     graph.input.append(helper.make_tensor_value_info(weights, TensorProto.FLOAT, (BATCH_AXIS, LENGTH_AXIS)))
     return TracedGraph(proto, writer.weights, writer.shapes)
 
@@ -90,15 +109,15 @@ class _Selection:
         self._producers = {name: node for node in writer.graph.node for name in node.output}
         self._variable = self._dependents({"input_ids"})
         self._whole = self._inputs_of_keys()
-        self._selected: dict[tuple[str, int], str] = {}
+        self.selected: dict[tuple[str, int], str] = {}
 
     def select(self, value: str, axis: int) -> str:
         """Return the name of a value with only one token along an axis, which keeps the length 1."""
         key = value, axis
-        if key not in self._selected:
+        if key not in self.selected:
             is_computed = value in self._whole or value not in self._variable
-            self._selected[key] = self._cut(*key) if is_computed else self._recompute(*key)
-        return self._selected[key]
+            self.selected[key] = self._cut(*key) if is_computed else self._recompute(*key)
+        return self.selected[key]
 
     def _dependents(self, roots: set[str]) -> set[str]:
         """Return the values that depend on some values. Lengths, such as of positions, do not count."""
@@ -162,12 +181,12 @@ class _Selection:
             if inputs[1] in self._variable and not is_query:
                 raise _NotSelectableError
             inputs[0] = self.select(inputs[0], axis)
-        elif node.op_type == "Transpose":
-            inputs[0] = self.select(inputs[0], _attributes(node)["perm"][axis])
+        elif node.op_type in ("Squeeze", "Transpose", "Unsqueeze"):
+            inputs[0] = self.select(inputs[0], self._axis_before(node, axis))
         elif node.op_type == "Reshape":
-            # From (B, T, ...) to (B, T, ...), in which zeros copy both axes.
-            target = self._constant(inputs[1])
-            if axis != 1 or list(target[:2]) != [0, 0]:
+            # All axes up to the one of the tokens stay the same: zeros copy them.
+            pairs = zip(self._constant(inputs[1]), self._writer.shape(inputs[0]), strict=False)
+            if any(length not in (0, own) for length, own in itertools.islice(pairs, axis + 1)):
                 raise _NotSelectableError
             inputs[0] = self.select(inputs[0], axis)
         elif node.op_type in ("Concat", "Gather", "Slice"):
@@ -177,6 +196,15 @@ class _Selection:
         shape = list(self._writer.shape(value))
         shape[axis] = 1
         return self._writer.add(node.op_type, *inputs, shape=tuple(shape), **_attributes(node))
+
+    def _axis_before(self, node: onnx.NodeProto, axis: int) -> int:
+        if node.op_type == "Transpose":
+            return int(_attributes(node)["perm"][axis])
+        is_longer = node.op_type == "Unsqueeze"
+        rank = len(self._writer.shape(node.output[0] if is_longer else node.input[0]))
+        ones = {int(each) % rank for each in self._constant(node.input[1])}
+        others = [own for own in range(rank) if own not in ones]
+        return others.index(axis) if is_longer else others[axis]
 
     def _operand(self, name: str, result: str, axis: int) -> str:
         """Return an operand with one token, or unchanged if it is broadcast along the axis."""
