@@ -103,7 +103,7 @@ from attnlens_model import (
     open_checkpoint,
     wrap_module,
 )
-from attnlens_model.checkpoint.published import is_ours
+from attnlens_model.checkpoint.published import is_published
 from attnlens_publisher.process import start
 from attnlens_publisher.tokenizer import Choice
 
@@ -442,7 +442,7 @@ def _check_sizes(opened: StagedCheckpoint, options: ExportOptions) -> None:
     """Check that transformers can load a checkpoint."""
     if options.comparison and not opened.code:
         check_memory(opened.directory)
-    if not is_ours(opened.directory):
+    if is_published(opened.directory):
         check_described_size(opened.directory)
 
 
@@ -558,8 +558,9 @@ def _describe_omissions(source: Path, code: Iterable[CodeHook]) -> Iterator[str]
     heads = [name for name in _HEAD_FILES if (source / name).exists()]
     if heads:
         yield f"{' and '.join(heads)} are omitted: the bundle computes only dense embeddings"
+    library = "transformers" if is_published(source) else "attnlens"
     uses = {
-        "config.json": "the graphs are those of attnlens's encoder with these weights",
+        "config.json": f"the graphs are those of the encoder of {library} with these weights",
         "tokenizer_config.json": "the tokens are those of the published vocabulary",
     }
     for hook in dict.fromkeys(code):

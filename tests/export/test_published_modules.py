@@ -370,9 +370,15 @@ def test_unused_tensors_are_named(
 
 
 def test_unknown_type_is_not_confused_with_one_of_transformers(tmp_path: Path) -> None:
-    write(tmp_path / "config.json", {"model_type": "bret", "hidden_size": 8})
-    with pytest.raises(ConfigError, match=r"model_type='bret' is not known \(did you mean 'bert'\?\)"):
-        load_checkpoint(tmp_path)
+    code = {"AutoConfig": "configuration_own.OwnConfig"}
+    write(tmp_path / "config.json", {"model_type": "bret", "hidden_size": 8, "auto_map": code})
+    with pytest.raises(
+        ConfigError, match=r"model_type='bret' is not known \(did you mean 'bert'\?\)"
+    ) as caught:
+        export_bundle(tmp_path, tmp_path / "bundle", ExportOptions(pooling="mean"))
+    assert caught.value.__notes__ == [
+        "custom code, to which auto_map in config.json refers, is not executed",
+    ]
     write(tmp_path / "config.json", {"model_type": "gemma2", "num_hidden_layers": "many"})
     with pytest.raises(ConfigError, match=r"model_type='gemma2' can't be exported .*: Strict"):
         load_checkpoint(tmp_path)

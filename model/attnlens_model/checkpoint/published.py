@@ -26,6 +26,11 @@ def is_ours(directory: Path) -> bool:
     return not isinstance(model_type, str) or model_type in SUPPORTED_TYPES
 
 
+def is_published(directory: Path) -> bool:
+    """Return whether transformers computes the checkpoint: it has the type, and our encoder does not."""
+    return not is_ours(directory) and _is_known(str(read_object(directory / "config.json")["model_type"]))
+
+
 def load_published(directory: Path) -> tuple[ModuleEncoder, tuple[str, ...]]:
     """Load the encoder of a checkpoint with transformers: of a multimodal checkpoint, that of texts.
 
@@ -41,7 +46,8 @@ def load_published(directory: Path) -> tuple[ModuleEncoder, tuple[str, ...]]:
     """
     content = read_object(directory / "config.json")
     model_type = str(content["model_type"])
-    _check_known(model_type)
+    if not _is_known(model_type):
+        raise ConfigError(_describe_unknown(model_type))
     text = content.get("text_config")
     part: dict[str, Any] = {}
     with _explained(model_type):
@@ -128,18 +134,23 @@ def _quiet() -> Iterator[None]:
         messages.set_verbosity(level)
 
 
-def _check_known(model_type: str) -> None:
-    """Reject types that transformers does not have. If it is not installed, the export says so."""
+def _is_known(model_type: str) -> bool:
+    """Return whether transformers has a type. If it is not installed, the export says so."""
     try:
         from transformers import CONFIG_MAPPING  # noqa: PLC0415
     except ImportError:
-        return
-    if model_type not in CONFIG_MAPPING:
-        hint = suggestion(model_type, [*SUPPORTED_TYPES, *CONFIG_MAPPING])
-        raise ConfigError(
-            f"model_type={model_type!r} is not known{hint}: attnlens exports the types of transformers and "
-            f"{', '.join(SUPPORTED_TYPES)}"
-        )
+        return True
+    return model_type in CONFIG_MAPPING
+
+
+def _describe_unknown(model_type: str) -> str:
+    from transformers import CONFIG_MAPPING  # noqa: PLC0415
+
+    hint = suggestion(model_type, [*SUPPORTED_TYPES, *CONFIG_MAPPING])
+    return (
+        f"model_type={model_type!r} is not known{hint}: attnlens exports the types of transformers and "
+        f"{', '.join(SUPPORTED_TYPES)}"
+    )
 
 
 def _class_of(model_type: str) -> Any:  # noqa: ANN401 - a class of transformers
