@@ -5,7 +5,7 @@ The tables contain `model_type` values of a Hugging Face `config.json`.
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +34,23 @@ _CHARACTERISTIC_KEYS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def describe_unsupported(content: Mapping[str, object], supported: Sequence[str]) -> str:
+def describe_unsupported(
+    content: Mapping[str, object], supported: Sequence[str], of_transformers: Iterable[str] = ()
+) -> str:
     """Return the error message for a `model_type` that neither attnlens nor transformers knows.
 
     Args:
         content: Content of the `config.json`.
-        supported: Supported `model_type` values.
+        supported: Values of `model_type` that our encoder computes.
+        of_transformers: Further values to suggest.
     """
     model_type = str(content["model_type"])
-    hint = suggestion(model_type, supported) or _nearest_architecture(model_type, content, supported)
+    hint = suggestion(model_type, [*supported, *of_transformers]) or _nearest_architecture(
+        model_type, content, supported
+    )
     return (
-        f"model_type={model_type!r} is not known{hint}: attnlens supports the encoders {', '.join(supported)}"
+        f"model_type={model_type!r} is not known{hint}: attnlens supports the types of transformers and "
+        f"{', '.join(supported)}"
     )
 
 

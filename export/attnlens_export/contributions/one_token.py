@@ -54,10 +54,16 @@ def last_hidden_state_of_one_token(writer: GraphWriter, weights: str) -> str | N
     Returns:
         None if the last layer has a form for which there is no rule.
     """
+    return _select_last(writer, weights)[0]
+
+
+def _select_last(writer: GraphWriter, weights: str) -> tuple[str | None, dict[tuple[str, int], str]]:
+    """Return the name of the last hidden state of one token, or None, and all selected values."""
     try:
-        return _Selection(writer, weights).select(HIDDEN_OUTPUT, 1)
+        selection = _Selection(writer, weights)
+        return selection.select(HIDDEN_OUTPUT, 1), selection.selected
     except (_NotSelectableError, GraphError):
-        return None
+        return None, {}
 
 
 def _rename_selected(graph: onnx.GraphProto, selected: dict[tuple[str, int], str]) -> dict[str, str]:
@@ -85,15 +91,13 @@ def limit_to_one_token(embeddings: TracedGraph, weights: str) -> TracedGraph | N
     proto = copy.deepcopy(embeddings.proto)
     graph = proto.graph
     writer = GraphWriter(graph, embeddings.weights, embeddings.shapes, "token")
-    try:
-        selection = _Selection(writer, weights)
-        vector = selection.select(HIDDEN_OUTPUT, 1)
-    except (_NotSelectableError, GraphError):
+    vector, selected = _select_last(writer, weights)
+    if vector is None:
         return None
     graph.output[0].CopyFrom(helper.make_tensor_value_info(vector, TensorProto.FLOAT, writer.shape(vector)))
     drop_unread(graph)
     # Attention weights and the result are found by name.
-    names = _rename_selected(graph, selection.selected)
+    names = _rename_selected(graph, selected)
     writer.shapes.update({value: writer.shapes[new] for new, value in names.items()})
     graph.output[0].name = names[vector]
     graph.input.append(helper.make_tensor_value_info(weights, TensorProto.FLOAT, (BATCH_AXIS, LENGTH_AXIS)))

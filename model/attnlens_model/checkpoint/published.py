@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from attnlens_model.errors import CheckpointError, ConfigError, ModelError, suggestion
+from attnlens_model.errors import CheckpointError, ConfigError, ModelError
 from attnlens_model.families import SUPPORTED_TYPES
 from attnlens_model.families.config_json.layers import check_custom_code
 from attnlens_model.module_encoder import ModuleEncoder
-from attnlens_model.other_models import read_object
+from attnlens_model.other_models import describe_unsupported, read_object
 from attnlens_model.published_encoder import wrap_published
 
 _TEXT_PREFIX = r"^(model\.)?language_model\."
@@ -47,7 +47,9 @@ def load_published(directory: Path) -> tuple[ModuleEncoder, tuple[str, ...]]:
     content = read_object(directory / "config.json")
     model_type = str(content["model_type"])
     if not _is_known(model_type):
-        raise ConfigError(_describe_unknown(model_type))
+        from transformers import CONFIG_MAPPING  # noqa: PLC0415
+
+        raise ConfigError(describe_unsupported(content, SUPPORTED_TYPES, CONFIG_MAPPING))
     text = content.get("text_config")
     part: dict[str, Any] = {}
     with _explained(model_type):
@@ -141,16 +143,6 @@ def _is_known(model_type: str) -> bool:
     except ImportError:
         return True
     return model_type in CONFIG_MAPPING
-
-
-def _describe_unknown(model_type: str) -> str:
-    from transformers import CONFIG_MAPPING  # noqa: PLC0415
-
-    hint = suggestion(model_type, [*SUPPORTED_TYPES, *CONFIG_MAPPING])
-    return (
-        f"model_type={model_type!r} is not known{hint}: attnlens exports the types of transformers and "
-        f"{', '.join(SUPPORTED_TYPES)}"
-    )
 
 
 def _class_of(model_type: str) -> Any:  # noqa: ANN401 - a class of transformers
