@@ -23,6 +23,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from attnlens.tensors import from_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from attnlens_server.engine.engine import LANE_NICENESS
 from attnlens_server.process import _use_batch_scheduling
 from attnlens_server.server import _stop_signals
 from failures import read_failure
@@ -84,6 +85,37 @@ def test_event_loop_does_not_preempt_a_batch(minilm_server: ServerProcess) -> No
     assert os.sched_getscheduler(main) == os.SCHED_BATCH
     # Thread numbers follow the start order. Libraries start a few threads on import that are idle here.
     assert os.sched_getscheduler(max(threads)) == os.SCHED_BATCH
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have a niceness of their own only on Linux")
+def test_batches_get_less_time_than_the_event_loop_and_small_calls(minilm_server: ServerProcess) -> None:
+    main = minilm_server.process.pid
+    threads = [int(each.name) for each in Path(f"/proc/{main}/task").iterdir()]
+    assert os.getpriority(os.PRIO_PROCESS, main) == 0
+    assert {os.getpriority(os.PRIO_PROCESS, each) for each in threads} == {0, LANE_NICENESS}
+
+
+def test_permanent_objects_are_not_collected_again(minilm_bundle: Path) -> None:
+    """A full collection would delay all calls by 100 ms."""
+    script = f"""
+import gc, os, signal
+from pathlib import Path
+from attnlens_server.config import ServerConfig
+from attnlens_server.engine.engine import LANE_NICENESS
+from attnlens_server.process import serve
+
+def on_ready(ready):
+    print(gc.get_freeze_count(), *gc.get_threshold(), gc.isenabled())
+    os.kill(os.getpid(), signal.SIGTERM)
+
+serve(ServerConfig(bundle=Path({str(minilm_bundle)!r}), port=0), on_ready)
+"""
+    printed = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    ).stdout
+    num_frozen, first, *_, is_enabled = printed.split()
+    assert int(num_frozen) > 50_000
+    assert (first, is_enabled) == ("5000", "True")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="scheduling policies are specific to Linux")
