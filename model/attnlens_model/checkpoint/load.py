@@ -14,7 +14,7 @@ from attnlens_model.checkpoint.staging import CodeHook, StagedCheckpoint, open_c
 from attnlens_model.checkpoint.tensor_files import read_tensors
 from attnlens_model.config import EncoderConfig, read_config
 from attnlens_model.encoder import Encoder
-from attnlens_model.errors import CheckpointError, ModelError
+from attnlens_model.errors import CheckpointError, ConfigError, ModelError
 from attnlens_model.families import family_named
 from attnlens_model.module_encoder import ModuleEncoder
 from attnlens_model.other_models import check_directory, read_object
@@ -88,6 +88,7 @@ def load_checkpoint(
         else:
             config, encoder, unused = _load_published(source.directory, change, adapter_task)
             merged_task = ""
+        _check_direction(source.directory, config)
     except ModelError as error:
         if CodeHook("config.json", "auto_map", "") in source.code:
             error.add_note("custom code, to which auto_map in config.json refers, is not executed")
@@ -128,6 +129,20 @@ def _load_published(
     if change is not None:
         change(encoder.config)  # rejects choices, none of which concerns a module of transformers
     return encoder.config, encoder, unused
+
+
+def _check_direction(directory: Path, config: EncoderConfig) -> None:
+    """Reject a bidirectional encoder whose file sets `is_causal`: transformers applies it to some texts.
+
+    These are the texts without padding, with PyTorch's attention function.
+    """
+    content = read_object(directory / "config.json")
+    text = content.get("text_config")
+    if (text if isinstance(text, dict) else content).get("is_causal") and not config.is_causal:
+        raise ConfigError(
+            "config.json sets is_causal, but this type is bidirectional, and transformers applies the "
+            "setting to texts without padding alone: remove it from config.json"
+        )
 
 
 def _check_no_task(adapter_task: str | None) -> None:

@@ -10,11 +10,13 @@ import pytest
 import safetensors.torch
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel
+from torch.nn.functional import pad
+from transformers import AutoModel, BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel
 
-from attnlens_model import CheckpointError, Encoder, ModuleEncoder, load_checkpoint
+from attnlens_model import CheckpointError, ConfigError, Encoder, ModuleEncoder, load_checkpoint
 from attnlens_model.checkpoint import fitting
 from attnlens_model.families import FAMILIES
+from odd_models import OddModel
 
 SIZES: dict[str, Any] = {
     "vocab_size": 60,
@@ -49,6 +51,25 @@ def read(directory: Path) -> Tensors:
 def rewrite(directory: Path, change: Callable[[Tensors], Tensors]) -> None:
     tensors = {name: tensor.clone() for name, tensor in read(directory).items()}
     safetensors.torch.save_file(change(tensors), directory / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["Bert", "Luke"])
+def test_bidirectional_encoder_whose_file_says_causal_is_rejected(name: str, tmp_path: Path) -> None:
+    """transformers computes a text alone differently from the same text with padding."""
+    odd = OddModel(name, {"num_hidden_layers": 1, "pad_token_id": 1, "entity_vocab_size": 20})
+    odd.make().save_pretrained(tmp_path)
+    load_checkpoint(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(content | {"is_causal": True}), "utf-8")
+    with pytest.raises(ConfigError, match="sets is_causal, but this type is bidirectional"):
+        load_checkpoint(tmp_path)
+    if name == "Bert":
+        model = AutoModel.from_pretrained(tmp_path)
+        with torch.no_grad():
+            alone = model(IDS).last_hidden_state
+            mask = pad(torch.ones_like(IDS), (0, 1))
+            padded = model(pad(IDS, (0, 1)), attention_mask=mask).last_hidden_state[:, :-1]
+        assert (alone - padded).abs().max() > 0.1
 
 
 def hidden_states(encoder: Encoder | ModuleEncoder) -> Tensor:

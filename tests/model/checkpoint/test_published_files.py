@@ -42,7 +42,7 @@ NOMIC = (
         "vocab_size": 300,
     },
 )
-EXPERTS = {"num_experts": 8, "moe_every_n_layers": 2}
+EXPERTS = {"num_experts": 8, "moe_every_n_layers": 2, "moe_top_k": 2}
 GELU = {"activation_function": "gelu"}
 GTE = (
     OddModel(
@@ -249,6 +249,22 @@ T5 = {"model_type": "t5", "vocab_size": 300, "d_model": 96, "num_layers": 2, "nu
         (NOMIC[1] | EXPERTS | {"num_shared_experts": 1}, "num_shared_experts=1 is not supported: only 0 is"),
         (NOMIC[1] | EXPERTS | {"ffn_div": 2}, "ffn_div=2 is not supported: only 1 is"),
         (NOMIC[1] | EXPERTS | GELU | {"moe_top_k": 9}, r"num_selected=9: must be from 1 to num_experts=8"),
+        (
+            {key: value for key, value in (NOMIC[1] | EXPERTS | GELU).items() if key != "moe_top_k"},
+            "not specify moe_top_k",
+        ),
+        (
+            NOMIC[1] | EXPERTS | GELU | {"rope_theta": 777.0},
+            "reads rotary_emb_base alone, and another key in config.json contradicts it",
+        ),
+        (
+            BERT | {"model_type": "splinter", "is_decoder": True},
+            "transformers ignores for splinter: remove it",
+        ),
+        (
+            BERT | {"model_type": "bert", "position_embedding_type": "alibi", "is_decoder": True},
+            "is_decoder=True is not supported: only False is",
+        ),
         (NOMIC[1] | EXPERTS | GELU | {"num_experts": "8"}, r"num_experts='8' is str: it must be int"),
         (NOMIC[1] | {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction=0.5 is not supported"),
         (NOMIC[1] | {"rotary_emb_interleaved": True}, "rotary_emb_interleaved=True is not"),

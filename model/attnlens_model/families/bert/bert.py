@@ -7,6 +7,7 @@ Families that kept BERT's layout import these tables.
 
 from collections.abc import Mapping
 
+from attnlens_model.errors import ConfigError
 from attnlens_model.families.buffers import holds_indices, holds_zeros
 from attnlens_model.families.config_json.table import ConfigTable, Keys
 from attnlens_model.family import COMMON_PREFIXES, Family, Parameters, linear_and_norm_names
@@ -80,11 +81,18 @@ WEIGHTS: Mapping[Parameters, str] = {
 
 _CONFIG = ConfigTable(keys=KEYS, required_values=REQUIRED_VALUES)
 
+
+def _read_config(content: Mapping[str, object]) -> dict[str, object]:
+    if content.get("model_type") == "splinter" and content.get("is_decoder"):
+        raise ConfigError("is_decoder is set, which transformers ignores for splinter: remove it")
+    return _CONFIG.read(content)
+
+
 FAMILY = Family(
     name="bert",
     model_types=("bert", "splinter"),
     architecture="BertModel",
-    read_config=_CONFIG.read,
+    read_config=_read_config,
     write_config=_CONFIG.write,
     weights=WEIGHTS,
     prefixes=("bert.", "splinter.", *COMMON_PREFIXES),

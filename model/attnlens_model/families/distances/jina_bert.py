@@ -23,9 +23,13 @@ _FEED_FORWARDS: Mapping[str, dict[str, object]] = {
 _GATED_TYPES = {"gelu": "geglu", "relu": "reglu"}
 
 _CONFIG = ConfigTable(
-    keys=bert.KEYS,
+    keys=bert.ENCODER_KEYS,
     implied={"positions.scheme": "none", "attention.alibi": True},
-    required_values={**bert.REQUIRED_VALUES, "position_embedding_type": ("alibi",)},
+    required_values={
+        **bert.REQUIRED_VALUES,
+        "position_embedding_type": ("alibi",),
+        "is_decoder": (False, None),
+    },
 )
 
 

@@ -34,8 +34,6 @@ _GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}
 # For longer inputs, the custom code rescales the rotation by the batch length.
 _DEFAULT_TRAINED_POSITIONS = 2048
 _PLAIN_ACTIVATION = "gelu"
-# Default of the custom code.
-_DEFAULT_SELECTED = 1
 
 _CONFIG = ConfigTable(
     keys={
@@ -120,13 +118,15 @@ def _read_hub_config(content: Mapping[str, object]) -> dict[str, object]:
     trained = content.get("max_trained_positions") or _DEFAULT_TRAINED_POSITIONS
     if content.get("rotary_scaling_factor") and isinstance(length, int) and isinstance(trained, int):
         length = min(length, trained)
-    return _with_experts(content, fields) | {
+    return _with_experts(content, fields, rotation) | {
         "positions.max_position_embeddings": length,
         "attention.rotary": rotation,
     }
 
 
-def _with_experts(content: Mapping[str, object], fields: dict[str, object]) -> dict[str, object]:
+def _with_experts(
+    content: Mapping[str, object], fields: dict[str, object], rotation: Mapping[str, object]
+) -> dict[str, object]:
     """Return the fields with experts in every n-th layer, from layer 1, if the file specifies them."""
     every, num_layers = content.get("moe_every_n_layers") or 0, fields["num_layers"]
     has_experts = content.get("num_experts") not in (0, 1, None) and every != 0
@@ -144,11 +144,18 @@ def _with_experts(content: Mapping[str, object], fields: dict[str, object]) -> d
             f"activation_function={content['activation_function']!r} is not supported with "
             f"experts: only {_PLAIN_ACTIVATION!r} is"
         )
+    if "moe_top_k" not in content:
+        raise ConfigError("config.json does not specify moe_top_k: add the value used in training")
+    if rotation != read_rotary({}, content.get("rotary_emb_base")):
+        raise ConfigError(
+            "the custom code of models with experts reads rotary_emb_base alone, and another key in "
+            "config.json contradicts it: remove rope_theta, rope_scaling and rope_parameters"
+        )
     experts = {
         "feed_forward.up_bias": False,
         "feed_forward.down_bias": True,
         "feed_forward.experts.num_experts": content["num_experts"],
-        "feed_forward.experts.num_selected": content.get("moe_top_k", _DEFAULT_SELECTED),
+        "feed_forward.experts.num_selected": content["moe_top_k"],
     }
     kinds = [layer == 1 for layer in range(min(every, num_layers))]
     return vary_by_layer(fields, kinds, {False: {}, True: experts}, "feed_forward")
@@ -173,7 +180,7 @@ def _write_hub_config(fields: Mapping[str, Any]) -> dict[str, object]:
         "rope_parameters": rotation,
         "moe_every_n_layers": 0 if experts is None else len(pattern),
         "num_experts": 0 if experts is None else experts["num_experts"],
-        "moe_top_k": _DEFAULT_SELECTED if experts is None else experts["num_selected"],
+        "moe_top_k": 1 if experts is None else experts["num_selected"],
     }
 
 
