@@ -313,6 +313,27 @@ def test_wrapper_that_drops_a_window_is_noticed(monkeypatch: pytest.MonkeyPatch)
         module.verify(300)
 
 
+def without_padding_on_the_left(mask: torch.Tensor) -> torch.Tensor:
+    """Return a mask with 1 before the last token."""
+    return mask.flip(1).cummax(1).values.flip(1)
+
+
+def without_padding_on_the_right(mask: torch.Tensor) -> torch.Tensor:
+    """Return a mask with 1 after the first token."""
+    return mask.cummax(1).values
+
+
+@pytest.mark.parametrize("drop", [without_padding_on_the_left, without_padding_on_the_right])
+def test_wrapper_that_drops_padding_is_noticed(
+    drop: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = PublishedModule(LUKE.make(), 40)
+    keep = PublishedModule._keep
+    monkeypatch.setattr(PublishedModule, "_keep", lambda self, reach, mask: keep(self, reach, drop(mask)))
+    with pytest.raises(ConfigError, match="of 1 tokens in a batch and alone, or with a portable"):
+        module.verify(300)
+
+
 def test_checkpoint_without_a_tensor_of_the_encoder_is_rejected(
     export: Callable[[str], Exported], tmp_path: Path
 ) -> None:

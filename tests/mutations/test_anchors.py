@@ -31,8 +31,8 @@ def test_every_mutation_changes_the_source_and_describes_the_breakage() -> None:
     assert not incomplete
 
 
-def test_twenty_mutations_are_blind() -> None:
-    assert sum(mutation.blind for mutation in MUTATIONS) == 20
+def test_many_mutations_are_blind() -> None:
+    assert sum(mutation.blind for mutation in MUTATIONS) >= 40
     assert len(MUTATIONS) >= 60
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 import pytest
 import safetensors.numpy
 
 from attnlens.published import ON_REQUEST, describe_comparison
+from attnlens.similarity import Similarity
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export import DifferenceError, ExportOptions, SourceError, bundle, export_bundle
 from attnlens_export.graph.trace import TracedGraph, trace
@@ -174,6 +176,24 @@ def change_activation(bundle: Path) -> None:
     edit(bundle / "classifier" / "config.json", activation="identity")
 
 
+def put_nan(bundle: Path) -> None:
+    path = bundle / "onnx" / "model.onnx"
+    graph = onnx.load(path)
+    tensor = next(each for each in graph.graph.initializer if each.name.endswith("attention_norm.bias"))
+    tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) * np.nan, tensor.name))
+    onnx.save(graph, path)
+
+
+def keep_8_components(bundle: Path) -> None:
+    edit(bundle / "config_sentence_transformers.json", truncate_dim=8)
+
+
+def lose_second_text(bundle: Path) -> None:
+    content = read(bundle / "tokenizer.json")
+    content["post_processor"]["pair"] = content["post_processor"]["single"]
+    write(bundle / "tokenizer.json", content)
+
+
 @pytest.mark.parametrize(
     ("layout", "change", "expected", "ours", "theirs"),
     [
@@ -185,6 +205,9 @@ def change_activation(bundle: Path) -> None:
         ("mean with prompts", drop_lowercasing, "token ids", "of ", "of "),
         ("mean with prompts", pool_by_cls, "embeddings", " at [", ""),
         ("mean with prompts", normalize, "embeddings", " at [", ""),
+        ("dense", put_nan, "hidden states", "nan at [", ""),
+        ("dense", keep_8_components, "embeddings", "the shape (8,)", "the shape (24,)"),
+        ("cross-encoder", lose_second_text, "pairs", "'no pairs'", "'scores of pairs'"),
         ("cross-encoder", swap_types, "token types", "[0, ", "[1, "),
         ("cross-encoder", change_activation, "scores", " at [0]", ""),
         ("classifier", change_activation, "scores", " at [", ""),
@@ -209,6 +232,16 @@ def test_bundle_with_another_setting_differs_in_the_first_step_that_uses_it(
     assert ours in values[0]
     assert theirs in values[1]
     assert first.failure.startswith(f"difference of {expected} on ")
+
+
+def test_wrong_similarity_differs(
+    exported: Callable[[str], Exported], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, bundle, _ = exported("mean with prompts")
+    of = Similarity.of
+    monkeypatch.setattr(Similarity, "of", lambda self, first, second: of(self, first, second) + 1e-3)
+    [wrong] = [found for found in judged(source, bundle).comparisons if not found.passed]
+    assert wrong.what == "difference of similarities"
 
 
 def change_weight(source: Path) -> None:

@@ -22,12 +22,12 @@ SHOWN = "token ids of transformers, not those of the checkpoint's tokenizer.json
 TEXTS = ["a <pad> b", "<pad>", "One <pad><pad> two,three<pad>four </s>.", "<mask> and <s>"]
 
 
-def export(directory: Path, *, differs: bool, choice: Any) -> Path:
+def export(directory: Path, *, differs: bool, choice: Any, comparison: bool = False) -> Path:
     source = directory / "source"
     cls_without_trimming(source)
     if differs:
         edit(source / "tokenizer_config.json", add_prefix_space=True)
-    options = ExportOptions(grid=small_grid(16), faithfulness=False, comparison=False, tokenizer=choice)
+    options = ExportOptions(grid=small_grid(16), faithfulness=False, comparison=comparison, tokenizer=choice)
     export_bundle(source, directory / "bundle", options)
     return directory / "bundle"
 
@@ -59,6 +59,9 @@ def test_choice_is_shown_and_special_tokens_in_texts_are_those_of_transformers(t
 
 @pytest.mark.parametrize("choice", ["transformers", "published"])
 def test_option_without_an_effect_is_not_shown(choice: str, tmp_path: Path) -> None:
-    choice, line, comparison = shown(export(tmp_path, differs=False, choice=choice))
-    assert (choice, line) == ("", "")
+    bundle = export(tmp_path, differs=False, choice=choice, comparison=True)
+    *entries, comparison = shown(bundle)
+    assert entries == ["", ""]
     assert "token ids of" not in comparison
+    results = [figure.result for figure in read_manifest(bundle).publisher.figures]
+    assert ("token ids" in results) == (choice == "transformers")
