@@ -53,6 +53,7 @@ from attnlens_export.judge.result import PublisherResult
 from attnlens_export.manifest import Origin, describe_bundle
 from attnlens_export.parity.grid import Case, default_grid
 from attnlens_export.parity.measure import Subject
+from attnlens_export.parity.stored import References
 from attnlens_export.precision import Fp32Graph, Precision
 from attnlens_export.progress import Progress, no_progress
 from attnlens_export.published.chat_template import render_template
@@ -218,6 +219,7 @@ class _Model:
     adapter_task: str = ""
     classifier: ClassificationHead | None = None
     has_own_code: bool = False
+    is_loaded: bool = True
 
     @property
     def embedder(self) -> Path | None:
@@ -301,7 +303,7 @@ def export_module(
         embeddings=embeddings,
     )
     name = type(module).__name__
-    model = _Model(encoder, encoder.config, None, f"module {name}", options.name or name)
+    model = _Model(encoder, encoder.config, None, f"module {name}", options.name or name, is_loaded=False)
     return _export(lambda: model, output, options, progress)
 
 
@@ -439,9 +441,8 @@ def _load(
 
 
 def _check_sizes(opened: StagedCheckpoint, options: ExportOptions) -> None:
-    """Check that transformers can load a checkpoint."""
-    if options.comparison and not opened.code:
-        check_memory(opened.directory)
+    """Check that the export fits into memory, and that transformers can load a checkpoint."""
+    check_memory(opened.directory, has_comparison=options.comparison and not opened.code)
     if is_published(opened.directory):
         check_described_size(opened.directory)
 
@@ -626,7 +627,9 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
     del fp32  # its weights are transposed copies
     check_graphs(directory, config)
     cases = options.grid or default_grid(config, options.parity_tokens)
-    subject = Subject(directory, model.encoder, config, model.source, cases)
+    subject = Subject(
+        directory, References(model.encoder, is_owned=model.is_loaded), config, model.source, cases
+    )
     beyond_grid = options.grid is None and options.parity_tokens is None
     verdict = measure_graphs(subject, stated, progress, beyond_grid=beyond_grid)
     if not verdict.passed and not options.keep_failed:
@@ -675,8 +678,6 @@ def _compare_with_publisher(
     if model.directory is None or reason is not None:
         not_compared = [f"{result}: {option}" for result, option in skipped.items()]
         return PublisherResult(not_compared=(reason or "", *not_compared))
-    for parameter in model.encoder.parameters():
-        parameter.data = parameter.new_empty(0)  # the pipeline needs the memory
     kind = "scorer" if model.classifier else "encoder" if model.head else "embedder"
     result = compare_with_publisher(
         Question(model.directory, model.config, kind, skipped),

@@ -24,6 +24,7 @@ from attnlens_export.graph.names import embeddings_path
 from attnlens_export.graph.parameters import compare_weights, rebuild_encoder
 from attnlens_export.parity.grid import Case, default_grid
 from attnlens_export.parity.measure import Subject
+from attnlens_export.parity.stored import References
 from attnlens_export.precision import Stated
 from attnlens_export.progress import Progress, no_progress
 from attnlens_export.published.choices import with_choices_of
@@ -120,7 +121,8 @@ def check_bundle(
     encoder, name, published = _load_reference(directory, config, source, revision)
     for path in graph_purposes(directory):
         compare_weights(directory / path, encoder, name)
-    subject = Subject(directory, encoder, config, name, grid or default_grid(config, parity_tokens))
+    references = References(encoder, is_owned=not isinstance(source, nn.Module))
+    subject = Subject(directory, references, config, name, grid or default_grid(config, parity_tokens))
     beyond_grid = grid is None and parity_tokens is None
     verdict = measure_graphs(subject, _stated(manifest), progress, beyond_grid=beyond_grid)
     results = [

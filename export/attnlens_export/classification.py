@@ -35,10 +35,9 @@ from attnlens_export.parity.measure import (
     Subject,
     compare_output,
     draw_inputs,
-    exact_hidden_states,
     shortest_text,
 )
-from attnlens_export.parity.reference import TOLERANCE, allowed_error, max_abs_difference, run_fp32
+from attnlens_export.parity.reference import TOLERANCE, allowed_error, max_abs_difference
 from attnlens_export.parity.sessions import Graph, RunnableGraph
 from attnlens_export.progress import StageProgress, report_each
 from attnlens_export.published.classifier import read_stored_pooling
@@ -127,9 +126,10 @@ def measure_logits(subject: Subject, progress: StageProgress, graph: RunnableGra
         mask = inputs[case].attention_mask
         live: npt.NDArray[np.bool_] = np.asarray(mask.any(axis=1))
         found = graph.run(inputs[case])[LOGITS_OUTPUT]
-        hidden = run_fp32(subject.encoder, inputs[case], with_attentions=False)[HIDDEN_OUTPUT]
+        hidden = subject.references.fp32(inputs[case])[HIDDEN_OUTPUT]
         expected = head.logits(hidden, mask, torch.float32)
-        exact = head.logits(exact_hidden_states(subject, case, inputs[case]), mask, torch.float64)
+        exact_hidden = subject.references.float64(inputs[case])[HIDDEN_OUTPUT]
+        exact = head.logits(exact_hidden, mask, torch.float64)
         # Logits are compared as one token per text.
         measured, fp32, float64 = (array[:, None] for array in (found, expected, exact))
         errors = compare_output(

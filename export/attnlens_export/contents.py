@@ -3,14 +3,12 @@
 `check_graphs` validates the graphs. `measure_graphs` compares them with the PyTorch encoder.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import onnx
 
 from attnlens.bundle import MANIFEST_NAME
@@ -18,7 +16,7 @@ from attnlens.short_repr import short_repr
 from attnlens.v1 import manifest_pb2
 from attnlens.v1.manifest_pb2 import Graph, GraphPurpose, Parity
 from attnlens_export.classification import measure_logits
-from attnlens_export.contributions.measure import measure_contributions
+from attnlens_export.contributions.measure import measure_contributions, store_gradients
 from attnlens_export.errors import GraphError
 from attnlens_export.fp16 import Fp16
 from attnlens_export.graph.lint import check_graph
@@ -34,16 +32,17 @@ from attnlens_export.graph.names import (
 from attnlens_export.graph.parameters import compare_tables
 from attnlens_export.graph.read import check_valid, read_structure
 from attnlens_export.int8.precision import Int8
-from attnlens_export.parity.grid import Case, Inputs, map_bytes
+from attnlens_export.parity.grid import Case, map_bytes
 from attnlens_export.parity.long_context import (
     MAX_MEMORY_SHARE,
     LongContext,
     measure_long_context,
     memory_limit,
+    store_long_text,
 )
-from attnlens_export.parity.measure import Subject, draw_inputs, measure_parity, run_embeddings
+from attnlens_export.parity.measure import Run, Subject, measure_parity, run_embeddings, store_grid
 from attnlens_export.precision import Precision, Stated
-from attnlens_export.progress import Progress, beside
+from attnlens_export.progress import Progress, StageProgress, beside
 from attnlens_export.published.classifier import has_head
 from attnlens_export.published.pooling import read_embedding_size
 from attnlens_export.repeats import measure_repeats
@@ -53,7 +52,7 @@ from attnlens_model import EncoderConfig
 PRECISIONS: dict[str, Precision] = {precision.name: precision for precision in (Fp16(), Int8())}
 """Lower precisions with default options, by the value of `--precision`."""
 
-MAX_CONCURRENT_BYTES = 2**31
+MAX_CONCURRENT_BYTES = 2**30
 """Maximum memory of the contributions graph for which it is measured while PyTorch computes references."""
 
 
@@ -205,60 +204,73 @@ def measure_graphs(
     Raises:
         GraphError: A table of positions in a graph differs from the encoder's.
     """
-    directory = subject.directory
+    directory, references = subject.directory, subject.references
     purposes = graph_purposes(directory)
     for path in purposes:
-        compare_tables(directory / path, subject.encoder)
+        compare_tables(directory / path, references.encoder)
     compared = [path for path, purpose in purposes.items() if purpose != GraphPurpose.GRAPH_PURPOSE_LOGITS]
-    inputs = draw_inputs(subject)
-    runs = run_embeddings(subject, compared, inputs, partial(progress, "Parity"))
-    hidden = {case: run.tensors[HIDDEN_OUTPUT] for case, run in runs[embeddings_path(directory)].items()}
     max_bytes = min(MAX_CONCURRENT_BYTES, memory_limit() * MAX_MEMORY_SHARE)
     has_memory = _memory_of_contributions(subject) <= max_bytes
-    measure_others = partial(_measure_others, subject, inputs, hidden)
+    measure_others = partial(_measure_others, subject, compared)
     with beside(measure_others, progress, in_thread=has_memory) as others:
-        parity = measure_parity(subject, compared, partial(progress, "Parity"), inputs, runs)
-        logits = None
-        if len(compared) < len(purposes):
-            logits = measure_logits(subject, partial(progress, "Logits"))
-        long_context = (
-            measure_long_context(subject, parity, partial(progress, "Long inputs")) if beyond_grid else None
-        )
-        precisions = {
-            precision.name: precision.measure(subject, stated[precision.path], progress)
-            for precision in precisions_of(directory)
-        }
-        contributions, repeats = others()
+        _store_references(subject, partial(progress, "PyTorch"), beyond_grid=beyond_grid)
+        references.release()
+        runs, contributions, repeats = others()
+    parity = measure_parity(subject, compared, partial(progress, "Parity"), runs)
+    logits = None
+    if len(compared) < len(purposes):
+        logits = measure_logits(subject, partial(progress, "Logits"))
+    long_context = (
+        measure_long_context(subject, parity, partial(progress, "Long inputs")) if beyond_grid else None
+    )
+    precisions = {
+        precision.name: precision.measure(subject, stated[precision.path], progress)
+        for precision in precisions_of(directory)
+    }
     num_cases = len(subject.cases)
     return Verdict(parity, precisions, contributions, logits, long_context, repeats, num_cases)
 
 
+def _store_references(subject: Subject, progress: StageProgress, *, beyond_grid: bool) -> None:
+    """Compute all results of the PyTorch encoder."""
+    store_grid(subject, progress)
+    if (subject.directory / CONTRIBUTIONS_PATH).is_file():
+        store_gradients(subject)
+    if beyond_grid:
+        store_long_text(subject)
+    for precision in precisions_of(subject.directory):
+        precision.store_references(subject)
+
+
 def _memory_of_contributions(subject: Subject) -> int:
     """Return the approximate memory in bytes of a session and of its largest run."""
-    weights = sum(4 * parameter.numel() for parameter in subject.encoder.parameters())
+    weights = sum(4 * parameter.numel() for parameter in subject.references.encoder.parameters())
     maps = (map_bytes(case, subject.config) for case in subject.cases if case.with_attentions)
     return weights + 3 * max(maps, default=0)
 
 
 def _measure_others(
-    subject: Subject,
-    inputs: Mapping[Case, Inputs],
-    hidden: Mapping[Case, npt.NDArray[np.floating]],
-    progress: Progress,
-) -> tuple[Result | None, Result]:
+    subject: Subject, graph_paths: Sequence[str], progress: Progress
+) -> tuple[dict[str, dict[Case, Run]], Result | None, Result]:
     """Measure contributions and repeated runs, which hardly need PyTorch.
 
     Args:
         subject: Bundle and reference.
-        inputs: Inputs of each case of the parity grid.
-        hidden: Token vectors (B, T, D) of the embeddings graph, by case.
+        graph_paths: Paths of the graphs whose parity is measured.
         progress: Called before each step.
+
+    Returns:
+        The runs of graphs without attention for `measure_parity`, and the results.
     """
     directory = subject.directory
+    runs = run_embeddings(subject, graph_paths, partial(progress, "Parity"))
+    hidden = {case: run.tensors[HIDDEN_OUTPUT] for case, run in runs[embeddings_path(directory)].items()}
     contributions = None
     if (directory / CONTRIBUTIONS_PATH).is_file():
-        contributions = measure_contributions(subject, inputs, hidden, partial(progress, "Contributions"))
+        contributions = measure_contributions(subject, hidden, partial(progress, "Contributions"))
     paths = [graph.path for graph in graphs_of(directory)]
-    return contributions, measure_repeats(
-        directory, paths, subject.config, partial(progress, "Repeated runs")
+    return (
+        runs,
+        contributions,
+        measure_repeats(directory, paths, subject.config, partial(progress, "Repeated runs")),
     )

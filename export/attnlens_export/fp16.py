@@ -53,13 +53,12 @@ from attnlens_export.parity.measure import NOT_FINITE, Subject, compare_output
 from attnlens_export.parity.reference import (
     FloatArray,
     difference,
-    run_float64,
-    run_fp32,
 )
+from attnlens_export.parity.stored import References
 from attnlens_export.precision import Fp32Graph, Precision, Stated
 from attnlens_export.progress import Progress, StageProgress, report_each
 from attnlens_export.results import Comparison, Errors, Result
-from attnlens_model import Encoder, EncoderConfig, ModuleEncoder
+from attnlens_model import EncoderConfig
 
 FP16_PATH = "onnx/model_fp16.onnx"
 MIN_COSINE = 0.9999
@@ -115,6 +114,12 @@ class Fp16(Precision):
         self.save(source, to_fp16(source.embeddings))
         return Stated(Graph())
 
+    def store_references(self, subject: Subject) -> None:
+        """Run the inputs in PyTorch."""
+        for _, inputs in _inputs(subject.directory, subject.config, subject.cases):
+            subject.references.fp32(inputs)
+            subject.references.float64(inputs)
+
     def measure(self, subject: Subject, _stated: Stated, progress: Progress) -> Result:
         """Compare the graph with PyTorch on short inputs and on sentences."""
         return measure_fp16(subject, partial(progress, "Parity in fp16"))
@@ -137,7 +142,7 @@ def measure_fp16(subject: Subject, progress: StageProgress) -> Result:
     comparisons: list[Comparison] = []
     all_errors = []
     for name in report_each(inputs, progress):
-        errors, found = _measure(subject.encoder, name, inputs[name], graph, rounded)
+        errors, found = _measure(subject.references, name, inputs[name], graph, rounded)
         all_errors.append(errors)
         comparisons += found
     progress("", len(inputs), len(inputs))
@@ -156,7 +161,7 @@ def measure_fp16(subject: Subject, progress: StageProgress) -> Result:
 
 
 def _measure(
-    encoder: Encoder | ModuleEncoder,
+    references: References,
     name: str,
     inputs: Inputs,
     graph: sessions.Graph,
@@ -164,8 +169,8 @@ def _measure(
 ) -> tuple[Errors, list[Comparison]]:
     """Return the errors of the rounded copy. The minimum cosine includes the graph as it is."""
     live = inputs.attention_mask == 1
-    expected = run_fp32(encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
-    exact = run_float64(encoder, inputs, lambda *_: None)
+    expected = references.fp32(inputs)[HIDDEN_OUTPUT]
+    exact = references.float64(inputs)[HIDDEN_OUTPUT]
     on_cpu = graph.run(inputs)[HIDDEN_OUTPUT]
     hidden, place, largest = rounded.run(inputs)
     errors = compare_output(FP16_PATH, HIDDEN_OUTPUT, HIDDEN_OUTPUT, hidden, expected, exact, live)

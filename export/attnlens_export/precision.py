@@ -98,6 +98,9 @@ class Precision(ABC):
             )
         write_embedded(source.directory / self.path, graph.proto, graph.weights)
 
+    def store_references(self, subject: Subject) -> None:  # noqa: B027 - most precisions need none
+        """Compute all results of the PyTorch encoder that `measure` needs."""
+
     @abstractmethod
     def measure(self, subject: Subject, stated: Stated, progress: Progress) -> Result:
         """Measure the graph of a bundle.

@@ -28,12 +28,11 @@ from attnlens_export.parity.measure import (
     Grid,
     GridGraph,
     Subject,
-    draw_inputs,
     measure_grid,
     to_grid_graph,
     to_result,
 )
-from attnlens_export.parity.reference import FloatArray, run_fp32
+from attnlens_export.parity.reference import FloatArray
 from attnlens_export.parity.sessions import ProcessGraph
 from attnlens_export.progress import StageProgress
 from attnlens_export.published.classifier import has_head, num_logits
@@ -212,7 +211,7 @@ def measure_processes(
         except RuntimeFailureError as error:
             unopened[label] = GraphMeasurements(stop=f"can't be opened: {error}")
     measured = {label: _to_grid_graph(subject, graph) for label, graph in graphs.items()}
-    grid = measure_grid(subject, draw_inputs(subject), measured, progress)
+    grid = measure_grid(subject, measured, progress)
     return {label: (unopened | grid)[label] for label in openers}, graphs
 
 
@@ -222,7 +221,7 @@ def _to_grid_graph(subject: Subject, graph: ProcessGraph) -> GridGraph:
         head = open_head(subject.directory, subject.config)
 
         def hidden(_case: Case, inputs: Inputs) -> FloatArray:
-            return run_fp32(subject.encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
+            return subject.references.fp32(inputs)[HIDDEN_OUTPUT]
 
         return contributions.to_grid_graph(subject, graph.run_feed, hidden, head, is_reduced=is_reduced)
     has_attention = graph.path == ATTENTIONS_PATH

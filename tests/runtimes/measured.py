@@ -13,6 +13,7 @@ from attnlens_export.graph.names import ATTENTIONS_PATH, embeddings_path
 from attnlens_export.graph.parameters import rebuild_encoder
 from attnlens_export.parity.grid import Case, small_grid
 from attnlens_export.parity.measure import Subject
+from attnlens_export.parity.stored import References
 from attnlens_export.runtimes import RuntimeOptions, RuntimeResult, find_runtimes, measure_runtime
 from attnlens_model import read_config
 from attnlens_runtimes import Installed
@@ -41,9 +42,9 @@ def measure_all(
 ) -> list[RuntimeResult]:
     """Measure them in the runtime's default precision, and in fp32 if that is another."""
     config = read_config(bundle / "config.json")
-    encoder = rebuild_encoder(bundle / embeddings_path(bundle), config)
+    references = References(rebuild_encoder(bundle / embeddings_path(bundle), config))
     cases = cases or small_grid(config.max_tokens)
-    subject = Subject(altered or bundle, encoder, config, "test", cases)
+    subject = Subject(altered or bundle, references, config, "test", cases)
     return measure_runtime(subject, runtime, 120, lambda _detail, _done, _total: None)
 
 

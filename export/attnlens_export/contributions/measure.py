@@ -55,13 +55,13 @@ from attnlens_export.parity.measure import (
     NOT_FINITE,
     GridGraph,
     Subject,
-    exact_hidden_states,
     measure_grid,
     shortest_text,
 )
 from attnlens_export.parity.measure import Run as GridRun
 from attnlens_export.parity.reference import (
     RUN_LOCK,
+    FloatArray,
     Tensors,
     allowed_error,
     max_abs_difference,
@@ -73,7 +73,7 @@ from attnlens_export.progress import StageProgress
 from attnlens_export.published.classifier import has_head
 from attnlens_export.published.pooling import read_pooling
 from attnlens_export.results import Comparison, Result, max_or_nan
-from attnlens_model import Encoder, EncoderConfig
+from attnlens_model import Encoder, EncoderConfig, ModuleEncoder
 
 LIMIT = 1e-5
 SEED = 20_261_122
@@ -89,16 +89,12 @@ Run = Callable[[Feed], Tensors]
 
 
 def measure_contributions(
-    subject: Subject,
-    inputs: Mapping[Case, Inputs],
-    hidden: Mapping[Case, npt.NDArray[np.floating]],
-    progress: StageProgress,
+    subject: Subject, hidden: Mapping[Case, npt.NDArray[np.floating]], progress: StageProgress
 ) -> Result:
     """Measure all cases whose attention fits into memory, and one text with head gates other than 1.
 
     Args:
         subject: Bundle and reference.
-        inputs: Inputs of each case.
         hidden: Token vectors (B, T, D) of the embeddings graph, by case.
         progress: Called before each case.
 
@@ -110,7 +106,7 @@ def measure_contributions(
     dense, head = open_head(directory, config)
     feed = _ablating_feed(config, _size(config, dense), head)
     # One graph after the other, because two sessions would hold the weights twice.
-    comparisons, ablated = _run_graph(subject, inputs, hidden, (dense, head), feed, progress)
+    comparisons, ablated = _run_graph(subject, hidden, (dense, head), feed, progress)
     num_cases = len(subject.cases)
     progress("head gates", num_cases, num_cases)
     without_heads = _compare_ablated(ablated, feed, subject, dense, head)
@@ -127,6 +123,13 @@ def measure_contributions(
     )
 
 
+def store_gradients(subject: Subject) -> None:
+    """Compute the results of the PyTorch encoder that `measure_contributions` needs."""
+    dense, head = open_head(subject.directory, subject.config)
+    _gradients(subject, dense, head)
+    _states_without_heads(subject, _ablating_feed(subject.config, _size(subject.config, dense), head))
+
+
 def open_head(directory: Path, config: EncoderConfig) -> tuple[Sequence[DenseLayer], Pooling | None]:
     """Return the dense layers after the pooling of a bundle, and the pooling if it is a classifier."""
     pooling = read_pooling(directory, config.vector_size)
@@ -136,7 +139,6 @@ def open_head(directory: Path, config: EncoderConfig) -> tuple[Sequence[DenseLay
 
 def _run_graph(
     subject: Subject,
-    inputs: Mapping[Case, Inputs],
     hidden: Mapping[Case, npt.NDArray[np.floating]],
     dense_and_head: tuple[Sequence[DenseLayer], Pooling | None],
     feed: Feed,
@@ -145,7 +147,7 @@ def _run_graph(
     """Return the measurements of all cases and the outputs for `feed`. Releases the graph afterwards."""
     graph = Graph(subject.directory, CONTRIBUTIONS_PATH)
     measured = to_grid_graph(subject, graph.run_feed, lambda case, _: hidden[case], dense_and_head)
-    grid = measure_grid(subject, inputs, {CONTRIBUTIONS_PATH: measured}, progress)
+    grid = measure_grid(subject, {CONTRIBUTIONS_PATH: measured}, progress)
     return grid[CONTRIBUTIONS_PATH].comparisons, graph.run_feed(feed)
 
 
@@ -188,20 +190,31 @@ def _measure_case_of(
 ) -> list[Comparison]:
     """Measure one case of a bundle, and for one of the cases also the errors against PyTorch's gradients."""
     dense, head = dense_and_head
-    exact = exact_hidden_states(subject, case, inputs) if head is not None else None
+    exact = subject.references.float64(inputs)[HIDDEN_OUTPUT] if head is not None else None
     found = measure_case(run, case, inputs, subject.config, hidden, dense, head, exact)
     if case != _case_with_gradients(subject.cases):
         return found
-    feed = make_feed(inputs, subject.config, _size(subject.config, dense), head)
-    if head is not None:
-        # Logits are not normalized: if they are near 0, the direction p / |p| is not exact in fp32.
-        feed[TOWARDS_ITSELF] = np.zeros(len(inputs.input_ids), np.float32)
-    reference = reference_contributions(subject.encoder, inputs, feed, dense)
+    feed, reference = _gradients(subject, dense, head)
     if reference is None:
         return found
     outputs = run(feed)
     scales = _scales(feed, outputs, hidden, dense, is_logit=head is not None)
     return [*_compare_scores(case, outputs, feed, reference, scales), *found]
+
+
+def _gradients(
+    subject: Subject, dense: Sequence[DenseLayer], head: Pooling | None
+) -> tuple[Feed, Reference | None]:
+    """Return the inputs whose contributions are compared with PyTorch's gradients, and the gradients."""
+    inputs = subject.references.inputs(_case_with_gradients(subject.cases), subject.config)
+    feed = make_feed(inputs, subject.config, _size(subject.config, dense), head)
+    if head is not None:
+        # Logits are not normalized: if they are near 0, the direction p / |p| is not exact in fp32.
+        feed[TOWARDS_ITSELF] = np.zeros(len(inputs.input_ids), np.float32)
+    reference = subject.references.get(
+        "gradients", lambda encoder: reference_contributions(encoder, inputs, feed, dense)
+    )
+    return feed, reference
 
 
 def _case_with_gradients(cases: Sequence[Case]) -> Case:
@@ -310,21 +323,31 @@ def _compare_ablated(
     case = _heads_case(subject.config)
     name, what = f"{case} without some heads", "incompleteness without some heads"
     yield Comparison(CONTRIBUTIONS_PATH, name, incompleteness, LIMIT, what=what)
-    if not isinstance(subject.encoder, Encoder):
+    states = _states_without_heads(subject, feed)
+    if states is None:
         return
-    inputs = make_inputs(case, subject.config)
-    gates = feed[HEAD_GATES][0].astype(np.float32)
-    with ablated_heads(subject.encoder, gates):
-        hidden = run_fp32(subject.encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
-        exact = run_float64(subject.encoder, inputs, lambda _name, _output: None)
     all_components = np.ones(feed[DIRECTION].shape[1], dtype=np.bool_)
-    fp32, float64 = (_embed(feed, 0, states[0], dense, all_components) for states in (hidden, exact))
+    fp32, float64 = (_embed(feed, 0, hidden[0], dense, all_components) for hidden in states)
     found = outputs[EMBEDDING_OUTPUT][0].astype(np.float64)
     if head is None:
         found, fp32, float64 = unit, _unit(fp32), _unit(float64)
     limit = allowed_error(max_abs_difference(fp32, float64)) * max(1.0, float(np.abs(fp32).max()))
     kind, role = GateKind.GATE_KIND_MAX_ABS_ERROR, OutputRole.OUTPUT_ROLE_EMBEDDING
     yield Comparison(CONTRIBUTIONS_PATH, name, max_abs_difference(found, fp32), limit, kind, role)
+
+
+def _states_without_heads(subject: Subject, feed: Feed) -> tuple[FloatArray, FloatArray] | None:
+    """Return hidden states (B, T, D) of PyTorch in fp32 and float64. None for a user's module."""
+    inputs = make_inputs(_heads_case(subject.config), subject.config)
+
+    def compute(encoder: Encoder | ModuleEncoder) -> tuple[FloatArray, FloatArray] | None:
+        if not isinstance(encoder, Encoder):
+            return None
+        with ablated_heads(encoder, feed[HEAD_GATES][0].astype(np.float32)):
+            hidden = run_fp32(encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
+            return hidden, run_float64(encoder, inputs, lambda _name, _output: None)
+
+    return subject.references.get("without heads", compute)
 
 
 @contextmanager

@@ -47,6 +47,7 @@ from attnlens_export.manifest import classifier_ids, rename_graphs
 from attnlens_export.parity.grid import Case, default_grid
 from attnlens_export.parity.measure import Subject, to_result
 from attnlens_export.parity.sessions import ProcessGraph
+from attnlens_export.parity.stored import References
 from attnlens_export.progress import Progress, StageProgress, no_progress
 from attnlens_export.published.classifier import has_head, num_logits
 from attnlens_export.report import REPORT_JSON, add_section, comparisons_table
@@ -280,9 +281,9 @@ def measure_engine(
     """
     precisions, missing = engine.choose(directory)
     manifest, config = read_manifest(directory), read_config(directory / "config.json")
-    encoder = rebuild_encoder(directory / embeddings_path(directory), config)
+    references = References(rebuild_encoder(directory / embeddings_path(directory), config))
     cases = grid or default_grid(config, parity_tokens)
-    subject = Subject(directory, encoder, config, "the weights inside the bundle", cases)
+    subject = Subject(directory, references, config, "the weights inside the bundle", cases)
     stage = partial(progress, f"{OPENVINO} in {', '.join(precisions)}")
     processor, on_grid, others = _measure_grid(subject, engine, precisions, stage)
     texts = Texts.of_package(directory, config)  # shared by all precisions of the fp32 graph

@@ -4,8 +4,6 @@ The pipeline runs in a process of its own, see `attnlens_publisher`. Its results
 the graphs of the bundle are opened, so that its model and theirs never share memory.
 """
 
-import ctypes
-import gc
 import json
 import math
 import struct
@@ -25,6 +23,7 @@ from attnlens_export.int8.texts import read_kinds
 from attnlens_export.judge.compare import Facts, Rounding, Subject, judge
 from attnlens_export.judge.result import PublisherResult
 from attnlens_export.parity.long_context import memory_limit
+from attnlens_export.parity.stored import free_memory
 from attnlens_export.progress import StageProgress
 from attnlens_export.published.heads import find_head
 from attnlens_export.published.modules import MODULES_FILE
@@ -50,6 +49,8 @@ _MODULES = ("torch", "transformers.modeling_utils", "transformers.models.auto.mo
 # A checkpoint may share embeddings, or lack a pooler.
 _MAX_SIZE_RATIO = 2
 _MAX_SPARE_BYTES = 2**26
+# Memory of the process with the publisher's libraries.
+_COMPARISON_BYTES = 2**29
 _WITHOUT = "omit the comparison with --without-comparison"
 
 
@@ -114,7 +115,7 @@ def compare_with_publisher(
     Raises:
         SourceError: The pipeline's library is not installed, or can't load the checkpoint.
     """
-    _free_memory()
+    free_memory()
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "reference.npz"
         try:
@@ -138,13 +139,6 @@ def compare_with_publisher(
                 index, _, kind = name.partition(".")
                 probes[int(index)].arrays[kind] = arrays[name]
     return judge(described, probes, subject, rounding, question.skipped)
-
-
-def _free_memory() -> None:
-    """Return the memory of freed encoders and sessions to the system, where the pipeline can use it."""
-    gc.collect()  # modules of transformers refer to themselves
-    if hasattr(ctypes.pythonapi, "malloc_trim"):  # glibc
-        ctypes.pythonapi.malloc_trim(0)
 
 
 def _compute(question: Question, path: Path, progress: StageProgress, facts: Facts) -> dict[str, Any]:
@@ -208,7 +202,11 @@ def longest_vectors(config: EncoderConfig, *, has_random_blocks: bool = True) ->
 
 def needed_bytes(source: Path) -> int:
     """Return the memory that the publisher's pipeline may take: 1.3 times its weights in fp32, and 2 GiB."""
-    return int(1.3 * sum(map(_fp32_bytes, _weight_files(source)))) + 2**31
+    return int(1.3 * _weight_bytes(source)) + 2**31
+
+
+def _weight_bytes(source: Path) -> int:
+    return sum(map(_fp32_bytes, _weight_files(source)))
 
 
 def _weight_files(source: Path) -> list[Path]:
@@ -228,17 +226,21 @@ def _fp32_bytes(path: Path) -> int:
         return path.stat().st_size  # a broken file: its reader reports it
 
 
-def check_memory(source: Path) -> None:
-    """Check that the publisher's pipeline fits into the available memory.
+def check_memory(source: Path, *, has_comparison: bool) -> None:
+    """Check that an export fits into the available memory.
 
     Raises:
         SourceError: It does not.
     """
-    needed, available = needed_bytes(source), _available_bytes()
+    spare = 0 if has_comparison else _COMPARISON_BYTES
+    # ONNX Runtime stores the matrices of the contribution graph twice.
+    needed = max(needed_bytes(source) - spare, 2 * _weight_bytes(source) + 2**30)
+    available = _available_bytes()
     if needed > available:
+        remedy = f"free memory, or {_WITHOUT}" if has_comparison else "free memory"
         raise SourceError(
-            f"the comparison with the publisher's results needs {needed / 1e9:.1f} GB of memory, but "
-            f"{available / 1e9:.1f} GB are available: free memory, or {_WITHOUT}"
+            f"the export needs {needed / 1e9:.1f} GB of memory, but {available / 1e9:.1f} GB are available: "
+            f"{remedy}"
         )
 
 
@@ -264,7 +266,7 @@ def check_described_size(source: Path) -> None:
         raise SourceError(
             f"transformers can't create the encoder that config.json describes: {error}"
         ) from error
-    stored = sum(map(_fp32_bytes, _weight_files(source)))
+    stored = _weight_bytes(source)
     if described > _MAX_SIZE_RATIO * stored + _MAX_SPARE_BYTES:
         raise SourceError(
             f"config.json describes an encoder of {described / 1e9:.1f} GB in fp32, but the checkpoint "

@@ -28,7 +28,7 @@ from attnlens.v1.manifest_pb2 import LongContext as LongContextMessage
 from attnlens_export.graph.names import HIDDEN_OUTPUT, embeddings_path
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.graph.write import write_embedded
-from attnlens_export.parity.grid import SEED, Case, Padding
+from attnlens_export.parity.grid import SEED, Case, Inputs, Padding
 from attnlens_export.parity.measure import Subject
 from attnlens_export.parity.reference import (
     allowed_error,
@@ -42,9 +42,9 @@ from attnlens_export.progress import StageProgress
 from attnlens_export.results import Comparison, Errors, Result
 from attnlens_model import AttentionConfig, ConfigError, Encoder, EncoderConfig, new_encoder
 
-MAX_SCORE_BYTES = 2**32
-"""Maximum size of the attention scores (H, T, T) of one layer, in fp32. About three such tensors exist at a
-time."""
+MAX_SCORE_BYTES = 2**28
+"""Maximum size of the attention scores (H, T, T) of one layer, in fp32. Up to seven such tensors exist
+at a time."""
 MAX_MEMORY_SHARE = 0.15
 """Maximum share of memory for the scores of one layer."""
 PROBE_TOKENS = 8192
@@ -114,6 +114,18 @@ def measure_long_context(
         remarks=(_describe(message),),
         message=message,
     )
+
+
+def store_long_text(subject: Subject) -> None:
+    """Run the longest text in PyTorch, if it is longer than the inputs of the grid."""
+    longest = min(subject.config.max_tokens, longest_length(subject.config))
+    if longest > max(case.length for case in subject.cases):
+        subject.references.fp32(_long_inputs(subject, longest))
+
+
+def _long_inputs(subject: Subject, length: int) -> Inputs:
+    case = Case(1, length, Padding.NONE, with_attentions=False)
+    return subject.references.inputs(case, subject.config)
 
 
 def _describe(message: LongContextMessage) -> str:
@@ -187,12 +199,9 @@ def _head_size(attention: AttentionConfig, default: int) -> int:
 
 def _hidden_states_error(subject: Subject, length: int) -> float:
     """Return max |ONNX - PyTorch fp32| of the hidden states of one text."""
-    case = Case(1, length, Padding.NONE, with_attentions=False)
-    inputs = make_clear_inputs(case, subject.config, subject.encoder)
-    # Close the session before PyTorch runs, because both need memory for the scores of a layer.
+    inputs = _long_inputs(subject, length)
     measured = Graph(subject.directory, embeddings_path(subject.directory)).run(inputs)[HIDDEN_OUTPUT]
-    expected = run_fp32(subject.encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
-    return max_abs_difference(measured, expected)
+    return max_abs_difference(measured, subject.references.fp32(inputs)[HIDDEN_OUTPUT])
 
 
 def _probe_error(config: EncoderConfig, length: int, tracer: Tracer) -> tuple[float, float]:

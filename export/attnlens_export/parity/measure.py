@@ -24,22 +24,18 @@ from attnlens_export.parity.grid import Case, Inputs
 from attnlens_export.parity.reference import (
     TOLERANCE,
     BoolArray,
-    Float64Arithmetic,
     FloatArray,
     Tensors,
     allowed_error,
     difference,
-    make_clear_inputs,
     max_abs_difference,
-    run_float64,
-    run_fp32,
     select_live,
 )
 from attnlens_export.parity.sessions import Graph, RunnableGraph
+from attnlens_export.parity.stored import References
 from attnlens_export.progress import StageProgress, report_each
-from attnlens_export.published.classifier import has_head
 from attnlens_export.results import Comparison, Errors, Result, max_or_nan
-from attnlens_model import AttentionOutput, Encoder, EncoderConfig, ModuleEncoder
+from attnlens_model import AttentionOutput, EncoderConfig
 from attnlens_runtimes import RuntimeFailureError
 
 REDUCED_MIN_COSINE = 0.999
@@ -58,20 +54,17 @@ class Subject:
 
     Attributes:
         directory: Bundle directory.
-        encoder: PyTorch encoder in fp32 and eval mode, on the CPU.
+        references: Results of the PyTorch encoder.
         config: Configuration of the encoder.
         reference_name: Origin of the encoder's weights, for the report.
         cases: Parity grid.
-        exact_states: Hidden states (B, T, D) of PyTorch in float64, by case, if the bundle is a classifier,
-            see `exact_hidden_states`.
     """
 
     directory: Path
-    encoder: Encoder | ModuleEncoder
+    references: References
     config: EncoderConfig
     reference_name: str
     cases: Sequence[Case]
-    exact_states: dict[Case, FloatArray] = field(default_factory=dict)
 
 
 def compare_output(
@@ -207,14 +200,14 @@ def _describe_lengths(group: Iterable[Errors], max_tokens: int) -> Iterator[str]
 
 
 def run_embeddings(
-    subject: Subject, graph_paths: Sequence[str], inputs: Mapping[Case, Inputs], progress: StageProgress
+    subject: Subject, graph_paths: Sequence[str], progress: StageProgress
 ) -> dict[str, dict[Case, Run]]:
     """Run every case in the graphs without attention, one graph after the other to save memory.
 
     Returns:
         Runs by path and case. Their outputs are small.
     """
-    runs = {}
+    inputs, runs = draw_inputs(subject), {}
     for path in graph_paths:
         if len(read_structure(subject.directory / path).graph.output) == 1:
             graph = Graph(subject.directory, path)
@@ -229,7 +222,6 @@ def measure_parity(
     subject: Subject,
     graph_paths: Sequence[str],
     progress: StageProgress,
-    inputs: Mapping[Case, Inputs] | None = None,
     runs: Mapping[str, dict[Case, Run]] | None = None,
 ) -> Result:
     """Compare graphs with PyTorch on every case.
@@ -238,14 +230,12 @@ def measure_parity(
         subject: Bundle and reference.
         graph_paths: Paths of the ONNX files in the bundle.
         progress: Called before each case.
-        inputs: Inputs of each case. If None, `draw_inputs`.
         runs: Runs of the graphs without attention, which the comparison removes. If None, `run_embeddings`.
 
     Returns:
         The measurements. A graph that differs does not raise an exception: see `Result.failures`.
     """
-    inputs = inputs or draw_inputs(subject)
-    runs = run_embeddings(subject, graph_paths, inputs, progress) if runs is None else runs
+    runs = run_embeddings(subject, graph_paths, progress) if runs is None else runs
     graphs: dict[str, GridGraph] = {}
     for path in graph_paths:
         if path in runs:
@@ -253,7 +243,7 @@ def measure_parity(
         else:
             graph = Graph(subject.directory, path)
             graphs[path] = to_grid_graph(graph, subject.config, has_attention=True)
-    grid = measure_grid(subject, inputs, graphs, progress)
+    grid = measure_grid(subject, graphs, progress)
     return to_result(subject, grid, {path: path for path in graph_paths})
 
 
@@ -264,14 +254,15 @@ def _replay(runs: dict[Case, Run]) -> Callable[[Case, Inputs], Run]:
 
 def draw_inputs(subject: Subject) -> dict[Case, Inputs]:
     """Return the inputs of all cases."""
-    return {case: make_clear_inputs(case, subject.config, subject.encoder) for case in subject.cases}
+    return {case: subject.references.inputs(case, subject.config) for case in subject.cases}
 
 
-def exact_hidden_states(subject: Subject, case: Case, inputs: Inputs) -> FloatArray:
-    """Return the hidden states (B, T, D) of PyTorch in float64, computed once for all graphs."""
-    if case not in subject.exact_states:
-        subject.exact_states[case] = run_float64(subject.encoder, inputs, lambda _name, _output: None)
-    return subject.exact_states[case]
+def store_grid(subject: Subject, progress: StageProgress) -> None:
+    """Run every case in PyTorch, so that `measure_grid` does not need the encoder."""
+    inputs = draw_inputs(subject)
+    for case in report_each(subject.cases, progress):
+        subject.references.fp32(inputs[case], with_attentions=case.with_attentions)
+        subject.references.float64(inputs[case], with_attentions=case.with_attentions)
 
 
 def to_grid_graph(
@@ -283,28 +274,25 @@ def to_grid_graph(
     )
 
 
-def measure_grid(
-    subject: Subject, inputs: Mapping[Case, Inputs], graphs: Mapping[str, GridGraph], progress: StageProgress
-) -> Grid:
-    """Run every case in every graph, and in PyTorch once for all graphs.
+def measure_grid(subject: Subject, graphs: Mapping[str, GridGraph], progress: StageProgress) -> Grid:
+    """Run every case in every graph, and compare the outputs with PyTorch.
 
     If a graph in another runtime fails, its measurement ends.
 
     Args:
         subject: Bundle and reference.
-        inputs: Inputs of each case.
         graphs: Open graphs by label.
         progress: Called before each case.
 
     Returns:
         The measurements by label.
     """
+    inputs = draw_inputs(subject)
     grid = {label: GraphMeasurements() for label in graphs}
-    arithmetic = Float64Arithmetic()
     for case in report_each(subject.cases, progress):
         runs = _run_graphs(graphs, case, inputs[case], grid)
         if runs:
-            compare_case(subject, case, inputs[case], runs, grid, arithmetic)
+            compare_case(subject, case, inputs[case], runs, grid)
     progress("", len(subject.cases), len(subject.cases))
     return grid
 
@@ -344,14 +332,7 @@ def run_case(
     )
 
 
-def compare_case(
-    subject: Subject,
-    case: Case,
-    inputs: Inputs,
-    runs: Mapping[str, Run],
-    grid: Grid,
-    arithmetic: Float64Arithmetic,
-) -> None:
+def compare_case(subject: Subject, case: Case, inputs: Inputs, runs: Mapping[str, Run], grid: Grid) -> None:
     """Compare the outputs of graphs with PyTorch, and remove them from `runs`.
 
     Args:
@@ -360,26 +341,20 @@ def compare_case(
         inputs: Inputs of the case.
         runs: Runs by label.
         grid: Receives the measurements by label.
-        arithmetic: See `run_float64`.
     """
     live = inputs.attention_mask == 1
     described = layer_outputs(subject.config)
-    expected = run_fp32(subject.encoder, inputs, case.with_attentions)
+    expected = subject.references.fp32(inputs, with_attentions=case.with_attentions)
+    exact = subject.references.float64(inputs, with_attentions=case.with_attentions)
     compared: dict[str, dict[str, list[Errors]]] = {label: {HIDDEN_OUTPUT: []} for label in runs}
-
-    def compare(name: str, exact: FloatArray) -> None:
-        if name not in expected:
-            return
-        fp32, role = expected.pop(name), _role(name, described)
-        for label, run in runs.items():
-            if name in run.tensors:
-                errors = compare_output(run.graph, role, name, run.tensors.pop(name), fp32, exact, live)
-                compared[label].setdefault(role, []).append(errors)
-
-    exact = run_float64(subject.encoder, inputs, compare, arithmetic)
-    if has_head(subject.directory):
-        subject.exact_states[case] = exact
-    compare(HIDDEN_OUTPUT, exact)
+    for name in exact:
+        having = {label: run for label, run in runs.items() if name in run.tensors}
+        if not having or name not in expected:
+            continue
+        fp32, float64, role = expected[name], exact[name], _role(name, described)
+        for label, run in having.items():
+            errors = compare_output(run.graph, role, name, run.tensors.pop(name), fp32, float64, live)
+            compared[label].setdefault(role, []).append(errors)
     for label, by_role in compared.items():
         for group in filter(None, by_role.values()):
             errors = Errors.merged(group)

@@ -3,6 +3,7 @@
 Shapes: B texts in a batch, T tokens.
 """
 
+import ctypes
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -86,6 +87,12 @@ def open_session(
     )
 
 
+def trim_memory() -> None:
+    """Return freed memory to the system: that of a session is in pieces, which the allocator would keep."""
+    if hasattr(ctypes.pythonapi, "malloc_trim"):  # glibc
+        ctypes.pythonapi.malloc_trim(0)
+
+
 class RunnableGraph(Protocol):
     """An open graph."""
 
@@ -118,6 +125,7 @@ class Graph:
         if model is not None:
             weights_directory = locate_weights(model, (directory / path).parent)
             source = model.SerializeToString()
+        trim_memory()
         self._session = open_session(
             source, threads=threads, use_arena=False, weights_directory=weights_directory
         )

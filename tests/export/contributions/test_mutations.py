@@ -31,6 +31,7 @@ from attnlens_export.graph.names import ATTENTIONS_PATH, CONTRIBUTIONS_PATH, HEA
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph
 from attnlens_export.parity.grid import Case, Inputs, Padding, make_inputs, small_grid
 from attnlens_export.parity.measure import Subject
+from attnlens_export.parity.stored import References
 from attnlens_export.progress import no_progress
 from attnlens_export.results import Comparison, Result
 from attnlens_model import Encoder, new_encoder
@@ -196,7 +197,7 @@ def verdict_with(
     config = small_config()
     export_bundle(config, directory, quick)
     change_graph(directory, path, change)
-    subject = Subject(directory, new_encoder(config, seed=0), config, "", small_grid(16))
+    subject = Subject(directory, References(new_encoder(config, seed=0)), config, "", small_grid(16))
     return measure_graphs(subject, {}, no_progress, beyond_grid=False)
 
 

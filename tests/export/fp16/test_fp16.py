@@ -33,6 +33,7 @@ from attnlens_export.layouts import write_layout
 from attnlens_export.parity.grid import Case, Padding, make_inputs, small_grid
 from attnlens_export.parity.measure import Subject
 from attnlens_export.parity.reference import run_fp32
+from attnlens_export.parity.stored import References
 from attnlens_model import Encoder, EncoderConfig, new_encoder
 from attnlens_model.attention.parts.masks import MASKED_SCORE
 from family_cases import EXPORTED
@@ -224,7 +225,7 @@ def test_values_beyond_the_range_fail_by_place(
     (tmp_path / "onnx").mkdir()
     for name, each in (("model", graph), ("model_fp16", to_fp16(graph))):
         write_embedded(tmp_path / "onnx" / f"{name}.onnx", each.proto, each.weights)
-    result = measure_fp16(Subject(tmp_path, encoder, tiny_config, "test", GRID), lambda *_: None)
+    result = measure_fp16(Subject(tmp_path, References(encoder), tiny_config, "test", GRID), lambda *_: None)
     (first, *_) = result.failures()
     assert first.startswith("onnx/model_fp16.onnx: max fp16 value of last_hidden_state on ")
     assert first.endswith("(limit 65504): matmul_6 with layers.0.feed_forward.up.weight.T")

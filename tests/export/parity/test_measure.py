@@ -23,6 +23,7 @@ from attnlens_export.parity.grid import (
 from attnlens_export.parity.measure import Subject, measure_parity, run_case
 from attnlens_export.parity.reference import Tensors, allowed_error, difference
 from attnlens_export.parity.sessions import Graph
+from attnlens_export.parity.stored import References
 from attnlens_export.report import write_report
 from attnlens_export.results import Result
 from attnlens_model import Encoder, EncoderConfig, new_encoder
@@ -53,7 +54,7 @@ def graph_dir(tiny_trace: TracedGraph, tmp_path: Path) -> Path:
 def measure(
     encoder: Encoder, config: EncoderConfig, directory: Path, cases: list[Case], *graphs: str
 ) -> Result:
-    subject = Subject(directory, encoder, config, "test", cases)
+    subject = Subject(directory, References(encoder), config, "test", cases)
     return measure_parity(subject, graphs or ["model.onnx"], lambda _detail, _done, _total: None)
 
 

@@ -25,7 +25,6 @@ from attnlens_export.parity import measure as parity
 from attnlens_export.parity.grid import Inputs, default_grid
 from attnlens_export.parity.measure import (
     Subject,
-    draw_inputs,
     measure_grid,
     measure_parity,
     to_grid_graph,
@@ -33,6 +32,7 @@ from attnlens_export.parity.measure import (
 )
 from attnlens_export.parity.reference import Tensors, run_fp32
 from attnlens_export.parity.sessions import Graph
+from attnlens_export.parity.stored import References
 from attnlens_export.progress import no_stage_progress
 from attnlens_export.results import Result
 from attnlens_model import Encoder, EncoderConfig, ModuleEncoder, new_encoder
@@ -85,7 +85,7 @@ def judge(
     structure.graph.output.extend(onnx.ValueInfoProto(name=name) for name in output_names(encoder.config))
     (directory / "model.onnx").write_bytes(structure.SerializeToString())
     monkeypatch.setattr(parity, "Graph", WrongGraph)
-    subject = Subject(directory, encoder, encoder.config, "test", default_grid(encoder.config))
+    subject = Subject(directory, References(encoder), encoder.config, "test", default_grid(encoder.config))
     return measure_parity(subject, ["model.onnx"], lambda _detail, _done, _total: None)
 
 
@@ -184,10 +184,10 @@ def test_mutants_of_graphs_are_found(mechanism: str, tmp_path: Path) -> None:
     encoder = lively(config)
     traced = trace(encoder, config)
     models = {"unchanged": traced.proto_with_weights(), **selected(traced, WRONG[mechanism])}
-    subject = Subject(tmp_path, encoder, config, "test", default_grid(config))
+    subject = Subject(tmp_path, References(encoder), config, "test", default_grid(config))
     graphs = {}
     for number, (name, model) in enumerate(models.items()):
         onnx.save(model, tmp_path / f"{number}.onnx")
         graphs[name] = to_grid_graph(Graph(tmp_path, f"{number}.onnx"), config, has_attention=True)
-    grid = measure_grid(subject, draw_inputs(subject), graphs, no_stage_progress)
+    grid = measure_grid(subject, graphs, no_stage_progress)
     assert [name for name in models if to_result(subject, grid, {name: ""}).passed] == ["unchanged"]

@@ -1,8 +1,10 @@
 """Exports that are compared with the publisher's pipeline: one model per layout, then each disagreement."""
 
 import functools
+import json
 import re
 import shutil
+import struct
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -410,13 +412,32 @@ def test_weights_are_freed_before_the_pipeline_is_loaded(
     assert held[-1] == (0, 0)
 
 
+@pytest.mark.parametrize(("comparison", "need"), [(True, "2.1"), (False, "1.6")])
 def test_too_little_memory_stops_before_loading(
-    exported: Callable[[str], Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    comparison: bool,
+    need: str,
+    exported: Callable[[str], Exported],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source, _, _ = exported("dense")
     monkeypatch.setattr(question, "memory_limit", lambda: 10**9)
     monkeypatch.setattr(bundle, "load_checkpoint", None)
-    with pytest.raises(
-        SourceError, match=r"needs 2\.1 GB of memory, but 1\.0 GB are available: .*--without-comparison"
-    ):
-        export_bundle(source, tmp_path / "bundle", ExportOptions(comparison=True))
+    message = f"the export needs {need} GB of memory, but 1.0 GB are available: free memory"
+    with pytest.raises(SourceError) as caught:
+        export_bundle(source, tmp_path / "bundle", ExportOptions(comparison=comparison))
+    assert str(caught.value).startswith(message)
+    assert ("--without-comparison" in str(caught.value)) is comparison
+
+
+def test_need_of_large_weights_includes_both_copies_of_the_matrices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the contribution graph. The need of others is 1.3 times the weights, and 2 GiB."""
+    monkeypatch.setattr(question, "memory_limit", lambda: 10**9)
+    for num_bytes, need in ((10**9, "3.4"), (4 * 10**9, "9.1")):
+        header = json.dumps({"a": {"dtype": "F32", "shape": [num_bytes // 4], "data_offsets": [0, 0]}})
+        content = struct.pack("<Q", len(header)) + header.encode()
+        (tmp_path / "model.safetensors").write_bytes(content)
+        with pytest.raises(SourceError, match=f"needs {need} GB"):
+            question.check_memory(tmp_path, has_comparison=True)
