@@ -12,14 +12,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
 from attnlens.bundle import embedding_size, write_manifest
 from attnlens.published import ON_REQUEST
 from attnlens.short_repr import short_repr
-from attnlens.v1.manifest_pb2 import Activation, Dense, Manifest, Pooling
+from attnlens.v1.manifest_pb2 import Activation, Dense, Manifest, Pooling, PoolingDefaults
 from attnlens_export.classification import logits_graph
 from attnlens_export.contents import Verdict, check_graphs, measure_graphs
 from attnlens_export.contributions.write import read_layer, write_contributions
@@ -42,11 +42,14 @@ from attnlens_export.judge.question import (
     CHOSEN,
     NEEDS_CODE,
     NO_TOKENIZER,
+    Answer,
     Question,
+    ask_publisher,
     check_described_size,
     check_memory,
     compare_with_publisher,
     libraries_of,
+    runs_concurrently,
 )
 from attnlens_export.judge.reader import BundleReader
 from attnlens_export.judge.result import PublisherResult
@@ -54,8 +57,8 @@ from attnlens_export.manifest import Origin, describe_bundle
 from attnlens_export.parity.grid import Case, default_grid
 from attnlens_export.parity.measure import Subject
 from attnlens_export.parity.stored import References
-from attnlens_export.precision import Fp32Graph, Precision
-from attnlens_export.progress import Progress, no_progress
+from attnlens_export.precision import Fp32Graph, Precision, Stated
+from attnlens_export.progress import Progress, beside, no_progress, no_stage_progress
 from attnlens_export.published.chat_template import render_template
 from attnlens_export.published.choices import AttentionChoices, RandomBlocksChoice
 from attnlens_export.published.classifier import (
@@ -76,7 +79,7 @@ from attnlens_export.published.pooling import (
     read_pooling,
     write_pooling,
 )
-from attnlens_export.published.prompts import read_prompts, write_prompts
+from attnlens_export.published.prompts import Prompts, read_prompts, write_prompts
 from attnlens_export.published.settings import check_settings, lacks_template_setting
 from attnlens_export.published.side_files import (
     TASK_KEY,
@@ -90,6 +93,7 @@ from attnlens_export.published.side_files import (
 from attnlens_export.report import write_report
 from attnlens_export.results import describe_first
 from attnlens_export.staging import staged
+from attnlens_export.tokenizer.pairs import takes_pairs
 from attnlens_export.tokenizer.write import write_tokenizer
 from attnlens_model import (
     NO_TASK,
@@ -590,51 +594,52 @@ class _Built(NamedTuple):
     no_contributions: str
 
 
-def _build(directory: Path, model: _Model, options: ExportOptions, progress: Progress) -> _Built:
+class _Settings(NamedTuple):
+    """Settings of a bundle that do not depend on its graphs."""
+
+    pooling: PoolingDefaults
+    prompts: Prompts
+    max_tokens: int
+    template: dict[str, Any] | None
+
+
+def _read_settings(model: _Model, options: ExportOptions) -> _Settings:
     config = model.config
     pooling = read_pooling(
         model.embedder, config.vector_size, options.pooling, options.normalize, options.skipped_modules
     )
     prompts = read_prompts(model.directory, options.prompts, options.default_prompt)
-    max_tokens = read_max_tokens(model.directory, config)
     template = render_template(model.embedder, has_prompts=any(prompts.texts.values()))
     if template:
         pooling.exclude_prompt = False  # sentence-transformers does not exclude the system message
+    return _Settings(pooling, prompts, read_max_tokens(model.directory, config), template)
+
+
+def _build(directory: Path, model: _Model, options: ExportOptions, progress: Progress) -> _Built:
+    config, settings = model.config, _read_settings(model, options)
     # Before tracing, which takes longer: broken files should fail early.
     copy_described(directory, model.directory, is_embedder=model.head is None)
-    layers_from = model.embedder
     if model.classifier is not None:
         write_head(directory, model.classifier)
-        pooling, layers_from = model.classifier.pooling, directory
     lowercase = read_sentence_config(directory).get("do_lower_case") is True
     tokenizer = write_tokenizer(
-        directory, model.directory, options.tokenizer, config, max_tokens, lowercase=lowercase
+        directory, model.directory, options.tokenizer, config, settings.max_tokens, lowercase=lowercase
     )
-    if model.directory is not None and options.comparison and not model.has_own_code:
-        start(libraries_of(model.directory))  # they are imported while this process traces the encoder
-    fp32 = _write_graphs(directory, model, options, progress)
-    missing = write_contributions(fp32, layers_from, pooling)
-    progress("Writing the configuration", "", 0, 1)
-    has_data = (directory / DATA_PATH).is_file()
-    own = {TASK_KEY: model.adapter_task, TEMPLATE_KEY: template}
-    write_config(directory, model.directory, config, external_data=has_data, own=own)
-    if model.classifier is None:
-        write_pooling(directory, model.embedder, config.vector_size, pooling, max_tokens)
-    elif model.directory is not None:
-        write_classifier_files(directory, model.directory, model.classifier)
-    write_prompts(directory, prompts, options.similarity)
-    stated = {precision.path: precision.write(fp32, progress) for precision in options.precisions}
-    del fp32  # its weights are transposed copies
-    check_graphs(directory, config)
-    cases = options.grid or default_grid(config, options.parity_tokens)
-    subject = Subject(
-        directory, References(model.encoder, is_owned=model.is_loaded), config, model.source, cases
-    )
-    beyond_grid = options.grid is None and options.parity_tokens is None
-    verdict = measure_graphs(subject, stated, progress, beyond_grid=beyond_grid)
-    if not verdict.passed and not options.keep_failed:
-        raise ParityError(verdict.describe_failure())
-    publisher = _compare_with_publisher(directory, model, options, verdict, progress)
+    question, is_small = _question(directory, model, options), False
+    if isinstance(question, Question):
+        start(libraries_of(question.source))  # they are imported while this process traces the encoder
+        is_small = runs_concurrently(question.source)
+    with beside(partial(_ask, question, directory, settings.prompts), progress, in_thread=is_small) as answer:
+        stated, missing = _write_contents(directory, model, options, settings, progress)
+        cases = options.grid or default_grid(config, options.parity_tokens)
+        subject = Subject(
+            directory, References(model.encoder, is_owned=model.is_loaded), config, model.source, cases
+        )
+        beyond_grid = options.grid is None and options.parity_tokens is None
+        verdict = measure_graphs(subject, stated, progress, beyond_grid=beyond_grid)
+        if not verdict.passed and not options.keep_failed:
+            raise ParityError(verdict.describe_failure())
+        publisher = _compare_with_publisher(directory, model, question, verdict, answer)
     write_report(directory / "parity", verdict, model.name)
     progress("Hashing the files", "", 0, 1)
     origin = Origin(model.name, model.source, model.commit, read_license(model.directory))
@@ -651,8 +656,64 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
     return _Built(manifest, verdict, tokenizer, missing)
 
 
+def _write_contents(
+    directory: Path, model: _Model, options: ExportOptions, settings: _Settings, progress: Progress
+) -> tuple[dict[str, Stated], str]:
+    """Write graphs and settings, and return the properties of graphs by path, and `no_contributions`."""
+    config, pooling, layers_from = model.config, settings.pooling, model.embedder
+    if model.classifier is not None:
+        pooling, layers_from = model.classifier.pooling, directory
+    fp32 = _write_graphs(directory, model, options, progress)
+    missing = write_contributions(fp32, layers_from, pooling)
+    progress("Writing the configuration", "", 0, 1)
+    has_data = (directory / DATA_PATH).is_file()
+    own = {TASK_KEY: model.adapter_task, TEMPLATE_KEY: settings.template}
+    write_config(directory, model.directory, config, external_data=has_data, own=own)
+    if model.classifier is None:
+        write_pooling(directory, model.embedder, config.vector_size, pooling, settings.max_tokens)
+    elif model.directory is not None:
+        write_classifier_files(directory, model.directory, model.classifier)
+    write_prompts(directory, settings.prompts, options.similarity)
+    stated = {precision.path: precision.write(fp32, progress) for precision in options.precisions}
+    check_graphs(directory, config)
+    return stated, missing
+
+
+def _question(directory: Path, model: _Model, options: ExportOptions) -> Question | tuple[str, ...]:
+    """Return the question to the publisher's pipeline, or the reasons for everything that is not compared."""
+    skipped = _replaced_results(options)
+    reasons = {
+        "the encoder is not a published checkpoint": model.directory is None,
+        ON_REQUEST: not options.comparison,
+        NEEDS_CODE: model.has_own_code,
+        NO_TOKENIZER: not (directory / "tokenizer.json").is_file(),
+    }
+    reason = next((reason for reason, applies in reasons.items() if applies), None)
+    if model.directory is None or reason is not None:
+        return (reason or "", *_describe_skipped(skipped))
+    kind = "scorer" if model.classifier else "encoder" if model.head else "embedder"
+    return Question(model.directory, model.config, kind, skipped)
+
+
+def _describe_skipped(skipped: Mapping[str, str]) -> list[str]:
+    return [f"{result}: {option}" for result, option in skipped.items()]
+
+
+def _ask(
+    question: Question | tuple[str, ...], directory: Path, prompts: Prompts, progress: Progress
+) -> Answer | str:
+    if not isinstance(question, Question):
+        return question[0]
+    stage = partial(progress, "Publisher's results")
+    return ask_publisher(question, prompts, stage, takes_pairs=takes_pairs(directory, question.config))
+
+
 def _compare_with_publisher(
-    directory: Path, model: _Model, options: ExportOptions, verdict: Verdict, progress: Progress
+    directory: Path,
+    model: _Model,
+    question: Question | tuple[str, ...],
+    verdict: Verdict,
+    answer: Callable[[], Answer | str],
 ) -> PublisherResult:
     """Compare the bundle with the publisher's pipeline.
 
@@ -660,31 +721,18 @@ def _compare_with_publisher(
         DifferenceError: A result differs.
         SourceError: The pipeline can't compute its results.
     """
-    skipped = _replaced_results(options)
-    reasons = {
-        "the encoder is not a published checkpoint": model.directory is None,
-        ON_REQUEST: not options.comparison,
-        NEEDS_CODE: model.has_own_code,
-        NO_TOKENIZER: not (directory / "tokenizer.json").is_file(),
-        "parity failed": not verdict.passed,
-    }
-    reason = next((reason for reason, applies in reasons.items() if applies), None)
-    if model.directory is not None and model.classifier and reason and is_derived(model.directory):
-        raise SourceError(
-            "attnlens knows the classification head of this class only by its tensors, so its logits must be "
-            f"compared with those of transformers, which this export does not: {reason}. Add a tokenizer, "
-            "leave out --without-comparison, or add --without-head"
-        )
-    if model.directory is None or reason is not None:
-        not_compared = [f"{result}: {option}" for result, option in skipped.items()]
-        return PublisherResult(not_compared=(reason or "", *not_compared))
-    kind = "scorer" if model.classifier else "encoder" if model.head else "embedder"
-    result = compare_with_publisher(
-        Question(model.directory, model.config, kind, skipped),
-        BundleReader(directory, model.config),
-        Rounding.measured(verdict),
-        partial(progress, "Publisher's results"),
-    )
+    if isinstance(question, Question) and not verdict.passed:
+        question = ("parity failed", *_describe_skipped(question.skipped))
+    if not isinstance(question, Question):
+        if model.directory is not None and model.classifier and is_derived(model.directory):
+            raise SourceError(
+                "attnlens knows the classification head of this class only by its tensors, so its logits "
+                f"must be compared with those of transformers, which this export does not: {question[0]}. "
+                "Add a tokenizer, leave out --without-comparison, or add --without-head"
+            )
+        return PublisherResult(not_compared=question)
+    reader, rounding = BundleReader(directory, model.config), Rounding.measured(verdict)
+    result = compare_with_publisher(question, reader, rounding, no_stage_progress, answer())
     if failures := result.failures():
         first, remedy = describe_first(failures), _remedy(model.config)
         raise DifferenceError(f"the bundle differs from {result.implementation}: {first}. {remedy}")

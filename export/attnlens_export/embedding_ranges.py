@@ -23,8 +23,11 @@ from attnlens_export.published.side_files import read_max_tokens
 from attnlens_export.tokenizer.read import BundleTokenizer
 from attnlens_model import EncoderConfig
 
-# Floating-point operations that an export spends. A larger model is measured on fewer texts, of all kinds.
+# Floating-point operations that an export spends. A larger model is measured on fewer texts, of all kinds: on
+# `_ENOUGH_TEXTS`, or on fewer if these take more than `_MAX_FLOPS`.
+_FLOPS = 1e12
 _MAX_FLOPS = 4e12
+_ENOUGH_TEXTS = 400
 _MIN_TEXTS = 100
 # Maximum length of a text without its prompt. With all tokens, the ranges of MiniLM clip 0.40 instead of
 # 0.41 % of the components of the STS benchmark, and 0.15 instead of 0.18 % of those of passages, in 1.5 times
@@ -50,7 +53,9 @@ def measure_ranges(directory: Path, config: EncoderConfig, progress: StageProgre
     batches = make_batches(texts, tokenizer_path, config, max_tokens, prompt)
     num_tokens = sum(batch.inputs.input_ids.size for batch in batches)
     token_flops = flops_per_token(config.hidden_size, config.intermediate_size, config.num_layers)
-    step = max(1, -(-num_tokens * token_flops // int(_MAX_FLOPS)))
+    flops = num_tokens * token_flops
+    step = min(-(-flops // int(_FLOPS)), len(texts) // _ENOUGH_TEXTS)
+    step = max(1, step, -(-flops // int(_MAX_FLOPS)))
     if len(texts) // step < _MIN_TEXTS:
         return None
     if step > 1:

@@ -13,6 +13,7 @@ from typing import IO, Any
 from attnlens_publisher.errors import FailedError, MissingError, RefusedError
 
 LIBRARIES = ("transformers", "sentence_transformers")
+TOKENIZER_IMPORTS = ("transformers.models.auto.tokenization_auto",)
 TIMEOUT_S = 3600
 
 Report = Callable[[str, int, int], object]

@@ -17,6 +17,8 @@ from attnlens_export.graph.names import role_name
 from attnlens_export.manifest import describe_bundle
 from attnlens_export.published.prompts import Prompts, read_prompts
 from attnlens_model import Encoder, EncoderConfig
+from attnlens_publisher import process
+from attnlens_publisher.process import TOKENIZER_IMPORTS
 from configs import changed
 from schemas import conforms
 from small_bundles import MODELS
@@ -38,6 +40,17 @@ def run_export(*arguments: object) -> Result:
 
 def run_check(*arguments: object) -> Result:
     return CliRunner().invoke(check, [str(each) for each in arguments])
+
+
+@pytest.mark.parametrize(("name", "started"), [("config.json", [TOKENIZER_IMPORTS]), ("other.json", [])])
+def test_process_of_the_publishers_libraries_starts_before_pytorch_is_imported(
+    name: str, started: list[tuple[str, ...]], source: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[str, ...]] = []
+    monkeypatch.setattr(process, "start", found.append)
+    (source / name).write_text("{}", encoding="utf-8")
+    assert run_export(source, "--output", output).exit_code == 1
+    assert found == started
 
 
 @pytest.mark.usefixtures("traced_once")

@@ -52,7 +52,7 @@ def test_contributions_at_real_width_are_exact_and_the_same_in_each_run(wide: tu
     assert [(each.graph, each.inputs) for each in result.comparisons] == [
         (path, f"{repeated_case(LONGFORMER)}, {threads} threads")
         for path in (EMBEDDINGS_PATH, CONTRIBUTIONS_PATH)
-        for threads in (1, 2, 4)
+        for threads in (2, 4)
     ]
     case = Case(2, 450, Padding.RIGHT)
     inputs = make_inputs(case, LONGFORMER)
@@ -111,10 +111,8 @@ RACE = [
 def test_operator_that_races_fails_the_gate(tmp_path: Path) -> None:
     onnx.save(racing(RACE), tmp_path / "racing.onnx")
     result = measure_repeats(tmp_path, ["racing.onnx"], small_config(), lambda *_: None)
-    one, *several = result.comparisons
-    assert (one.worst, one.value) == ("", 0)
     assert not result.passed
-    assert any(each.worst == "last_hidden_state" and each.value > 0 for each in several)
+    assert any(each.worst == "last_hidden_state" and each.value > 0 for each in result.comparisons)
     assert "racing.onnx: max repeat difference on " in result.failures()[0]
     [gate] = result.gates()
     assert gate.value > gate.limit == 0

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,13 +20,14 @@ from attnlens.costs import flops_per_token
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.errors import SourceError
 from attnlens_export.int8.texts import read_kinds
-from attnlens_export.judge.compare import Facts, Rounding, Subject, judge
+from attnlens_export.judge.compare import Rounding, Subject, judge
 from attnlens_export.judge.result import PublisherResult
 from attnlens_export.parity.long_context import memory_limit
-from attnlens_export.parity.stored import free_memory
+from attnlens_export.parity.sessions import trim_memory
 from attnlens_export.progress import StageProgress
 from attnlens_export.published.heads import find_head
 from attnlens_export.published.modules import MODULES_FILE
+from attnlens_export.published.prompts import Prompts
 from attnlens_model import EncoderConfig, open_checkpoint, read_config
 from attnlens_model.attention.bigbird import BigBirdAttentionConfig
 from attnlens_model.attention.longformer import LongformerAttentionConfig
@@ -51,6 +52,7 @@ _MAX_SIZE_RATIO = 2
 _MAX_SPARE_BYTES = 2**26
 # Memory of the process with the publisher's libraries.
 _COMPARISON_BYTES = 2**29
+_MAX_CONCURRENT_BYTES = 2**29
 _WITHOUT = "omit the comparison with --without-comparison"
 
 
@@ -101,8 +103,24 @@ def question_about(
             yield Question(opened.directory, read_config(directory / "config.json"), kind, skipped)
 
 
+class Answer(NamedTuple):
+    """Results of the publisher's pipeline.
+
+    Attributes:
+        described: Result of `attnlens_publisher.reference.compute` without the probes.
+        probes: Texts with the publisher's results.
+    """
+
+    described: dict[str, Any]
+    probes: list[Probe]
+
+
 def compare_with_publisher(
-    question: Question, subject: Subject, rounding: Rounding, progress: StageProgress
+    question: Question,
+    subject: Subject,
+    rounding: Rounding,
+    progress: StageProgress,
+    answer: Answer | str | None = None,
 ) -> PublisherResult:
     """Compare a bundle with the publisher's pipeline of its checkpoint.
 
@@ -111,17 +129,48 @@ def compare_with_publisher(
         subject: The bundle.
         rounding: Rounding errors, from which the limits follow.
         progress: Called before each text.
+        answer: Result of `ask_publisher`. If None, the pipeline runs now.
+
+    Raises:
+        SourceError: See `ask_publisher`.
+    """
+    if answer is None:
+        prompts = Prompts(subject.facts.prompts, subject.facts.default_prompt)
+        answer = ask_publisher(question, prompts, progress, takes_pairs=subject.facts.takes_pairs)
+    if isinstance(answer, str):
+        return PublisherResult(not_compared=(answer,))
+    return judge(answer.described, answer.probes, subject, rounding, question.skipped)
+
+
+def runs_concurrently(source: Path) -> bool:
+    """Return whether the pipeline of a checkpoint may run while this process needs its memory."""
+    return _weight_bytes(source) <= _MAX_CONCURRENT_BYTES
+
+
+def ask_publisher(
+    question: Question, prompts: Prompts, progress: StageProgress, *, takes_pairs: bool
+) -> Answer | str:
+    """Run the publisher's pipeline of a checkpoint.
+
+    Args:
+        question: The checkpoint.
+        prompts: Prompts of the bundle.
+        progress: Called before each text.
+        takes_pairs: Whether the bundle joins two texts.
+
+    Returns:
+        The results, or the reason why there are none.
 
     Raises:
         SourceError: The pipeline's library is not installed, or can't load the checkpoint.
     """
-    free_memory()
+    trim_memory()
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "reference.npz"
         try:
-            described = _compute(question, path, progress, subject.facts)
+            described = _compute(question, path, progress, prompts, takes_pairs=takes_pairs)
         except RefusedError as error:
-            return PublisherResult(not_compared=(str(error),))
+            return str(error)
         except MissingError as error:
             extra = "sentence-transformers" if error.package == "sentence-transformers" else "export"
             raise SourceError(
@@ -138,10 +187,12 @@ def compare_with_publisher(
             for name in arrays.files:
                 index, _, kind = name.partition(".")
                 probes[int(index)].arrays[kind] = arrays[name]
-    return judge(described, probes, subject, rounding, question.skipped)
+    return Answer(described, probes)
 
 
-def _compute(question: Question, path: Path, progress: StageProgress, facts: Facts) -> dict[str, Any]:
+def _compute(
+    question: Question, path: Path, progress: StageProgress, prompts: Prompts, *, takes_pairs: bool
+) -> dict[str, Any]:
     texts = [next(filter(None, lines)) for lines in read_kinds(None).values()]
     is_chosen = "prompts" in question.skipped
     has_modules = (question.source / MODULES_FILE).is_file()
@@ -162,13 +213,13 @@ def _compute(question: Question, path: Path, progress: StageProgress, facts: Fac
         vector_tokens=longest_vectors(
             question.config, has_random_blocks="random blocks" not in question.skipped
         ),
-        prompts=dict(facts.prompts) if is_chosen else {},
-        default_prompt=facts.default_prompt if is_chosen else None,
+        prompts=dict(prompts.texts) if is_chosen else {},
+        default_prompt=prompts.default_name if is_chosen else None,
         # transformers takes them as an argument of each call.
         num_global_tokens=max(global_tokens, default=None)
         if "global tokens" in question.skipped or not has_modules
         else None,
-        takes_pairs=facts.takes_pairs,
+        takes_pairs=takes_pairs,
         output=str(path),
     )
     return described

@@ -12,12 +12,11 @@ from attnlens_export.json_files import write_json
 from attnlens_model import EncoderConfig
 from attnlens_model.checkpoint.tensor_files import check_not_lfs_pointer
 from attnlens_publisher.errors import FailedError, MissingError, RefusedError
-from attnlens_publisher.process import call
+from attnlens_publisher.process import TOKENIZER_IMPORTS, call
 from attnlens_publisher.tokenizer import GENERIC_CLASS, Choice, add_lowercase, mark_padding
 
 _MAX_BYTES = 8 * 10**9
 _TIMEOUT_S = 600
-_IMPORTS = ("transformers.models.auto.tokenization_auto",)
 _FILE = "tokenizer.json"
 _MAX_NAMES = 5
 # Names of tokenizer files in transformers. The classes of a checkpoint decide which ones are read.
@@ -84,7 +83,7 @@ def _read(source: Path, **arguments: Any) -> str:  # noqa: ANN401 - JSON values
             "attnlens_publisher.tokenizer:read",
             max_bytes=_MAX_BYTES,
             timeout_s=_TIMEOUT_S,
-            imports=_IMPORTS,
+            imports=TOKENIZER_IMPORTS,
             source=str(source),
             **arguments,
         )

@@ -185,8 +185,13 @@ def test_export_measures_rank_correlations_and_bounds_the_work(
     texts = tokenize(bundle, read_texts(None), 34)
     weights = measure._num_weights(read_config(bundle / "config.json"))
     ten = sum(len(text.ranked) * len(text.ids) for text in texts[:10]) * weights
-    for limit, count in ((ten, 10), (ten - 1, 0)):
-        monkeypatch.setattr(measure, "EXPORT_WORK", limit)
+    monkeypatch.setattr(measure, "EXPORT_WORK", 2 * ten)
+    result = measure.measure_at_export(bundle)
+    assert result is not None
+    assert 10 < result.num_texts < 30
+    monkeypatch.setattr(measure, "EXPORT_WORK", 1)
+    for limit, count in ((4 * ten, 10), (ten, 10), (ten - 1, 0)):
+        monkeypatch.setattr(measure, "MAX_EXPORT_WORK", limit)
         result = measure.measure_at_export(bundle)
         assert (result.num_texts if result else 0) == count
     for file in ("tokenizer.json", "onnx/model_contributions.onnx"):

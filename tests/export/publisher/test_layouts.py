@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import struct
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -384,7 +385,7 @@ def test_export_of_an_own_configuration_has_no_publisher(
 def test_weights_are_freed_before_the_pipeline_is_loaded(
     exported: Callable[[str], Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise, an export would need the memory of both models at once."""
+    """Otherwise, the export of a large model would need the memory of both models at once."""
     source = exported("dense").source
     loaded: list[Checkpoint] = []
     transposed: list[weakref.ref[Any]] = []
@@ -406,10 +407,30 @@ def test_weights_are_freed_before_the_pipeline_is_loaded(
 
     monkeypatch.setattr(bundle, "load_checkpoint", load)
     monkeypatch.setattr(question, "call", ask)
+    monkeypatch.setattr(question, "_MAX_CONCURRENT_BYTES", 0)
     options = ExportOptions(grid=small_grid(16), **export_options("dense", tracer=trace_weakly))
     export_bundle(source, tmp_path / "bundle", options)
     assert len(transposed) > 10
     assert held[-1] == (0, 0)
+
+
+def test_pipeline_of_a_small_model_runs_while_the_encoder_is_traced(
+    exported: Callable[[str], Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_started = threading.Event()
+
+    def ask(*args: Any, **arguments: Any) -> Any:
+        has_started.set()
+        return call(*args, **arguments)
+
+    def trace_later(*args: Any) -> TracedGraph:
+        assert has_started.wait(60)
+        return trace(*args)
+
+    monkeypatch.setattr(question, "call", ask)
+    options = ExportOptions(grid=small_grid(16), **export_options("dense", tracer=trace_later))
+    manifest = export_bundle(exported("dense").source, tmp_path / "bundle", options).manifest
+    assert manifest.publisher == exported("dense").manifest.publisher
 
 
 @pytest.mark.parametrize(("comparison", "need"), [(True, "2.1"), (False, "1.6")])

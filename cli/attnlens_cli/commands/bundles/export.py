@@ -197,16 +197,12 @@ def export(
     SOURCE is a directory or a hub id. The bundle appears in DIR only if its graphs pass parity with PyTorch,
     and if it returns what the publisher's own pipeline returns, from tokens to embeddings or scores.
     """
-    from attnlens_export import (
-        ExportError,
-        ExportOptions,
-        OutputError,
-        export_bundle,
-    )
+    _check_combination(source, config, seed, {"--revision": revision, "--adapter-task": adapter_task})
+    _start_publisher(source)
+    from attnlens_export import ExportError, ExportOptions, OutputError, export_bundle
     from attnlens_export.layouts import check_output, write_layout
     from attnlens_model import ModelError
 
-    _check_combination(source, config, seed, {"--revision": revision, "--adapter-task": adapter_task})
     if link and not layouts:
         raise click.UsageError("--link needs --layout")
     gate = {"min_mean_cosine": min_mean_cosine, "min_cosine": min_cosine}
@@ -267,6 +263,14 @@ def _check_combination(
         if config is not None and value is not None:
             where = " on the hub" if option == "--revision" else ""
             raise click.UsageError(f"{option} needs a SOURCE{where}, not --config")
+
+
+def _start_publisher(source: str | None) -> None:
+    """Import the publisher's libraries in their process while this one imports PyTorch."""
+    from attnlens_publisher.process import TOKENIZER_IMPORTS, start
+
+    if source is not None and Path(source, "config.json").is_file():
+        start(TOKENIZER_IMPORTS)
 
 
 def _read_config(path: Path) -> "EncoderConfig":
