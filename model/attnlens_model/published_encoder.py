@@ -16,6 +16,8 @@ from attnlens_model.published_module import PublishedModule, mask_function
 _MAX_LOOKED_UP = 2**14
 """Maximum length at which position embeddings are looked up."""
 _MAX_SPARE_ROWS = 1024
+_NUM_FOLLOWING = 8
+_SAME = 1e-6
 
 
 class _FirstLayerReached(Exception):  # noqa: N818 - ends a run, no error
@@ -72,6 +74,36 @@ def wrap_published(model: Any, model_type: str) -> ModuleEncoder:  # noqa: ANN40
         ),
         f"model.{embeddings}",
     )
+
+
+def check_direction(model: Any, *, is_causal: bool) -> None:  # noqa: ANN401 - a model of transformers
+    """Reject a model whose first token sees the next one in a text with padding, or in one without, alone.
+
+    Without padding, transformers leaves the mask out, and PyTorch's attention function decides.
+
+    Args:
+        model: See `wrap_published`.
+        is_causal: Whether all layers are causal for texts with padding.
+
+    Raises:
+        ConfigError: It does.
+    """
+    if not getattr(model, "_supports_sdpa", False):
+        return
+    last = model.get_input_embeddings().num_embeddings - 1
+    following = torch.linspace(0, last, _NUM_FOLLOWING).long()
+    ids = torch.stack([torch.zeros_like(following), following], dim=1)
+    model.set_attn_implementation("sdpa")
+    try:
+        with torch.no_grad():
+            first = model(ids, attention_mask=torch.ones_like(ids)).last_hidden_state[:, 0]
+    finally:
+        model.set_attn_implementation("eager")
+    if torch.allclose(first, first[:1], atol=_SAME) != is_causal:
+        raise ConfigError(
+            f"it is {'causal' if is_causal else 'bidirectional'} for texts with padding alone: remove "
+            "is_causal or use_bidirectional_attention, which contradicts the type, from its config.json"
+        )
 
 
 def _attention_parts(model: nn.Module, num_layers: int) -> Sequence[nn.Module | None]:

@@ -88,7 +88,6 @@ def load_checkpoint(
         else:
             config, encoder, unused = _load_published(source.directory, change, adapter_task)
             merged_task = ""
-        _check_direction(source.directory, config)
     except ModelError as error:
         if CodeHook("config.json", "auto_map", "") in source.code:
             error.add_note("custom code, to which auto_map in config.json refers, is not executed")
@@ -102,6 +101,11 @@ def _load(
 ) -> tuple[EncoderConfig, Encoder | ModuleEncoder, tuple[str, ...], str]:
     """Return the configuration, the encoder, the names of unused tensors, and the task."""
     config = read_config(directory / "config.json")
+    if read_object(directory / "config.json").get("is_causal") and not config.is_causal:
+        raise ConfigError(
+            "config.json sets is_causal, but this type is bidirectional, and transformers applies the "
+            "setting to texts without padding alone: remove it from config.json"
+        )
     config = config if change is None else change(config)
     # Use the meta device: loaded tensors replace the parameters, so no initialization is needed.
     with torch.device("meta"):
@@ -129,20 +133,6 @@ def _load_published(
     if change is not None:
         change(encoder.config)  # rejects choices, none of which concerns a module of transformers
     return encoder.config, encoder, unused
-
-
-def _check_direction(directory: Path, config: EncoderConfig) -> None:
-    """Reject a bidirectional encoder whose file sets `is_causal`: transformers applies it to some texts.
-
-    These are the texts without padding, with PyTorch's attention function.
-    """
-    content = read_object(directory / "config.json")
-    text = content.get("text_config")
-    if (text if isinstance(text, dict) else content).get("is_causal") and not config.is_causal:
-        raise ConfigError(
-            "config.json sets is_causal, but this type is bidirectional, and transformers applies the "
-            "setting to texts without padding alone: remove it from config.json"
-        )
 
 
 def _check_no_task(adapter_task: str | None) -> None:

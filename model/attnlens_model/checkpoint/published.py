@@ -12,7 +12,7 @@ from attnlens_model.families import SUPPORTED_TYPES
 from attnlens_model.families.config_json.layers import check_custom_code
 from attnlens_model.module_encoder import ModuleEncoder
 from attnlens_model.other_models import describe_unsupported, read_object
-from attnlens_model.published_encoder import wrap_published
+from attnlens_model.published_encoder import check_direction, wrap_published
 
 _TEXT_PREFIX = r"^(model\.)?language_model\."
 """Prefix of the tensors of the text encoder in a multimodal checkpoint."""
@@ -74,6 +74,8 @@ def load_published(directory: Path) -> tuple[ModuleEncoder, tuple[str, ...]]:
         if encoder.config.is_causal:
             check_custom_code(content, "is_causal", "use_bidirectional_attention")
     _check_complete(encoder, sorted(missing))
+    with _explained(model_type):
+        check_direction(model, is_causal=encoder.config.is_causal)
     return encoder, tuple(sorted(info["unexpected_keys"]))
 
 

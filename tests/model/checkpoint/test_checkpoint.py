@@ -26,6 +26,7 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 40,
     "max_position_embeddings": 16,
 }
+LAYER = {"num_hidden_layers": 1, "pad_token_id": 1}
 IDS = torch.arange(20).view(2, 10)
 
 Tensors = dict[str, Tensor]
@@ -53,23 +54,38 @@ def rewrite(directory: Path, change: Callable[[Tensors], Tensors]) -> None:
     safetensors.torch.save_file(change(tensors), directory / "model.safetensors")
 
 
-@pytest.mark.parametrize("name", ["Bert", "Luke"])
-def test_bidirectional_encoder_whose_file_says_causal_is_rejected(name: str, tmp_path: Path) -> None:
-    """transformers computes a text alone differently from the same text with padding."""
-    odd = OddModel(name, {"num_hidden_layers": 1, "pad_token_id": 1, "entity_vocab_size": 20})
+@pytest.mark.parametrize(
+    ("odd", "key", "message"),
+    [
+        (OddModel("Bert", LAYER), "is_causal", "sets is_causal, but this type is bidirectional"),
+        (
+            OddModel("Esm", LAYER | {"position_embedding_type": "rotary"}),
+            "is_causal",
+            "it is bidirectional for texts with padding alone: remove is_causal",
+        ),
+        (
+            OddModel("Gemma", LAYER | {"num_key_value_heads": 1, "head_dim": 32}),
+            "use_bidirectional_attention",
+            "it is causal for texts with padding alone: remove is_causal or use_bidirectional_attention",
+        ),
+    ],
+    ids=str,
+)
+def test_setting_that_applies_to_texts_without_padding_alone_is_rejected(
+    odd: OddModel, key: str, message: str, tmp_path: Path
+) -> None:
     odd.make().save_pretrained(tmp_path)
     load_checkpoint(tmp_path)
     content = json.loads((tmp_path / "config.json").read_text("utf-8"))
-    (tmp_path / "config.json").write_text(json.dumps(content | {"is_causal": True}), "utf-8")
-    with pytest.raises(ConfigError, match="sets is_causal, but this type is bidirectional"):
+    (tmp_path / "config.json").write_text(json.dumps(content | {key: True}), "utf-8")
+    with pytest.raises(ConfigError, match=message):
         load_checkpoint(tmp_path)
-    if name == "Bert":
-        model = AutoModel.from_pretrained(tmp_path)
-        with torch.no_grad():
-            alone = model(IDS).last_hidden_state
-            mask = pad(torch.ones_like(IDS), (0, 1))
-            padded = model(pad(IDS, (0, 1)), attention_mask=mask).last_hidden_state[:, :-1]
-        assert (alone - padded).abs().max() > 0.1
+    model = AutoModel.from_pretrained(tmp_path)
+    with torch.no_grad():
+        alone = model(IDS, attention_mask=torch.ones_like(IDS)).last_hidden_state
+        mask = pad(torch.ones_like(IDS), (0, 1))
+        padded = model(pad(IDS, (0, 1)), attention_mask=mask).last_hidden_state[:, :-1]
+    assert (alone - padded).abs().max() > 0.1
 
 
 def hidden_states(encoder: Encoder | ModuleEncoder) -> Tensor:
