@@ -52,7 +52,7 @@ from attnlens_model import EncoderConfig
 PRECISIONS: dict[str, Precision] = {precision.name: precision for precision in (Fp16(), Int8())}
 """Lower precisions with default options, by the value of `--precision`."""
 
-MAX_CONCURRENT_BYTES = 2**30
+MAX_CONCURRENT_BYTES = 2**29
 """Maximum memory of the contributions graph for which it is measured while PyTorch computes references."""
 
 

@@ -256,6 +256,12 @@ def needed_bytes(source: Path) -> int:
     return int(1.3 * _weight_bytes(source)) + 2**31
 
 
+def export_bytes(source: Path) -> int:
+    """Return the memory that an export with the comparison needs, all processes together."""
+    # ONNX Runtime stores the matrices of the contribution graph twice, and PyTorch's gradients need as much.
+    return max(needed_bytes(source), 2 * _weight_bytes(source) + 3 * 2**29)
+
+
 def _weight_bytes(source: Path) -> int:
     return sum(map(_fp32_bytes, _weight_files(source)))
 
@@ -283,9 +289,7 @@ def check_memory(source: Path, *, has_comparison: bool) -> None:
     Raises:
         SourceError: It does not.
     """
-    spare = 0 if has_comparison else _COMPARISON_BYTES
-    # ONNX Runtime stores the matrices of the contribution graph twice.
-    needed = max(needed_bytes(source) - spare, 2 * _weight_bytes(source) + 2**30)
+    needed = export_bytes(source) - (0 if has_comparison else _COMPARISON_BYTES)
     available = _available_bytes()
     if needed > available:
         remedy = f"free memory, or {_WITHOUT}" if has_comparison else "free memory"

@@ -47,7 +47,8 @@ MAX_SCORE_BYTES = 2**28
 at a time."""
 MAX_MEMORY_SHARE = 0.15
 """Maximum share of memory for the scores of one layer."""
-PROBE_TOKENS = 8192
+PROBE_TOKENS = 4096
+"""Maximum length of the one-head encoder: 128 MiB of scores in float64, up to seven times."""
 
 Tracer = Callable[[Encoder, EncoderConfig], TracedGraph]
 
