@@ -18,7 +18,6 @@ from attnlens_model.attention.composed import Composition
 from attnlens_model.attention.mixture import _Router
 from attnlens_model.experts import Experts
 from attnlens_model.feed_forward import FeedForward
-from attnlens_model.per_layer_input import PerLayerInput
 
 
 def _layer_norm(x: Tensor, _shape: object, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -48,10 +47,10 @@ class Frozen(TorchFunctionMode):
 @contextmanager
 def _cut_off(encoder: nn.Module) -> Iterator[None]:
     """Detach values that no single function returns: unit gates, head gates, composed weights."""
-    kept: list[tuple[FeedForward | PerLayerInput, Callable[[Tensor], Tensor]]] = []
+    kept: list[tuple[FeedForward, Callable[[Tensor], Tensor]]] = []
     hooks = []
     for module in encoder.modules():
-        if isinstance(module, FeedForward | PerLayerInput) and module.gate is not None:
+        if isinstance(module, FeedForward) and module.gate is not None:
             activation = module.activation
             kept.append((module, activation))
             module.activation = _detached(activation)

@@ -6,7 +6,7 @@ The choice of operations that run in fp16 follows `torch.autocast`
 - MatMul and Conv take and return fp16. Their weights and the table of token embeddings are stored in fp16.
 - An operation with one computed input keeps the type of that input. Examples are a bias, a product with a
   parameter, an activation, and operations that only move numbers (Reshape, Transpose, Slice, Unsqueeze,
-  Concat, Gather).
+  Squeeze, Expand, Concat, Gather).
 - All other operations are fp32: LayerNormalization, Softmax, the sums and roots of RMSNorm; sums of two
   computed values, i.e. residual connections and the masks and biases of attention scores; squares; and
   operations with an fp32 input, i.e. the product after the softmax, and rotations.
@@ -43,7 +43,13 @@ from tokenizers import Tokenizer
 from attnlens.v1 import manifest_pb2
 from attnlens.v1.manifest_pb2 import GateKind, Graph
 from attnlens_export.errors import GraphError
-from attnlens_export.graph.names import EMBEDDINGS_PATH, HIDDEN_OUTPUT, input_names, role_number
+from attnlens_export.graph.names import (
+    EMBEDDINGS_PATH,
+    HIDDEN_OUTPUT,
+    INPUT_IDS,
+    input_names,
+    role_number,
+)
 from attnlens_export.graph.read import read_structure, read_weight
 from attnlens_export.graph.simplify import MAX_FP16
 from attnlens_export.graph.trace import TracedGraph
@@ -65,7 +71,6 @@ MIN_COSINE = 0.9999
 MAX_BATCH_SIZE = 3
 SMALLEST_NORMAL_FP16 = float(np.finfo(np.float16).tiny)
 FP16_SUFFIX, EXACT_SUFFIX = "_fp16", "_fp32"
-TOKEN_TABLE = "embeddings.token.weight"  # noqa: S105 - the name of a parameter
 SENTENCES = (
     "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be ...",
     "Call me Ishmael.",
@@ -78,7 +83,7 @@ SENTENCES = (
 sentence with a date."""
 
 _PRODUCTS = frozenset({"MatMul", "Conv"})
-_MOVES = frozenset({"Reshape", "Transpose", "Slice", "Unsqueeze", "Gather"})
+_MOVES = frozenset({"Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Expand", "Gather"})
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Erf", "Relu", "Sigmoid", "Tanh", "Concat"})
 
 Array = npt.NDArray[np.generic]
@@ -399,7 +404,7 @@ class _Conversion:
         if node.op_type in _PRODUCTS:
             return True
         if node.op_type in _MOVES:
-            return node.input[0] in self._fp16 or (node.op_type == "Gather" and node.input[0] == TOKEN_TABLE)
+            return node.input[0] in self._fp16 or (node.op_type == "Gather" and node.input[1] == INPUT_IDS)
         computed = [name for name in node.input if name not in self._source.weights]
         if node.op_type not in _ELEMENTWISE or not computed or not self._fp16.issuperset(computed):
             return False

@@ -17,7 +17,6 @@ from attnlens_model.errors import ConfigError
 from attnlens_model.families import FAMILIES, family_named, family_of_config
 from attnlens_model.feed_forward import FeedForwardConfig
 from attnlens_model.norm import NormConfig
-from attnlens_model.per_layer_input import PerLayerInputConfig
 
 PUBLISHED_KEY = "attnlens_encoder"
 """Key in a bundle's `config.json` for the description of a module of transformers."""
@@ -54,7 +53,6 @@ class EncoderConfig(ConfigPart):
         feed_forward: Feed-forward network of all layers, or a repeating pattern.
         norm: Norms.
         convolution: Convolution in parallel to the first layer, if any.
-        per_layer_input: Additional input of each layer, if any.
 
     Raises:
         ConfigError: A value has the wrong type or is out of range. Also a ValueError.
@@ -73,7 +71,6 @@ class EncoderConfig(ConfigPart):
     feed_forward: FeedForwardConfig | tuple[FeedForwardConfig, ...]
     norm: NormConfig = field(default_factory=NormConfig)
     convolution: ConvolutionConfig | None = None
-    per_layer_input: PerLayerInputConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -188,6 +185,8 @@ class EncoderConfig(ConfigPart):
         elif "model_type" in values:
             family = family_of_config(values)
             values = nested(family.read_config(values) | {"family": family.name})
+        if values.get("per_layer_input", ...) is None:  # a setting of earlier versions
+            values = {key: value for key, value in values.items() if key != "per_layer_input"}
         published = next((key for key in values if key in _PUBLISHED_KEYS), None)
         if published is not None:
             known = ", ".join(sorted({name for family in FAMILIES.values() for name in family.model_types}))

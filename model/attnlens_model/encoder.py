@@ -2,9 +2,9 @@
 
 `EncoderConfig` selects position embeddings and the embedding projection (embeddings.py), one attention
 mechanism or a pattern of mechanisms (attention/), the norm (norm.py) and its placement (layer.py), the
-feed-forward network (feed_forward.py), a convolution in parallel to the first layer (convolution.py),
-per-layer inputs (per_layer_input.py), weight sharing and the output projection (this module). A family of
-published checkpoints is a configuration, not a class.
+feed-forward network (feed_forward.py), a convolution in parallel to the first layer (convolution.py), weight
+sharing and the output projection (this module). A family of published checkpoints is a configuration, not a
+class.
 
 The encoder has no pooling, task head or tokenizer. All operations are written so that the exported ONNX graph
 is correct on many runtimes; comments explain where the form matters.
@@ -25,7 +25,6 @@ from attnlens_model.convolution import NeighborConvolution
 from attnlens_model.embeddings import Embeddings
 from attnlens_model.layer import EncoderLayer
 from attnlens_model.norm import has_final_norm, make_norm
-from attnlens_model.per_layer_input import PerLayerInputs
 
 
 class EncoderOutput(NamedTuple):
@@ -69,11 +68,6 @@ class Encoder(nn.Module):
             None
             if config.convolution is None
             else NeighborConvolution(config.convolution, hidden_size, norm.eps, dropout)
-        )
-        self.per_layer_input = (
-            None
-            if config.per_layer_input is None
-            else PerLayerInputs(config.per_layer_input, norm, hidden_size, config.num_layers)
         )
         self.final_norm = make_norm(norm, hidden_size) if has_final_norm(norm) else None
         size = config.output_size
@@ -120,8 +114,6 @@ class Encoder(nn.Module):
             hidden_states, outputs = layer(hidden_states, *shared[shared_index])
             if index == 0 and self.convolution is not None:
                 hidden_states = self.convolution(embedded, hidden_states, attention_mask)
-            if self.per_layer_input is not None:
-                hidden_states = self.per_layer_input(index, embedded, hidden_states)
             if output_attentions:
                 layers += (outputs,)
         if self.final_norm is not None:

@@ -113,7 +113,6 @@ class Family:
             layer index. A checkpoint with different values is rejected.
         legacy_suffixes: Maps legacy name endings to current ones. A tensor stored under both names must have
             bitwise equal values.
-        transforms: Maps endings of our parameter names to the function that converts the stored fp32 values.
         spare: Substrings of our parameter names that a checkpoint may contain although its configuration
             describes an encoder without these parameters.
         claims: Returns whether a `config.json` belongs to this family when families share a `model_type`. If
@@ -137,7 +136,6 @@ class Family:
     row_orders: Mapping[str, RowOrder] = field(default_factory=dict)
     transposed: tuple[str, ...] = ()
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)
-    transforms: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     spare: tuple[str, ...] = ()
     claims: Callable[[Mapping[str, object]], bool] | None = None
     read_adapters: Callable[[Mapping[str, object]], TaskAdapters] | None = None
@@ -160,13 +158,6 @@ class Family:
         """Return `buffers` for all layers, by name without prefix."""
         layers = range(num_layers)
         return {name.format(layer=layer): check for name, check in self.buffers.items() for layer in layers}
-
-    def transformed(self, name: str, values: Tensor) -> Tensor:
-        """Return the value of our parameter `name` given its stored values."""
-        for ending, transform in self.transforms.items():
-            if name.endswith(ending):
-                return transform(values)
-        return values
 
 
 def _expand_parts(names: Iterable[str], parameters: Collection[str]) -> Iterator[str]:

@@ -1,70 +1,10 @@
-"""Error messages for published models that are not supported.
+"""Error messages for published models that are not supported."""
 
-The tables contain `model_type` values of a Hugging Face `config.json`.
-"""
-
-import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnlens_model.errors import CheckpointError, suggestion
-
-# Minimum difflib ratio of related names: 0.6 for "newest" and "neobert", but 0.8 for "qwen4" and "qwen3".
-_MIN_RATIO = 0.7
-# Model types whose names do not describe an architecture.
-_GENERIC_NAMES = ("attnlens", "new")
-
-# Characteristic `config.json` keys of architectures, most specific first.
-_CHARACTERISTIC_KEYS: Mapping[str, tuple[str, ...]] = {
-    "gemma3_text": ("query_pre_attn_scalar", "rms_norm_eps"),
-    "qwen2": ("use_sliding_window", "rms_norm_eps"),
-    "llama": ("num_key_value_heads", "rms_norm_eps"),
-    "t5": ("relative_attention_num_buckets", "d_kv"),
-    "deberta-v2": ("relative_attention", "pos_att_type"),
-    "longformer": ("attention_window", "hidden_size"),
-    "big_bird": ("num_random_blocks", "block_size"),
-    "modernbert": ("local_attention", "hidden_size"),
-    "nomic_bert": ("rotary_emb_base", "n_embd"),
-    "gpt2": ("layer_norm_epsilon", "n_embd"),
-    "gte": ("rope_theta", "layer_norm_eps"),
-    "distilbert": ("n_heads", "hidden_dim"),
-    "bert": ("type_vocab_size", "layer_norm_eps"),
-}
-
-
-def describe_unsupported(
-    content: Mapping[str, object], supported: Sequence[str], of_transformers: Iterable[str] = ()
-) -> str:
-    """Return the error message for a `model_type` that neither attnlens nor transformers knows.
-
-    Args:
-        content: Content of the `config.json`.
-        supported: Values of `model_type` that our encoder computes.
-        of_transformers: Further values to suggest.
-    """
-    model_type = str(content["model_type"])
-    hint = suggestion(model_type, [*supported, *of_transformers]) or _nearest_architecture(
-        model_type, content, supported
-    )
-    return (
-        f"model_type={model_type!r} is not known{hint}: attnlens supports the types of transformers and "
-        f"{', '.join(supported)}"
-    )
-
-
-def _nearest_architecture(model_type: str, content: Mapping[str, object], supported: Sequence[str]) -> str:
-    """Return a clause that names the most similar supported architecture, or "" if there is none.
-
-    Keys of the configuration take precedence over the name of the model.
-    """
-    for name, keys in _CHARACTERISTIC_KEYS.items():
-        if all(key in content for key in keys):
-            return f"; the nearest supported architecture is {name}, by the keys {' and '.join(keys)}"
-    names = [name for name in supported if name not in _GENERIC_NAMES]
-    similar = difflib.get_close_matches(model_type, names, n=1, cutoff=_MIN_RATIO)
-    return f"; the nearest supported architecture is {similar[0]}, by its name" if similar else ""
+from attnlens_model.errors import CheckpointError
 
 
 def check_directory(directory: Path) -> None:

@@ -3,6 +3,7 @@
 Random weights, two layers, and a width at which no dimension equals another. All gates apply.
 """
 
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from attnlens_export import ExportError, ExportOptions, export_bundle
 from attnlens_model import ConfigError
+from attnlens_model.families import SUPPORTED_TYPES
+from family_cases import EXPORTED as OF_FAMILIES
 from odd_models import OddModel
 
 SIZES: dict[str, Any] = {
@@ -83,15 +86,23 @@ REJECTED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def export(name: str, changes: dict[str, Any], directory: Path) -> Any:
-    OddModel(name, SIZES | changes, std=0.08).make().save_pretrained(directory / "source")
+# Also in tests/model/test_families.py.
+COMPARED = [odd for odd in OF_FAMILIES.values() if odd.config().model_type not in SUPPORTED_TYPES]
+
+
+def export(odd: OddModel, directory: Path) -> Any:
+    odd.make().save_pretrained(directory / "source")
     options = ExportOptions(pooling="mean", faithfulness=False)
     return export_bundle(directory / "source", directory / "bundle", options)
 
 
-@pytest.mark.parametrize("name", EXPORTED)
-def test_type_is_exported_with_contributions(name: str, tmp_path: Path) -> None:
-    summary = export(name, EXPORTED[name], tmp_path)
+def make_odd(name: str, changes: dict[str, Any]) -> OddModel:
+    return OddModel(name, SIZES | changes, std=0.08)
+
+
+@pytest.mark.parametrize("odd", [*starmap(make_odd, EXPORTED.items()), *COMPARED], ids=lambda odd: odd.name)
+def test_type_is_exported_with_contributions(odd: OddModel, tmp_path: Path) -> None:
+    summary = export(odd, tmp_path)
     assert summary.verdict.passed
     assert "contributions" in [graph.id for graph in summary.manifest.graphs]
     assert summary.warnings[1:] == ()  # the first one states that there is no tokenizer
@@ -100,7 +111,7 @@ def test_type_is_exported_with_contributions(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", WITHOUT_CONTRIBUTIONS)
 def test_type_is_exported_without_contributions(name: str, tmp_path: Path) -> None:
     changes, reason = WITHOUT_CONTRIBUTIONS[name]
-    summary = export(name, changes, tmp_path)
+    summary = export(make_odd(name, changes), tmp_path)
     assert [graph.id for graph in summary.manifest.graphs] == ["embeddings", "attention"]
     assert reason in summary.warnings[-1]
 
@@ -109,4 +120,4 @@ def test_type_is_exported_without_contributions(name: str, tmp_path: Path) -> No
 def test_type_is_rejected_by_name(name: str, tmp_path: Path) -> None:
     changes, reason = REJECTED[name]
     with pytest.raises((ConfigError, ExportError), match=reason):
-        export(name, changes, tmp_path)
+        export(make_odd(name, changes), tmp_path)

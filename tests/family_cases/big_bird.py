@@ -15,6 +15,7 @@ BIG_BIRD = [
 
 CASES = FamilyCases(
     models=BIG_BIRD,
+    traced=[],
     one_of_each=[BIG_BIRD[0]],
     heads=[(BIG_BIRD[0], "ForMaskedLM", {"cls.predictions.bias"})],
 )

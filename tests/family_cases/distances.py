@@ -92,6 +92,7 @@ DEBERTA1 = [
 
 CASES = FamilyCases(
     models=[*MPNET, *T5, *UMT5, *DEBERTA, *DEBERTA1],
+    traced=[],
     one_of_each=[
         *(MPNET[0], T5[0], T5[1], UMT5[0], UMT5[1], DEBERTA[0], DEBERTA[4], DEBERTA[5], DEBERTA[7]),
         *(DEBERTA1[0], DEBERTA1[2], DEBERTA1[4]),

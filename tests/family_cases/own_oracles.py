@@ -52,6 +52,7 @@ NOMIC_EXPERTS = [
 
 CASES = FamilyCases(
     models=[*JINA, *JINA_CODE, *NOMIC_EXPERTS],
+    traced=[],
     one_of_each=[JINA[0], JINA[2], *JINA_CODE, NOMIC_EXPERTS[0]],
     exported={
         "jina_bert": OddModel(

@@ -10,6 +10,7 @@ GraphProto.node field 1, NodeProto.input field 1, and GraphProto.initializer fie
 (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto). Shapes: N heads.
 """
 
+import re
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from attnlens.wire import Field, read_fields, start_field
 from attnlens_analysis.heads.maps import EncodedText, MapSource, Progress, Weights, batches
 
 _GRAPH, _NODE, _INPUT = 7, 1, 1
+# Names of projections to queries, and those to keys.
+_KEYS = {"query": "key", "q_proj": "k_proj", "q_lin": "k_lin"}
 _INITIALIZER, _INITIALIZER_NAME = 5, 8
 NUM_TEXTS = 50
 
@@ -86,11 +89,18 @@ def tied_graph(path: Path, layer: int) -> bytes | None:
     Return None if the layer has no matching parameters, or shares them with another layer.
     """
     data = path.read_bytes()
-    own, other = (f"layers.{layer}.attention.{part}." for part in ("query", "key"))
-    uses = Counter(name for name in _inputs(data) if name.startswith((own, other)))
+    roles = "|".join(_KEYS)
+    # The latter names are those of modules.
+    pattern = re.compile(rf"(layers\.{layer}\.attention|module\..*?\.{layer}\..*)\.({roles})\.")
+    inputs = Counter(_inputs(data))
+    found = next(filter(None, map(pattern.match, inputs)), None)
+    if found is None:
+        return None
+    own, other = (f"{found[1]}.{role}." for role in (found[2], _KEYS[found[2]]))
+    uses = {name: count for name, count in inputs.items() if name.startswith((own, other))}
     queries = {name for name in uses if name.startswith(own)}
     replaced = {name: other + name.removeprefix(own) for name in queries}
-    if not queries or set(replaced.values()) != set(uses) - queries or max(uses.values()) > 1:
+    if set(replaced.values()) != set(uses) - queries or max(uses.values()) > 1:
         return None
     return _replace_inputs(data, {old.encode(): new.encode() for old, new in replaced.items()})
 

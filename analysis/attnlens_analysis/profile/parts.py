@@ -1,5 +1,8 @@
 """Assigns graph nodes to parts of the encoder, by the parameters they read or else by their neighbors.
 
+In graphs that were traced from a module, names of parameters say little. Their projections are the products
+with a parameter before the softmax and after the product of weights and values.
+
 This also works for graphs in which ONNX Runtime fused nodes, since fused nodes keep their parameters and
 neighbors.
 """
@@ -26,11 +29,12 @@ ATTENTION: tuple[Part, ...] = ("scores", "softmax", "values")
 # Matched against parameter names in this order: "query_norm" and the norm of the embeddings are norms.
 _BY_PARAMETER: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"norm"), "norms"),
-    (re.compile(r"(^|\.)embeddings\."), "embeddings"),
+    (re.compile(r"(^|\.)embeddings\.|^module\..*embed"), "embeddings"),
     (re.compile(r"\.feed_forward\."), "feed-forward"),
     (re.compile(r"\.attention\.(\w+\.)*(\w+_)?(query|key|value)(_\w+)?\."), "inward"),
     (re.compile(r"\.attention\.(\w+\.)*output\."), "outward"),
 )
+_PRODUCTS = frozenset({"MatMul", "FusedMatMul", "Gemm"})
 _AS_PARTS: Mapping[str, Part] = {
     "norms": "norms",
     "embeddings": "rest",
@@ -44,12 +48,8 @@ _AS_PARTS: Mapping[str, Part] = {
 def parts_of(graph: Structure) -> list[Part]:
     """Return the part of each node."""
     anchors = {id(node): kind for node in graph.nodes if (kind := _anchor(graph, node))}
-    above = _nearest(graph.nodes, anchors, lambda node: [graph.producer(name) for name in node.inputs])
-    below = _nearest(
-        graph.nodes[::-1],
-        anchors,
-        lambda node: [consumer for name in node.outputs for consumer in graph.consumers(name)],
-    )
+    anchors |= _anchors_by_position(graph, anchors)
+    above, below = _nearest_above(graph, anchors), _nearest_below(graph, anchors)
     parts: list[Part] = []
     for node in graph.nodes:
         kind = anchors.get(id(node))
@@ -66,6 +66,41 @@ def _anchor(graph: Structure, node: Node) -> str | None:
             if pattern.search(name):
                 return kind
     return "norms" if node.operator.endswith("LayerNormalization") else None
+
+
+def _anchors_by_position(graph: Structure, anchors: Mapping[int, str]) -> dict[int, str]:
+    """Return the kinds of products with a parameter of a module."""
+    products = [node for node in graph.nodes if node.operator in _PRODUCTS and id(node) not in anchors]
+    of_module = [node for node in products if any(map(_of_module, graph.parameters_of(node)))]
+    known = {**anchors, **{id(node): "product" for node in of_module}}
+    above = _nearest_above(graph, known)
+    weighted = {id(node): "weighted" for node in products if "softmax" in above[id(node)]} | known
+    above, below = _nearest_above(graph, weighted), _nearest_below(graph, weighted)
+    return {
+        number: "inward"
+        if below[number] & {"softmax", "weighted"}
+        else "outward"
+        if "weighted" in above[number]
+        else "feed-forward"
+        for number, kind in known.items()
+        if kind == "product"
+    }
+
+
+def _of_module(parameter: str) -> bool:
+    return parameter.startswith("module.")
+
+
+def _nearest_above(graph: Structure, anchors: Mapping[int, str]) -> dict[int, frozenset[str]]:
+    return _nearest(graph.nodes, anchors, lambda node: [graph.producer(name) for name in node.inputs])
+
+
+def _nearest_below(graph: Structure, anchors: Mapping[int, str]) -> dict[int, frozenset[str]]:
+    return _nearest(
+        graph.nodes[::-1],
+        anchors,
+        lambda node: [consumer for name in node.outputs for consumer in graph.consumers(name)],
+    )
 
 
 def _nearest(

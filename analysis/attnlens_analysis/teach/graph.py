@@ -6,6 +6,7 @@ See Vaswani et al. 2017, section 3.2. The search starts at the attention weights
 structure, since the names of intermediate values have no meaning.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,9 @@ DIFFERENCES = {
 }
 """How mechanisms differ from a softmax of q.k."""
 
+PLAIN = frozenset({"softmax", "own_module"})
+"""Mechanisms that are a softmax of q.k. Of a module, the graph around its softmax decides."""
+
 # Why a mechanism cannot be decomposed into softmax(q.k) with known terms, and alternatives.
 _REASONS = {
     "big_bird": "its key blocks are gathered before the product, so there are no (T, T) scores",
@@ -36,6 +40,7 @@ _REASONS = {
     "mixture": "its heads are multiplied by token-dependent gates",
     "overlapping": "its heads share parts of their queries, keys and values with adjacent heads",
 }
+_LAYER_OF_MODULE = re.compile(r"module\..*?\.\d+\.")
 _INSTEAD = "use `attnlens attend` to view its weights, or `attnlens profile` to measure its cost"
 
 
@@ -144,9 +149,9 @@ def check_mechanism(layer: int, mechanism: str) -> None:
     """Check the attention mechanism of a layer according to the manifest.
 
     Raises:
-        NotTeachableError: The mechanism is not `softmax`.
+        NotTeachableError: The mechanism is no softmax of q.k.
     """
-    if mechanism != "softmax":
+    if mechanism not in PLAIN:
         reason = _REASONS.get(mechanism, "only softmax attention can be decomposed")
         raise NotTeachableError(f"attention of layer {layer} is {mechanism}: {reason}; {_INSTEAD}")
 
@@ -158,7 +163,9 @@ def find_layer(graph: Structure, layer: int, weights: str) -> LayerNames:
         NotTeachableError: The graph around the softmax does not match the formula of this module.
     """
     try:
-        return replace(_find(graph, weights), feed_forward=_feed_forward(graph, layer))
+        found = _find(graph, weights)
+        forward = _feed_forward(graph, layer) or _feed_forward_of_module(graph, found.output)
+        return replace(found, feed_forward=forward)
     except _MismatchError as error:
         raise NotTeachableError(
             f"attention of layer {layer} cannot be decomposed into softmax(q.k): {error}; {_INSTEAD}"
@@ -236,6 +243,29 @@ def _feed_forward(graph: Structure, layer: int) -> str:
     return _with_bias(graph, nodes[-1]) if nodes else ""
 
 
+def _feed_forward_of_module(graph: Structure, output: str) -> str:
+    """Return the result of the last product of the layer with this attention output, or an empty name.
+
+    Names of parameters of a module start with that of their layer, which may be applied several times.
+    """
+    node = graph.producer(output)
+    found = _LAYER_OF_MODULE.match(next(iter(graph.parameters_of(node)), "") if node else "")
+    before: set[str] = set()
+    result, is_after = "", False
+    for node in graph.nodes:
+        of_layer = [name for name in graph.parameters_of(node) if found and name.startswith(found[0])]
+        if node.operator == "MatMul" and of_layer:
+            repeats = not before.isdisjoint(of_layer)
+            if is_after and repeats:
+                break
+            if is_after:
+                result = _with_bias(graph, node)
+            else:
+                before = {*of_layer} if repeats else before.union(of_layer)
+        is_after |= output in node.outputs
+    return result
+
+
 def _with_bias(graph: Structure, node: Node) -> str:
     """Return the result of a product, including its bias if any."""
     following = graph.consumers(node.outputs[0])
@@ -251,19 +281,22 @@ class _MismatchError(Exception):
 def _find(graph: Structure, weights: str) -> LayerNames:
     softmax = _single(_ascend(graph, weights, {"Mul"}, "Softmax"), "Softmax before the weights")
     scores = softmax.inputs[0]
-    product = _single(_ascend(graph, scores, {"Add", "Sub"}, "MatMul"), "product q.k before the Softmax")
-    scaled, key_transposed = product.inputs
+    found = _single(_products(graph, scores), "product q.k before the Softmax")
+    product, factor = _without_scale(graph, found.outputs[0])
+    scaled, key_transposed = _single(filter(None, [graph.producer(product)]), "product q.k").inputs
     query, scale = _without_scale(graph, scaled)
     values = _single(
         (
             node
-            for node in graph.consumers(weights)
-            if node.operator == "MatMul" and node.inputs[0] == weights
+            # A module multiplies its values by the weights of padding, too.
+            for name in dict.fromkeys([weights, softmax.outputs[0]])
+            for node in graph.consumers(name)
+            if node.operator == "MatMul" and node.inputs[0] == name
         ),
         "product of weights and values",
     )
     entering, is_rotated = _projection(graph, query)
-    for term in _terms(graph, scores, product):
+    for term in _terms(graph, scores, found):
         if any(entering in node.inputs for node in graph.above(term)):
             raise _MismatchError("a token-dependent term is added to q.k")
     output = _output(graph, values.outputs[0])
@@ -271,9 +304,9 @@ def _find(graph: Structure, weights: str) -> LayerNames:
         entering=entering,
         query=query,
         key_transposed=key_transposed,
-        scale=scale,
+        scale=scale * factor,
         scores=scores,
-        products=product.outputs[0],
+        products=found.outputs[0],
         weights=weights,
         value=values.inputs[1],
         context=values.outputs[0],
@@ -302,12 +335,25 @@ def _ascend(graph: Structure, name: str, through: set[str], operator: str) -> li
     return [ancestor for name in node.inputs for ancestor in _ascend(graph, name, through, operator)]
 
 
+def _products(graph: Structure, scores: str) -> list[Node]:
+    """Return the products without parameters, and with a scale if any, that are summands of the scores."""
+    product, _scale = _without_scale(graph, scores)
+    found, node = graph.producer(product), graph.producer(scores)
+    if node is None:
+        return []
+    if found is not None and found.operator == "MatMul" and not graph.parameters_of(found):
+        return [node]
+    if node.operator not in {"Add", "Sub"}:
+        return []
+    return [ancestor for name in node.inputs for ancestor in _products(graph, name)]
+
+
 def _terms(graph: Structure, name: str, product: Node) -> list[str]:
     """Return the terms that are added to a product to obtain the value `name`."""
     node = graph.producer(name)
     if node is None or node is product:
         return []
-    leading = [each for each in node.inputs if product in _ascend(graph, each, {"Add", "Sub"}, "MatMul")]
+    leading = [each for each in node.inputs if product in _products(graph, each)]
     others = [each for each in node.inputs if each not in leading]
     return others + [term for each in leading for term in _terms(graph, each, product)]
 

@@ -18,6 +18,7 @@ from attnlens_analysis.errors import NotTeachableError, TextError, UnknownHeadEr
 from attnlens_analysis.structure import read_proto, structure_of
 from attnlens_analysis.teach.diagrams import Sizes
 from attnlens_analysis.teach.graph import (
+    PLAIN,
     LayerNames,
     ProjectionNames,
     check_mechanism,
@@ -337,12 +338,18 @@ def trace_head(
         rival=keys[1],
         costs=measure_cost(bundle, lengths) if lengths else (),
         max_positions=bundle.model.max_positions,
-        mechanism=bundle.manifest.architecture.layers[selected_layer].attention,
+        mechanism=_mechanism(bundle, selected_layer),
         parameters=read_parameters(graph, selected_layer),
         padded=_padded_row(bundle, run, sentence, (selected_layer, selected_head, row)),
         contexts=_compare_contexts(bundle, run, contexts),
         races=measure_recurrence(values.entering.shape[-1], len(values.query), lengths),
     )
+
+
+def _mechanism(bundle: Bundle, layer: int) -> str:
+    """Return the attention mechanism of a layer. That of a module is a softmax of q.k, or was rejected."""
+    mechanism = bundle.manifest.architecture.layers[layer].attention
+    return "softmax" if mechanism in PLAIN else mechanism
 
 
 def _select_keys(
@@ -471,7 +478,6 @@ def locate_layers(bundle: Bundle, required: int | None) -> dict[int, LayerNames]
     Raises:
         NotTeachableError: The required layer or, if None, every layer cannot be decomposed.
     """
-    _check_own_module(bundle)
     graph = structure_of(read_proto(bundle.graph_path("attention")))
     outputs = bundle.model.outputs.layers(OutputRole.ATTENTION_WEIGHTS)
     names: dict[int, LayerNames] = {}
@@ -495,7 +501,6 @@ def all_layers(bundle: Bundle) -> dict[int, LayerNames | ProjectionNames]:
     Raises:
         NotTeachableError: A layer has no query, key and value projections.
     """
-    _check_own_module(bundle)
     graph = structure_of(read_proto(bundle.graph_path("attention")))
     outputs = bundle.model.outputs.layers(OutputRole.ATTENTION_WEIGHTS)
     names: dict[int, LayerNames | ProjectionNames] = {}
@@ -503,7 +508,7 @@ def all_layers(bundle: Bundle) -> dict[int, LayerNames | ProjectionNames]:
         output = outputs[layer]
         try:
             located = find_layer(graph, layer, output.name)
-            is_plain = described.attention == "softmax"
+            is_plain = described.attention in PLAIN
             names[layer] = located if is_plain else replace(located, is_rotated=False)
         except NotTeachableError:
             sizes = (described.num_heads, described.num_key_value_heads or described.num_heads)
@@ -512,14 +517,6 @@ def all_layers(bundle: Bundle) -> dict[int, LayerNames | ProjectionNames]:
         gates, composed = ("" if each is None else each.name for each in roles.values())
         names[layer] = replace(names[layer], gates=gates, composed=composed)
     return names
-
-
-def _check_own_module(bundle: Bundle) -> None:
-    if any(layer.attention == "own_module" for layer in bundle.manifest.architecture.layers):
-        raise NotTeachableError(
-            "the bundle was exported from a PyTorch module of your own, whose projections to q, k and v are "
-            "unknown. Use `attnlens attend` or `attnlens view` to show its weights."
-        )
 
 
 def _open_with(path: Path, outputs: Sequence[str]) -> ort.InferenceSession:

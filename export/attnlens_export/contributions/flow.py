@@ -13,7 +13,7 @@
 A product of two linear values is linear if one of them is the result of an activation, which is then held
 constant, as in gated feed-forward layers. So is one factor of the square of an activation. All other products
 of linear values, such as queries and keys, are frozen. A linear value divided by the standard deviation of a
-norm is linear, not activated.
+norm, or multiplied by its reciprocal, is linear, not activated.
 """
 
 from collections.abc import Collection, Mapping
@@ -82,9 +82,14 @@ def find_flows(graph: onnx.GraphProto, weights: Constants, frozen: Collection[st
     """
     flows: dict[str, Flow] = {EMBEDDED: Flow.LINEAR}
     parameters = {name for name in weights if not name.startswith((CONSTANT_PREFIX, TARGET_PREFIX))}
+    reciprocals: set[str] = set()
     for node in graph.node:
         inputs = [flows.get(name, Flow.CONSTANT) for name in node.input if name]
         flow = _flow(node, inputs, weights, parameters)
+        if flow is Flow.ACTIVATED and node.op_type == "Mul" and not reciprocals.isdisjoint(node.input):
+            flow = next(kind for kind in inputs if kind.is_linear)  # a division
+        if node.op_type == "Reciprocal" or _is_negative_power(node, weights):
+            reciprocals.update(node.output)
         if node.input and parameters.issuperset(node.input[:1]) and set(inputs) == {Flow.CONSTANT}:
             parameters.update(node.output)  # a reshaped or transposed parameter
         for name in node.output:
@@ -158,6 +163,11 @@ def _is_projection(node: onnx.NodeProto, weights: Constants) -> bool:
 
 def _is_two(array: npt.NDArray[np.generic] | None) -> bool:
     return array is not None and array.size == 1 and bool(array == 2)  # noqa: PLR2004 - a square
+
+
+def _is_negative_power(node: onnx.NodeProto, weights: Constants) -> bool:
+    exponent = weights.get(node.input[1]) if node.op_type == "Pow" else None
+    return exponent is not None and bool((exponent.astype(np.float64) < 0).all())
 
 
 def _is_zero(array: npt.NDArray[np.generic] | None) -> bool:

@@ -46,6 +46,7 @@ _QUOTIENTS = frozenset({"div", "divide", "true_divide"})
 _WITH_PARAMETERS = frozenset({"linear", "conv1d", "conv2d", "addmm"})
 _AFFINE = _WITH_PARAMETERS | {"add", "sub", "rsub", "subtract", "cat", "concat", "stack"}
 _SQUARES = frozenset({"pow", "square"})
+_RECIPROCALS = frozenset({"reciprocal", "rsqrt"})
 _ACTIVATIONS = frozenset({"relu", "tanh", "gelu", "silu"})
 
 
@@ -231,6 +232,17 @@ def _layer_norm(
     return result if bias is None else result + bias
 
 
+def _name(func: Callable[..., Any]) -> str:
+    return getattr(func, "__name__", "").strip("_")
+
+
+def _is_reciprocal(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Return whether a function divides 1 by a power of its argument."""
+    name = _name(func)
+    is_negative = name == "pow" and isinstance(args[1], float | int) and args[1] < 0
+    return name in _RECIPROCALS or is_negative
+
+
 class HeldConstant(TorchFunctionMode):
     """Detaches the values that contributions hold constant from the gradient.
 
@@ -245,6 +257,7 @@ class HeldConstant(TorchFunctionMode):
         super().__init__()
         self._margin = margin
         self._flows: MutableMapping[Tensor, Flow] = WeakTensorKeyDictionary()
+        self._reciprocals: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self.has_kinks = False
 
     def mark(self, tensor: Tensor, flow: Flow) -> None:
@@ -268,11 +281,16 @@ class HeldConstant(TorchFunctionMode):
         del types
         kwargs = dict(kwargs or {})
         flows = [self._flow(value) for value in pytree.tree_leaves((args, kwargs))]
-        if not any(flow.is_linear for flow in flows):
-            result = func(*args, **kwargs)
-            return self._marked(result, Flow.FROZEN) if Flow.FROZEN in flows else result
-        result, flow = self._compute(func, args, kwargs, flows)
-        return self._marked(result, flow)
+        if any(flow.is_linear for flow in flows):
+            result, flow = self._compute(func, args, kwargs, flows)
+        elif Flow.FROZEN in flows:
+            result, flow = func(*args, **kwargs), Flow.FROZEN
+        else:
+            return func(*args, **kwargs)
+        result = self._marked(result, flow)
+        if _is_reciprocal(func, args):
+            self._reciprocals[result] = True
+        return result
 
     def _compute(
         self,
@@ -282,7 +300,7 @@ class HeldConstant(TorchFunctionMode):
         flows: list[Flow],
     ) -> tuple[Any, Flow]:
         """Compute a function of a linear tensor, and return the result with its flow."""
-        name = getattr(func, "__name__", "").strip("_")
+        name = _name(func)
         flow = Flow.LINEAR if Flow.LINEAR in flows else Flow.ACTIVATED
         if name in _PRODUCTS:
             return self._multiply(func, args, kwargs, name)
@@ -306,7 +324,9 @@ class HeldConstant(TorchFunctionMode):
         linear = [flow for flow in flows if flow.is_linear]
         is_elementwise = name in _ELEMENTWISE
         if len(linear) == 1:
+            is_division = any(isinstance(factor, Tensor) and factor in self._reciprocals for factor in args)
             is_activation = is_elementwise and not {Flow.FROZEN, Flow.OFFSET}.isdisjoint(flows)
+            is_activation = is_activation and not is_division
             flow = Flow.ACTIVATED if is_activation else linear[0] if is_elementwise else Flow.LINEAR
             return func(*args, **kwargs), flow
         if not is_elementwise or linear.count(Flow.ACTIVATED) != 1:

@@ -139,8 +139,6 @@ def allowed_operators(
 ) -> frozenset[str]:
     """Return the operators that are allowed in a graph of this encoder."""
     activations = {layer.activation for layer in config.layer_feed_forwards}
-    if config.per_layer_input is not None:
-        activations.add(config.per_layer_input.activation)
     needed = {
         CAUSAL_OPERATORS: config.is_causal,
         PADDING_OFFSET_OPERATORS: config.positions.scheme == "padding_offset",

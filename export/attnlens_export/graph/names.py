@@ -18,6 +18,7 @@ ATTENTIONS_PATH = "onnx/model_attentions.onnx"
 CONTRIBUTIONS_PATH = "onnx/model_contributions.onnx"
 DATA_PATH = "onnx/model.onnx_data"
 
+INPUT_IDS = "input_ids"
 ATTENTION_MASK = "attention_mask"
 BATCH_AXIS = "batch_size"
 LENGTH_AXIS = "sequence_length"
@@ -56,7 +57,7 @@ def embeddings_path(directory: Path) -> str:
 
 def input_names(config: EncoderConfig) -> list[str]:
     """Return the inputs of a graph in order. Encoders with one token type have no `token_type_ids`."""
-    names = ["input_ids", ATTENTION_MASK]
+    names = [INPUT_IDS, ATTENTION_MASK]
     return [*names, "token_type_ids"] if config.embeddings.type_vocab_size > 1 else names
 
 

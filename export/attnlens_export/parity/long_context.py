@@ -177,7 +177,6 @@ def one_head_config(config: EncoderConfig) -> EncoderConfig | None:
             feed_forward=feed_forward,
             embeddings=dataclasses.replace(config.embeddings, size=None),
             convolution=None,
-            per_layer_input=None,
             output_size=None,
         )
     except ConfigError:

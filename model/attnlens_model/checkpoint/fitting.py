@@ -76,8 +76,7 @@ def fit_tensors(
     fitted: dict[str, Tensor] = {}
     broken = []
     for name, shapes in wanted.items():
-        split = _split(tensors[originals[name]], shapes, layout, name, config.num_heads)
-        parts = {ours: family.transformed(ours, part) for ours, part in split.items()}
+        parts = _split(tensors[originals[name]], shapes, layout, name, config.num_heads)
         # After the cast, in which a large float64 becomes infinite.
         if not all(_is_finite(part) for part in parts.values()):
             broken.append(originals[name])

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from attnlens_model.errors import CheckpointError, ConfigError, ModelError
+from attnlens_model.errors import CheckpointError, ConfigError, ModelError, suggestion
 from attnlens_model.families import SUPPORTED_TYPES
 from attnlens_model.families.config_json.layers import check_custom_code
 from attnlens_model.module_encoder import ModuleEncoder
-from attnlens_model.other_models import describe_unsupported, read_object
+from attnlens_model.other_models import read_object
 from attnlens_model.published_encoder import check_direction, wrap_published
 
 _TEXT_PREFIX = r"^(model\.)?language_model\."
@@ -49,7 +49,11 @@ def load_published(directory: Path) -> tuple[ModuleEncoder, tuple[str, ...]]:
     if not _is_known(model_type):
         from transformers import CONFIG_MAPPING  # noqa: PLC0415
 
-        raise ConfigError(describe_unsupported(content, SUPPORTED_TYPES, CONFIG_MAPPING))
+        hint = suggestion(model_type, [*SUPPORTED_TYPES, *CONFIG_MAPPING])
+        raise ConfigError(
+            f"model_type={model_type!r} is not known{hint}: attnlens supports the types of transformers and "
+            f"{', '.join(SUPPORTED_TYPES)}"
+        )
     text = content.get("text_config")
     part: dict[str, Any] = {}
     with _explained(model_type):

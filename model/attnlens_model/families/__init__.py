@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 from attnlens_model.errors import ConfigError, suggestion
 from attnlens_model.family import Family
-from attnlens_model.other_models import describe_unsupported
 
 
 def _discover() -> dict[str, Family]:
@@ -45,12 +44,15 @@ def family_of_config(content: Mapping[str, object]) -> Family:
     The family is selected by `model_type`. If several families share it, `Family.claims` decides.
 
     Raises:
-        ConfigError: `model_type` is not supported. The message describes the model, if known, and lists the
-            supported types.
+        ConfigError: `model_type` is not supported. The message lists the supported types.
     """
     model_type = str(content["model_type"])
     families = [family for family in FAMILIES.values() if model_type in family.model_types]
     if not families:
-        raise ConfigError(describe_unsupported(content, SUPPORTED_TYPES))
+        supported = ", ".join(SUPPORTED_TYPES) + suggestion(model_type, SUPPORTED_TYPES)
+        raise ConfigError(
+            f"model_type={model_type!r} is none of {supported}: other encoders are those of transformers, "
+            "for which the directory of a checkpoint is needed; export an older bundle again"
+        )
     claiming = [family for family in families if family.claims is not None and family.claims(content)]
     return (claiming or [family for family in families if family.claims is None])[0]

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from attnlens_model.attention.mechanism import AttentionConfig, EncoderSizes
-from attnlens_model.attention.softmax import SoftmaxAttentionConfig
 
 # Rounding error of a table computed in fp32. Narrower dtypes add their own.
 _TOLERANCE = 1e-6
@@ -44,31 +43,8 @@ def holds_sines_and_cosines(sizes: EncoderSizes, attention: AttentionConfig, sto
     if stored.shape != (num_positions, head_dim):
         return False
     positions = torch.arange(num_positions, dtype=torch.float64)[:, None]
-    angles = positions * _frequencies(10_000.0, head_dim)  # (M, K/2)
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+    angles = positions * 10_000.0**-exponents  # (M, K/2)
     expected = torch.cat([angles.sin(), angles.cos()], dim=-1)
     tolerance = max(_TOLERANCE, torch.finfo(stored.dtype).eps)
     return torch.allclose(stored.double(), expected, rtol=0.0, atol=tolerance)
-
-
-def holds_inverse_frequencies(sizes: EncoderSizes, attention: AttentionConfig, stored: Tensor) -> bool:
-    """Return whether `stored` (K/2,) equals the rotary frequencies, before or after scaling."""
-    head_dim = attention.head_dim(sizes.hidden_size)
-    rotary = attention.rotary if isinstance(attention, SoftmaxAttentionConfig) else None
-    if rotary is None or stored.shape != (head_dim // 2,):
-        return False
-    frequencies = _frequencies(rotary.theta, head_dim)
-    scaled = frequencies / rotary.divisor
-    if rotary.scaling is not None:
-        scaled = rotary.scaling.scaled(scaled)
-    tolerance = max(10 * _TOLERANCE, torch.finfo(stored.dtype).eps)
-    subnormal = torch.finfo(stored.dtype).smallest_normal
-    return any(
-        torch.allclose(stored.double(), expected, rtol=tolerance, atol=subnormal * tolerance)
-        for expected in (frequencies, scaled)
-    )
-
-
-def _frequencies(theta: float, head_dim: int) -> Tensor:
-    """Return theta^(-2i/K) for i from 0 to K/2 - 1."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-    return torch.as_tensor(theta, dtype=torch.float64) ** -exponents

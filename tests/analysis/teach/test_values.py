@@ -10,14 +10,15 @@ import torch
 from attnlens_analysis.errors import NotTeachableError
 from attnlens_analysis.structure import read_proto, structure_of
 from attnlens_analysis.teach.graph import check_mechanism, find_layer
-from attnlens_analysis.teach.values import LayerValues, all_layers, compute, locate_layers
+from attnlens_analysis.teach.values import LayerValues, compute
 from attnlens_export.graph.trace import TracedGraph, trace
 from attnlens_export.graph.write import write_embedded
 from attnlens_model import Encoder, MultiHeadSelfAttention, attention_weights, new_encoder
 from attnlens_model.attention.kinds import ATTENTION_KINDS
-from attnlens_server.bundle import open_bundle
+from attnlens_model.published_encoder import wrap_published
 from configs import small_config
 from mixed_mechanisms import random_encoder, traced_mixed
+from odd_models import OddModel
 
 IDS = np.arange(3, 16, dtype=np.int64)[None]
 
@@ -125,11 +126,35 @@ def test_mismatching_graphs_are_rejected(tmp_path: Path) -> None:
         find_layer(structure, 0, "attentions.0")
 
 
-def test_layers_of_an_own_module_are_rejected(minilm_bundle: Path) -> None:
-    bundle = open_bundle(minilm_bundle)
-    bundle.manifest.architecture.layers[5].attention = "own_module"
-    message = "exported from a PyTorch module of your own, .* Use `attnlens attend`"
-    with pytest.raises(NotTeachableError, match=message):
-        locate_layers(bundle, None)
-    with pytest.raises(NotTeachableError, match=message):
-        all_layers(bundle)
+@pytest.mark.parametrize(
+    ("name", "attention", "feed_forward"),
+    [
+        ("Qwen3", "self_attn.o_proj", "mlp.down_proj"),
+        ("Albert", "attention.dense", "ffn_output"),
+    ],
+)
+def test_values_of_a_traced_module_match_its_submodules(
+    name: str, attention: str, feed_forward: str, tmp_path: Path
+) -> None:
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0}
+    model = OddModel(name, sizes | ({"num_key_value_heads": 2} if name == "Qwen3" else {}), std=0.1).make()
+    encoder = wrap_published(model, name.lower())
+    found = computed(trace(encoder, encoder.config), 2, tmp_path / "graph.onnx")
+    results: dict[str, list[torch.Tensor]] = {attention: [], feed_forward: []}
+    for path, module in model.named_modules():
+        for suffix, outputs in results.items():
+            if path.endswith(suffix):
+                module.register_forward_hook(lambda _module, _args, output, into=outputs: into.append(output))
+    ids = torch.from_numpy(IDS)
+    with torch.inference_mode():
+        maps = model(ids, attention_mask=torch.ones_like(ids), output_attentions=True).attentions
+    for layer, values in found.items():
+        expected = {
+            "weights": maps[layer],
+            "output": results[attention][layer],
+            "feed_forward": results[feed_forward][layer],
+        }
+        for field, tensor in expected.items():
+            np.testing.assert_allclose(getattr(values, field), tensor[0], atol=2e-5, err_msg=field)
+        np.testing.assert_allclose(values.weights_with(), values.weights, atol=2e-5)
+        assert values.is_rotated == (name == "Qwen3")

@@ -18,7 +18,6 @@ from attnlens_export import ExportOptions, SourceError, export_bundle
 from attnlens_export.check import check_bundle
 from attnlens_export.parity.grid import small_grid
 from attnlens_export.published.classifier import has_head
-from attnlens_model import read_config
 from family_cases import EXPORTED
 from odd_models import OddModel, padded_masks, random_inputs
 
@@ -39,7 +38,7 @@ class Exported:
         self.source, self.bundle = directory / "source", directory / "bundle"
         self.model: Any = odd.make(KIND)
         self.model.save_pretrained(self.source)
-        self.grid = small_grid(read_config(self.source / "config.json").max_tokens)
+        self.grid = small_grid(odd.num_tokens)
         self.summary = export_bundle(self.source, self.bundle, ExportOptions(grid=self.grid))
 
 

@@ -47,7 +47,7 @@ POOLINGS: dict[str, list[dict[str, Any]]] = {
 def classifiers() -> list[OddModel]:
     """Return a model for each layout and each of its settings."""
     first: dict[str, OddModel] = {}
-    for model in (model for group in GROUPS for model in group.models):
+    for model in (model for group in GROUPS for model in [*group.models, *group.traced]):
         if model.source.__name__ == "transformers" and hasattr(transformers, model.name + KIND):
             first.setdefault(model.name, model)
     first.setdefault("Bert", OddModel("Bert"))

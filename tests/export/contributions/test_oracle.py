@@ -85,7 +85,6 @@ CONFIGS: dict[str, EncoderConfig] = {name: mechanism_config(name) for name in LA
         {
             "attention": {"kind": "softmax", "num_heads": 4, "num_key_value_heads": 2, "value_norm": True},
             "feed_forward": {"intermediate_size": 56, "kind": "gated", "activation": "gelu_tanh"},
-            "per_layer_input": {"size": 20, "activation": "gelu_tanh"},
             "output_size": 36,
             "norm.placement": "both",
             "norm.kind": "rms",

@@ -194,10 +194,12 @@ def test_family_converts_and_passes(family: str, tmp_path: Path) -> None:
         found = {types[name] for name in node.output}
         if node.op_type == "Add" and computed.issuperset(node.input):
             assert TensorProto.FLOAT16 not in found, node.name
-        if node.op_type in {"LayerNormalization", "Softmax", "ReduceSum", "Sqrt"}:
+        if node.op_type in {"LayerNormalization", "Softmax", "ReduceSum", "Sqrt", "Reciprocal"}:
             assert found == {TensorProto.FLOAT}, node.name
-        if node.op_type in {"MatMul", "Conv"}:
+        if node.op_type in {"MatMul", "Conv"} or "input_ids" in node.input[1:]:
             assert found == {TensorProto.FLOAT16}, node.name
+        if node.op_type == "Expand":
+            assert found == {types[node.input[0]]}, node.name
         if node.op_type == "Tanh" and family == "t5":
             assert found == {TensorProto.FLOAT}, node.name
 

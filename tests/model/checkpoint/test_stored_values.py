@@ -17,9 +17,6 @@ T5 = OddModel("T5", T5_SIZES, kind="EncoderModel")
 UMT5 = OddModel("UMT5", T5_SIZES, kind="EncoderModel")
 ROFORMER = OddModel("RoFormer", {"num_hidden_layers": 1})
 BERT = OddModel("Bert", {"num_hidden_layers": 1})
-SCALED = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
-LLAMA = OddModel("Llama", {"num_hidden_layers": 1, "pad_token_id": 0, "rope_parameters": SCALED})
-INV_FREQ = "layers.0.self_attn.rotary_emb.inv_freq"
 SHARED, ENCODERS = "shared.weight", "encoder.embed_tokens.weight"
 
 Tensors = dict[str, Tensor]
@@ -87,18 +84,6 @@ def test_stored_position_table_must_match_the_encoder(dtype: torch.dtype, tmp_pa
             CheckpointError, match=r"embed_positions\.weight differs from the values computed"
         ):
             load(ROFORMER, tmp_path, each)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_stored_frequencies_must_match_the_encoder(dtype: torch.dtype, tmp_path: Path) -> None:
-    """Files of 2023 have them before linear scaling, which was applied to positions."""
-    exponents = torch.arange(0, 32, 2) / 32
-    frequencies = (1.0 / 500.0**exponents).to(dtype)
-    for same in (frequencies, frequencies / 4):
-        load(LLAMA, tmp_path, adding({INV_FREQ: same}))
-    for other in (frequencies * 1.1, frequencies[1:].clone(), 1.0 / 10_000.0**exponents):
-        with pytest.raises(CheckpointError, match=r"inv_freq differs from the values computed"):
-            load(LLAMA, tmp_path, adding({INV_FREQ: other}))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float16])

@@ -1,18 +1,13 @@
-"""Reads and writes the per-layer keys of a `config.json`: layer types, windows and rotations.
-
-Windows follow `masking_utils` of transformers: in a causal window of size w, a token attends to itself and
-the w - 1 preceding tokens; with `is_causal` false, it attends to w tokens on each side.
-"""
+"""Reads and writes the per-layer keys of a `config.json`: layer types, windows and rotations."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from attnlens_model.config_part import flat, nested
 from attnlens_model.errors import ConfigError
-from attnlens_model.families.config_json.rotary import as_mapping, write_rotary_parameters
+from attnlens_model.families.config_json.rotary import write_rotary_parameters
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
-_MIN_WINDOW = 2
 
 _Kind = TypeVar("_Kind", bound=Hashable)
 
@@ -38,48 +33,6 @@ def check_custom_code(content: Mapping[str, object], *keys: str) -> None:
         )
 
 
-def read_reach(key: str, size: object, *, is_causal: bool) -> int:
-    """Return the largest distance between a token and a key in a window of `size`, the value of `key`.
-
-    Raises:
-        ConfigError: The size is not an integer of at least 2.
-    """
-    if not isinstance(size, int) or isinstance(size, bool) or size < _MIN_WINDOW:
-        raise ConfigError(f"{key}={size!r} is not supported: it must be an integer of at least {_MIN_WINDOW}")
-    return size - 1 if is_causal else size
-
-
-def write_window(reach: int | None, *, is_causal: bool) -> int | None:
-    """Return the size of a window; the inverse of `read_reach`."""
-    return reach + 1 if is_causal and reach is not None else reach
-
-
-def read_radius(size: object) -> int:
-    """Return the value of a `sliding_window` that is a radius: the number of tokens visible on each side.
-
-    Raises:
-        ConfigError: The size is not an integer of at least 1.
-    """
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise ConfigError(f"sliding_window={size!r} is not supported: it must be an integer of at least 1")
-    return size
-
-
-def read_rotation(content: Mapping[str, object], kind: str) -> Mapping[str, object]:
-    """Return the `rope_parameters` of one layer type. Empty if the file does not have them.
-
-    Raises:
-        ConfigError: The parameters are not grouped by layer type.
-    """
-    stated = as_mapping(content.get("rope_parameters"), "rope_parameters")
-    if stated and not set(stated) <= {GLOBAL, LOCAL}:
-        raise ConfigError(
-            f"rope_parameters={dict(stated)!r} is not supported: it must have {GLOBAL} and {LOCAL}, each "
-            "with its own parameters"
-        )
-    return as_mapping(stated.get(kind), f"rope_parameters.{kind}")
-
-
 def read_layer_types(content: Mapping[str, object], num_layers: object) -> list[str] | None:
     """Return the type of each layer, or None if the file does not list them.
 
@@ -96,24 +49,6 @@ def read_layer_types(content: Mapping[str, object], num_layers: object) -> list[
             f"{num_layers} layers"
         )
     return list(stated)
-
-
-def default_layer_types(content: Mapping[str, object], num_layers: object, default_every: int) -> list[str]:
-    """Return the layer types of a file without a list: every `sliding_window_pattern`-th layer is global.
-
-    Raises:
-        ConfigError: `sliding_window_pattern` is not an integer of at least 1.
-    """
-    every = content.get("sliding_window_pattern", default_every)
-    if not isinstance(every, int) or every < 1:
-        raise ConfigError(f"sliding_window_pattern={every!r} must be an integer of at least 1")
-    return alternate_layer_types(num_layers, every)
-
-
-def alternate_layer_types(num_layers: object, every: int) -> list[str]:
-    """Return layer types in which every `every`-th layer is global."""
-    layers = range(num_layers if isinstance(num_layers, int) else 0)
-    return [LOCAL if (layer + 1) % every else GLOBAL for layer in layers] or [GLOBAL]
 
 
 def vary_by_layer(

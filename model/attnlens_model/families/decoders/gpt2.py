@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from attnlens_model.families.buffers import holds_causal_mask, holds_masking_score
 from attnlens_model.families.config_json.layers import check_custom_code
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.families.decoders import llama
 from attnlens_model.family import COMMON_PREFIXES, QUERY_KEY_VALUE, Family, linear_and_norm_names
 
 # Default of the configuration class: <|endoftext|>.
@@ -17,7 +16,7 @@ _DEFAULT_END_TOKEN = 50_256
 
 _CONFIG = ConfigTable(
     keys={
-        **llama.CAUSAL,
+        "is_causal": ("is_causal", True),
         "embeddings.vocab_size": ("vocab_size", None),
         "hidden_size": ("n_embd", None),
         "num_layers": ("n_layer", None),

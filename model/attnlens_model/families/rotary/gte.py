@@ -10,7 +10,6 @@ from attnlens_model.families.bert import bert
 from attnlens_model.families.buffers import holds_indices
 from attnlens_model.families.config_json.rotary import read_rotary, write_rotary_parameters
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.families.decoders import llama
 from attnlens_model.family import (
     COMMON_PREFIXES,
     QUERY_KEY_VALUE,
@@ -60,9 +59,17 @@ def _write_config(fields: Mapping[str, object]) -> dict[str, object]:
 
 # The post-LN layers of transformers 5, except for the feed-forward network.
 POST_NORM_LAYERS: Mapping[Parameters, str] = {
-    **llama.PROJECTIONS,
+    "layers.{layer}.attention.query": "layers.{layer}.self_attn.q_proj",
+    "layers.{layer}.attention.key": "layers.{layer}.self_attn.k_proj",
+    "layers.{layer}.attention.value": "layers.{layer}.self_attn.v_proj",
+    "layers.{layer}.attention.output": "layers.{layer}.self_attn.o_proj",
     "layers.{layer}.attention_norm": "layers.{layer}.post_attention_layernorm",
     "layers.{layer}.output_norm": "layers.{layer}.post_mlp_layernorm",
+}
+FEED_FORWARD: Mapping[Parameters, str] = {
+    "layers.{layer}.feed_forward.gate": "layers.{layer}.mlp.gate_proj",
+    "layers.{layer}.feed_forward.up": "layers.{layer}.mlp.up_proj",
+    "layers.{layer}.feed_forward.down": "layers.{layer}.mlp.down_proj",
 }
 _EMBEDDINGS: Mapping[Parameters, str] = {**bert.TOKEN_WEIGHTS, **bert.EMBEDDINGS_NORM}
 
@@ -96,7 +103,7 @@ FAMILY = Family(
     write_config=_write_config,
     weights={
         **_EMBEDDINGS,
-        **linear_and_norm_names({**POST_NORM_LAYERS, **llama.FEED_FORWARD}),
+        **linear_and_norm_names({**POST_NORM_LAYERS, **FEED_FORWARD}),
     },
     prefixes=("gte.", "new.", *COMMON_PREFIXES),
     anchor="layers.0.self_attn.q_proj.weight",

@@ -19,7 +19,6 @@ from attnlens_model.families.config_json.layers import (
 )
 from attnlens_model.families.config_json.rotary import as_mapping, read_rotary_parameters
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.families.decoders import llama
 from attnlens_model.family import COMMON_PREFIXES, QUERY_KEY_VALUE, Family, linear_and_norm_names
 
 # Key before transformers 5, and its default.
@@ -29,8 +28,15 @@ _DEFAULT_WINDOW = 128
 
 _CONFIG = ConfigTable(
     keys={
-        **llama.KEYS,
-        **llama.BIASES,
+        "embeddings.vocab_size": ("vocab_size", None),
+        "hidden_size": ("hidden_size", None),
+        "num_layers": ("num_hidden_layers", None),
+        "attention.num_heads": ("num_attention_heads", None),
+        "attention.dropout": ("attention_dropout", 0.0),
+        "attention.bias": ("attention_bias", False),
+        "feed_forward.intermediate_size": ("intermediate_size", None),
+        "feed_forward.up_bias": ("mlp_bias", False),
+        "feed_forward.down_bias": ("mlp_bias", False),
         "positions.max_position_embeddings": ("max_position_embeddings", 8192),
         "norm.eps": ("norm_eps", 1e-5),
         "norm.bias": ("norm_bias", False),

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 from attnlens_model.errors import ConfigError
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.families.decoders import llama
 from attnlens_model.families.row_orders import rotated_parts_within_heads
 from attnlens_model.family import COMMON_PREFIXES, QUERY_KEY_VALUE, Family, linear_and_norm_names
 
@@ -28,8 +27,16 @@ _CONFIG = ConfigTable(
     },
     activation=("hidden_act", "silu"),
     implied={
-        **llama.IMPLIED,
-        **llama.NO_FEED_FORWARD_BIAS,
+        "embeddings.type_vocab_size": 0,
+        "embeddings.norm": False,
+        "positions.scheme": "none",
+        "norm.kind": "rms",
+        "norm.bias": False,
+        "norm.placement": "pre",
+        "feed_forward.kind": "gated",
+        "feed_forward.up_bias": False,
+        "feed_forward.down_bias": False,
+        "hidden_dropout": 0.0,
         "attention.bias": False,
         "attention.rotary.theta": 10_000.0,
         "attention.rotary.divisor": 1.0,

@@ -18,7 +18,6 @@ from attnlens_model.families.buffers import holds_indices
 from attnlens_model.families.config_json.layers import vary_by_layer
 from attnlens_model.families.config_json.rotary import read_rotary, write_rotary_parameters
 from attnlens_model.families.config_json.table import ConfigTable, unusual_head_size
-from attnlens_model.families.decoders import llama
 from attnlens_model.families.rotary import gte
 from attnlens_model.family import (
     COMMON_PREFIXES,
@@ -236,7 +235,7 @@ FAMILY = Family(
     weights={
         **bert.TOKEN_WEIGHTS,
         **bert.EMBEDDINGS_NORM,
-        **linear_and_norm_names({**gte.POST_NORM_LAYERS, **llama.FEED_FORWARD}),
+        **linear_and_norm_names({**gte.POST_NORM_LAYERS, **gte.FEED_FORWARD}),
     },
     prefixes=("nomic_bert.", "bert.", *COMMON_PREFIXES),
     anchor="layers.0.self_attn.q_proj.weight",
