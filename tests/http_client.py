@@ -15,14 +15,16 @@ import numpy.typing as npt
 
 from attnlens_client import Client
 from attnlens_server.access import Access
+from attnlens_server.core.admission import Admission, Budget
+from attnlens_server.core.usage import Timings, Usage
 from attnlens_server.http_api.app import HttpApp
 from attnlens_server.http_api.exchange import Route
 from attnlens_server.http_api.identity import AccessGate
 from attnlens_server.http_api.origins import OriginPolicy
 from attnlens_server.observing.observer import Observer
-from attnlens_server.serving.admission import Admission, Budget
-from attnlens_server.serving.requests import EmbedRequest, ScoreRequest
-from attnlens_server.serving.results import EmbedResult, ScoreResult, Timings, Usage
+from attnlens_server.operations.documents import ScoreRequest
+from attnlens_server.operations.embed import EmbedRequest, EmbedResult
+from attnlens_server.operations.score import ScoreResult
 from served import ServerProcess
 
 TEXTS = ["A man is playing a guitar.", "Füße & naïveté", "It rained."]
@@ -114,7 +116,7 @@ class StubService:
         self.error: Exception | None = None
         self.request: Any = EmbedRequest(inputs=())
         self.admission = Admission(8, 1 << 20, lambda _: 1.0)
-        self.workers = self
+        self.process = self.model = self.workers = self
 
     async def run_if(self, _: bool, function: Any, *args: Any) -> Any:
         return function(*args)

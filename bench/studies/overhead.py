@@ -35,12 +35,12 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_server.access.keys import new_key
 from attnlens_server.config import AccessLogSelection
+from attnlens_server.core.request_record import RequestRecord
+from attnlens_server.core.stages import mark
 from attnlens_server.http_api.metrics import RequestCollector
 from attnlens_server.observing.access_log import AccessLog
 from attnlens_server.observing.observer import Observer
 from attnlens_server.observing.tracing import Tracer
-from attnlens_server.serving.request_record import RequestRecord
-from attnlens_server.serving.stages import mark
 from bench.servers import RunningServer, attnlens_server
 
 OPTIONS = ("--metrics-port", "0", "--access-log", "errors")

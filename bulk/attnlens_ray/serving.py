@@ -100,7 +100,7 @@ class EncoderReplica:
 
     def check_health(self) -> None:
         """Raise an error if the engine has stopped. Serve then replaces the replica."""
-        self._served().service.check_healthy()
+        self._served().service.process.check_healthy()
 
     def _served(self) -> ServedModel:
         if self._model.served is None:

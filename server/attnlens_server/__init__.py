@@ -1,7 +1,8 @@
 """The attnlens server, which serves a bundle over gRPC. It never imports PyTorch.
 
-`grpc_api` converts messages, `serving` validates and executes requests, `text` tokenizes, `engine` runs the
-graphs, and `server` manages the process.
+`grpc_api` converts messages, `operations` has a module for each operation on a model, which validates and
+runs its requests, `core` has what they share, `text` tokenizes, `engine` runs the graphs, and `server`
+manages the process.
 """
 
 import os

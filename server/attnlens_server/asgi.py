@@ -11,11 +11,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from attnlens_server.access import open_access
 from attnlens_server.access.files import watch
 from attnlens_server.config import ConfigError, ServerConfig
+from attnlens_server.core.process import State
 from attnlens_server.grpc_api.identity import Gate
 from attnlens_server.http_api.host import HttpHost
 from attnlens_server.http_api.identity import AccessGate, Authenticate, HeaderGate, bearer_keys
 from attnlens_server.served_model import ServedModel
-from attnlens_server.serving.service import State
 
 __all__ = ["ModelApp", "bearer_keys"]
 
@@ -85,16 +85,16 @@ class ModelApp:
             await loop.run_in_executor(None, served.start)
             fail = partial(setattr, service, "state", State.FAILED)
             engine.watch(partial(loop.call_soon_threadsafe, fail), lambda _: None)
-            service.state, self._app, self.served = State.SERVING, host.app, served
+            service.process.state, self._app, self.served = State.SERVING, host.app, served
             logger.info("serving %s", served.model.name)
             yield self
         finally:
             for task in tasks:
                 task.cancel()
-            service.state, self._app, self.served = State.DRAINING, None, None
+            service.process.state, self._app, self.served = State.DRAINING, None, None
             await host.stop(0)
             await loop.run_in_executor(None, engine.close)
-            service.workers.close()
+            service.process.workers.close()
 
     async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from attnlens_server.bundle import Bundle, Kind
 from attnlens_server.config import MIB
+from attnlens_server.core.execution import LIGHT_TOKENS
 from attnlens_server.engine import Engine
 from attnlens_server.engine.scheduler import BatchLimits
 from attnlens_server.errors import StartupError
-from attnlens_server.serving.execution import LIGHT_TOKENS
 
 _FLOAT_BYTES = 4
 GRAPH_BYTES = 16 * MIB  # structures of an open graph, without its weights

@@ -2,9 +2,15 @@
 
 import logging
 
+from attnlens.v1.manifest_pb2 import EngineCheck
 from attnlens_server.bundle import Bundle, Model
 from attnlens_server.bundle.engine_checks import require_engine_check
 from attnlens_server.config import ServerConfig
+from attnlens_server.core.admission import RESERVED_SHARE, Admission
+from attnlens_server.core.execution import ItemRunner
+from attnlens_server.core.loaded_model import LoadedModel
+from attnlens_server.core.process import Process
+from attnlens_server.engine.runtimes.runtime import Runtime
 from attnlens_server.errors import StartupError
 from attnlens_server.grpc_api.calls import MAX_ARRIVING, Calls
 from attnlens_server.grpc_api.methods import EncoderService
@@ -16,8 +22,7 @@ from attnlens_server.memory_budget import plan_memory
 from attnlens_server.observing.access_log import AccessLog
 from attnlens_server.observing.observer import Observer
 from attnlens_server.opening import Opening, open_model
-from attnlens_server.serving.admission import RESERVED_SHARE
-from attnlens_server.serving.service import ModelService
+from attnlens_server.operations.service import ModelService
 from attnlens_server.supervisor import Supervisor
 from attnlens_server.text import TextEncoder, UntokenizableError
 
@@ -58,39 +63,32 @@ class ServedModel:
         self.bundle, self.max_tokens, self.engine = opened
         self.model = self.bundle.model
         runtime = self.engine.runtime
-        engine_check = (
-            require_engine_check(
-                self.bundle,
-                runtime.name,
-                runtime.device,
-                version=runtime.version,
-                processor=runtime.processor,
-            )
-            if runtime.processor
-            else None
+        engine_check = _engine_check(self.bundle, runtime)
+        costs = reply_costs(config.max_response_bytes)
+        admission = Admission(
+            config.max_concurrent_inputs,
+            max(config.call_memory_limit, costs.least_memory_bytes),
+            self.engine.retry_after_s,
+            config.max_calls,
         )
-        path = self.bundle.tokenizer_path
-        text_encoder = TextEncoder(path, self.max_tokens, self.model.chat_template) if path else None
-        if text_encoder is not None:
-            try:
-                text_encoder.check_ids(self.model.vocab_size, self.model.type_vocab_size)
-                _check_default_prompt(text_encoder, self.model, config)
-            except UntokenizableError as error:
-                raise StartupError(f"{path} is unusable: a short text {error}") from error
-        self.service = ModelService(
-            self.bundle,
-            config,
-            self.engine,
-            text_encoder,
+        model = LoadedModel(
+            spec=self.model,
+            config=config,
             max_tokens=self.max_tokens,
-            costs=reply_costs(config.max_response_bytes),
+            text_encoder=_text_encoder(self.bundle, self.max_tokens, config),
+            dense=self.bundle.dense,
+            precision=self.bundle.precision,
+            engine=self.engine,
+            runner=ItemRunner(self.engine, admission),
+            costs=costs,
         )
+        self.service = ModelService(Process(admission, config.worker_threads), model)
         access = config.access_log_selection
         self.observer = Observer(None if access.mode == "off" else AccessLog(access))
         self.calls = Calls(
-            self.service.admission,
-            self.service.check_serving,
-            self.service.workers,
+            self.service.process.admission,
+            self.service.process.check_serving,
+            self.service.process.workers,
             stall_timeout_s=config.stall_timeout_s,
             observer=self.observer,
         )
@@ -111,7 +109,7 @@ class ServedModel:
         if self._opening is not None:
             self._opening.wait()
         seconds = self.engine.start(self.max_tokens)
-        admission, config = self.service.admission, self._config
+        admission, config = self.service.process.admission, self._config
         budget = plan_memory(
             self.bundle,
             self.engine,
@@ -133,6 +131,37 @@ def _responses(bundle: Bundle, engine: str) -> Responses:
     model = bundle.model
     is_classifier = model.classifier is not None
     return Responses(model.name, model.version, engine, bundle.precision, is_classifier=is_classifier)
+
+
+def _engine_check(bundle: Bundle, runtime: Runtime) -> EngineCheck | None:
+    """Return the check of the engine on this processor, or None if the engine needs none.
+
+    Raises:
+        StartupError: The engine failed its check.
+    """
+    if not runtime.processor:
+        return None
+    return require_engine_check(
+        bundle, runtime.name, runtime.device, version=runtime.version, processor=runtime.processor
+    )
+
+
+def _text_encoder(bundle: Bundle, max_tokens: int, config: ServerConfig) -> TextEncoder | None:
+    """Return the tokenizer of a bundle, or None if it has none.
+
+    Raises:
+        StartupError: It does not fit the model, or leaves no room for texts.
+    """
+    path, model = bundle.tokenizer_path, bundle.model
+    if path is None:
+        return None
+    text_encoder = TextEncoder(path, max_tokens, model.chat_template)
+    try:
+        text_encoder.check_ids(model.vocab_size, model.type_vocab_size)
+        _check_default_prompt(text_encoder, model, config)
+    except UntokenizableError as error:
+        raise StartupError(f"{path} is unusable: a short text {error}") from error
+    return text_encoder
 
 
 def _check_default_prompt(text_encoder: TextEncoder, model: Model, config: ServerConfig) -> None:

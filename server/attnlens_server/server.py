@@ -17,6 +17,7 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 from attnlens_server.access import METRICS_HOST, open_access, warn_if_exposed
 from attnlens_server.access.files import WatchedFiles, watch
 from attnlens_server.config import ServerConfig
+from attnlens_server.core.process import State
 from attnlens_server.descriptors import grpc_connections, reserve_descriptors
 from attnlens_server.errors import StartupError
 from attnlens_server.grpc_api.calls import remember_creators
@@ -33,7 +34,6 @@ from attnlens_server.oip.methods import InferenceService
 from attnlens_server.oip.methods import add_service as add_inference_service
 from attnlens_server.opening import Opening
 from attnlens_server.served_model import ServedModel
-from attnlens_server.serving.service import State
 
 if TYPE_CHECKING:
     from attnlens_server.http_api.host import HttpHost
@@ -296,11 +296,11 @@ class Server:
 
     def _fail(self) -> None:
         """Set all health services to NOT_SERVING permanently, because the engine has failed."""
-        self._service.state = State.FAILED
+        self._service.process.state = State.FAILED
         self._failing = asyncio.ensure_future(self._health.shut_down())
 
     async def _set_serving(self) -> None:
-        if self._service.state is not State.STARTING:
+        if self._service.process.state is not State.STARTING:
             return  # a lane has failed during the warm-up
         # Exclude permanent objects from garbage collection, which shortens a full collection from 100 ms to a
         # few. The start leaves less than a thousand objects of garbage, so they are not collected before.
@@ -309,7 +309,7 @@ class Server:
         # of Python 3.11, takes 7 % of the event loop's time.
         gc.set_threshold(_GC_THRESHOLD)
         gc.enable()
-        self._service.state = State.SERVING
+        self._service.process.state = State.SERVING
         if hasattr(signal, "SIGBUS"):
             asyncio.get_running_loop().add_signal_handler(signal.SIGBUS, self._end_after_bus_error)
         await self._update_health()
@@ -333,13 +333,13 @@ class Server:
         os._exit(1)
 
     async def _update_health(self) -> None:
-        is_serving = self._service.is_serving
+        is_serving = self._service.process.is_serving
         await self._health.set_serving("", SERVICE_NAME, is_serving=is_serving)
         can_run_attention = is_serving and self._engine.can_run_attention
         await self._health.set_serving(ATTENTIONS_NAME, is_serving=can_run_attention)
 
     async def _shut_down(self, grpc_server: grpc.aio.Server) -> None:
-        self._service.state = State.DRAINING
+        self._service.process.state = State.DRAINING
         if self._supervising is not None:
             self._supervising.cancel()
         await self._health.shut_down()
@@ -358,7 +358,7 @@ class Server:
         await stopping
         drained.cancel()
         self.has_hanging_lane = not await asyncio.get_running_loop().run_in_executor(None, self._engine.close)
-        self._service.workers.close()
+        self._service.process.workers.close()
         if self._http is not None:
             self._http.close()
         if self.observer.tracer is not None:

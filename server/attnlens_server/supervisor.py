@@ -9,9 +9,10 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from attnlens_server.core.process import State
 from attnlens_server.engine import Engine
 from attnlens_server.errors import InvalidResultError
-from attnlens_server.serving.service import ModelService, State
+from attnlens_server.operations.service import ModelService
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -146,7 +147,7 @@ class Supervisor:
 
     Attributes:
         lag: Lag of the event loop that runs `run`.
-        on_change: Called after `service.problem` has changed.
+        on_change: Called after `service.process.problem` has changed.
     """
 
     def __init__(self, service: ModelService, engine: Engine, stuck_timeout_s: float) -> None:
@@ -167,7 +168,7 @@ class Supervisor:
             await asyncio.sleep(INTERVAL_S)
             now = loop.time()
             self.lag.add(max(0.0, now - due), now)
-            if self._service.state is State.SERVING:
+            if self._service.process.state is State.SERVING:
                 await self._judge(now)
 
     async def _judge(self, now: float) -> None:
@@ -178,18 +179,18 @@ class Supervisor:
             *max((each.longest_batch_s, kind) for kind, each in lanes.items()),
             lanes[self._engine.main_kind].sessions.are_usable,
             sum(each.num_batches + each.num_stopped for each in lanes.values()),
-            self._service.admission.num_refused,
+            self._service.process.admission.num_refused,
             self._has_bad_results,
         )
         self._verdict = judge(self._verdict, observed, self._limits)
-        problem, previous = self._verdict.problem, self._service.problem
+        problem, previous = self._verdict.problem, self._service.process.problem
         if problem == previous:
             return
         if problem:
             logger.error("not healthy: %s", problem)
         else:
             logger.warning("healthy again, after: %s", previous)
-        self._service.problem = problem
+        self._service.process.problem = problem
         await self.on_change()
 
     def _check_results(self) -> None:

@@ -19,7 +19,7 @@ from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens.v1.tensor_pb2 import DataType, Tensor
 from attnlens_client import BadReplyError, Client, InvalidRequestError
 from attnlens_server.errors import StartupError
-from attnlens_server.serving.requests import FLOAT32
+from attnlens_server.operations.values import FLOAT32
 from failures import read_failure
 from references import TEXTS
 from scripted import ScriptedServer, vectors

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from attnlens_cli.main import main
-from attnlens_server.serving.admission import Reservation
+from attnlens_server.core.admission import Reservation
 
 MAX_CALLBACK_S = 0.05
 """CPU time, which does not depend on other processes."""

@@ -15,7 +15,7 @@ import pytest
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_cli.app import run
-from attnlens_server.serving.request_record import RequestRecord, validate_request_id
+from attnlens_server.core.request_record import RequestRecord, validate_request_id
 from served import ServerProcess
 
 SECRET = "Persephone"

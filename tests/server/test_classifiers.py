@@ -5,6 +5,7 @@ import json
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,14 @@ from attnlens_client import (
     TokenIds,
 )
 from attnlens_server import Local, ServerConfig, errors
+from attnlens_server.core.admission import Budget, Reservation
+from attnlens_server.core.process import State
+from attnlens_server.operations.classify import ClassifyRequest
+from attnlens_server.operations.documents import ScoreRequest
+from attnlens_server.operations.score import ScoreOperation, ScorePlan, scores
 from attnlens_server.served_model import ServedModel
-from attnlens_server.serving.admission import Budget, Reservation
-from attnlens_server.serving.requests import ClassifyRequest, LogitsPlan, ScoreRequest
-from attnlens_server.serving.scoring import ClassifierValidator, scores
-from attnlens_server.serving.service import State
-from attnlens_server.serving.validation import ExplanationValidator, InputValidator
 from attnlens_server.text import Input
+from model_services import plans_of
 from pages.blocks import blocks_of
 from schemas import conforms
 from served import ServerProcess
@@ -75,14 +77,14 @@ def served(classifier_bundle: Callable[[str], Path]) -> Iterator[ServedModel]:
         )
     )
     model.engine.start(model.max_tokens)
-    model.service.state = State.SERVING
+    model.service.process.state = State.SERVING
     yield model
     model.engine.close()
-    model.service.workers.close()
+    model.service.process.workers.close()
 
 
 def budget(served: ServedModel, deadline: float | None = None) -> Budget:
-    return Budget(Reservation(served.service.admission), deadline)
+    return Budget(Reservation(served.service.process.admission), deadline)
 
 
 def documents(*texts: str, **options: Any) -> ScoreRequest:
@@ -220,15 +222,11 @@ async def test_number_of_parts_is_limited(served: ServedModel) -> None:
     request = documents(LONG * 20, long_documents=2, max_tokens_per_document=1)
     with pytest.raises(errors.RequestTooLargeError, match="the queue holds at most 40"):
         await served.service.score(request, budget(served))
-    assert served.service.admission.num_texts("logits") == 0
-    served.service._max_computed_tokens, limit = 100, served.service._max_computed_tokens
-    try:
-        with pytest.raises(
-            errors.TooExpensiveError, match=r"^long_documents needs .* truncate long documents"
-        ):
-            await served.service.score(request, budget(served))
-    finally:
-        served.service._max_computed_tokens = limit
+    assert served.service.process.admission.num_texts("logits") == 0
+    model = served.service.model
+    limited = replace(model, config=replace(model.config, max_computed_tokens=100))
+    with pytest.raises(errors.TooExpensiveError, match=r"^long_documents needs .* truncate long documents"):
+        await ScoreOperation(served.service.process, limited)(request, budget(served))
 
 
 # --- Requests -------------------------------------------------------------------------------------
@@ -270,7 +268,7 @@ async def test_equal_documents_are_computed_once(served: ServedModel) -> None:
 
 
 async def test_deadline_and_cancellation_free_everything(served: ServedModel) -> None:
-    reserved = served.service.admission.memory.used  # by other tests
+    reserved = served.service.process.admission.memory.used  # by other tests
     late, resources = budget(served, time.monotonic() - 1), budget(served)
     with pytest.raises(errors.DeadlineError):
         await served.service.score(documents("a"), late)
@@ -279,14 +277,14 @@ async def test_deadline_and_cancellation_free_everything(served: ServedModel) ->
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert served.service.admission.num_texts("logits") == 0
+    assert served.service.process.admission.num_texts("logits") == 0
     for each in (late, resources):
         each.memory.release()
-    assert served.service.admission.memory.used == reserved
+    assert served.service.process.admission.memory.used == reserved
 
 
 async def test_full_queue_rejects_classification_too(served: ServedModel) -> None:
-    with served.service.admission.slots("logits", 39):
+    with served.service.process.admission.slots("logits", 39):
         with pytest.raises(errors.OverloadedError):
             await served.service.classify(ClassifyRequest(inputs=[Input(text="a")] * 2), budget(served))
         with pytest.raises(errors.OverloadedError):
@@ -315,19 +313,16 @@ async def test_only_the_requested_version_is_used(served: ServedModel) -> None:
 
 
 def test_embedding_model_has_no_scores() -> None:
-    model, config = make_model(), ServerConfig(bundle=Path())
-    inputs = InputValidator(model, config, max_tokens=9, has_tokenizer=True, takes_pairs=True)
-    explanations = ExplanationValidator(model, config, inputs, has_contributions=False, has_dense=False)
-    validator = ClassifierValidator(model, inputs, explanations, can_score=False)
+    plans = plans_of(make_model())
     message = "'toy' is not a classifier, which (Score|Classify) needs: use Embed"
     with pytest.raises(errors.NotSupportedError, match=message):
-        validator.score(documents("a"))
+        plans.score.plan(documents("a"))
     with pytest.raises(errors.NotSupportedError, match=message):
-        validator.classify(ClassifyRequest(inputs=[Input(text="a")]))
+        plans.classify.plan(ClassifyRequest(inputs=[Input(text="a")]))
 
 
 def test_logits_that_are_not_finite_are_rejected() -> None:
-    request, plan = documents("a", "b"), LogitsPlan("", ScoreActivation.SIGMOID)
+    request, plan = documents("a", "b"), ScorePlan("", ScoreActivation.SIGMOID, None)
     for value in (np.nan, np.inf):
         logits = np.array([[1.0], [2.0], [value]], np.float32)
         with pytest.raises(errors.InvalidResultError, match=r"^documents\[1\] has NaN or infinity"):

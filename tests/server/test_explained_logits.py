@@ -16,12 +16,12 @@ from attnlens_cli.app import run
 from attnlens_client import Explanation, InvalidRequestError, NotSupportedError, Text, TokenIds
 from attnlens_server import Local, ServerConfig
 from attnlens_server.clients import Client
+from attnlens_server.core.admission import Budget, Reservation
+from attnlens_server.core.process import State
+from attnlens_server.operations.documents import LongDocuments, ScoreRequest
+from attnlens_server.operations.explanations import words_of_document
 from attnlens_server.rates import UNLIMITED, RateLimits
 from attnlens_server.served_model import ServedModel
-from attnlens_server.serving.admission import Budget, Reservation
-from attnlens_server.serving.explanations import words_of_document
-from attnlens_server.serving.requests import LongDocuments, ScoreRequest
-from attnlens_server.serving.service import State
 from attnlens_server.text import Input
 from schemas import conforms
 from served import ServerProcess
@@ -250,7 +250,7 @@ def test_documents_that_are_not_returned_are_not_explained(reranker: tuple[Local
     _, source = reranker
     served = ServedModel(ServerConfig(bundle=source.parent / "bundle", threads=1))
     served.engine.start(served.max_tokens)
-    served.service.state = State.SERVING
+    served.service.process.state = State.SERVING
 
     def items_of(**options: Any) -> tuple[int, int]:
         before = [served.engine.lanes[kind].num_items for kind in ("logits", "contributions")]
@@ -258,7 +258,7 @@ def test_documents_that_are_not_returned_are_not_explained(reranker: tuple[Local
         request = ScoreRequest(query=QUERY, inputs=inputs, explanation_level=ExplainLevel.WORDS, **options)
         rates = RateLimits(lambda: 0.0)
         rates.configure(UNLIMITED, 1, 1, 1000)
-        budget = Budget(Reservation(served.service.admission, Client("search", rates=rates)), None)
+        budget = Budget(Reservation(served.service.process.admission, Client("search", rates=rates)), None)
         result = asyncio.run(served.service.score(request, budget))
         further = result.usages[result.scores[0].index].num_tokens if "top_n" in options else 0
         assert rates._tokens.level() == 1000 - budget.metrics.num_tokens - further
@@ -268,11 +268,11 @@ def test_documents_that_are_not_returned_are_not_explained(reranker: tuple[Local
     try:
         assert items_of(top_n=1) == (3, 1)
         assert items_of() == (0, 3), "the contributions graph computes the logits too"
-        assert served.service.admission.num_texts("contributions") == 0
-        assert served.service.admission.num_texts("logits") == 0
+        assert served.service.process.admission.num_texts("contributions") == 0
+        assert served.service.process.admission.num_texts("logits") == 0
     finally:
         served.engine.close()
-        served.service.workers.close()
+        served.service.process.workers.close()
 
 
 def test_best_part_of_a_split_document_is_explained(reranker: tuple[Local, Path]) -> None:
@@ -378,7 +378,7 @@ def test_words_of_a_document_have_code_points(reranker: tuple[Local, Path]) -> N
     bundle = reranker[1].parent / "bundle"
     served = ServedModel(ServerConfig(bundle=bundle, threads=1))
     served.engine.start(served.max_tokens)
-    served.service.state = State.SERVING
+    served.service.process.state = State.SERVING
     document = "東京 café rained"
     request = ScoreRequest(
         query=QUERY,
@@ -388,11 +388,11 @@ def test_words_of_a_document_have_code_points(reranker: tuple[Local, Path]) -> N
     )
     try:
         result = asyncio.run(
-            served.service.score(request, Budget(Reservation(served.service.admission), None))
+            served.service.score(request, Budget(Reservation(served.service.process.admission), None))
         )
     finally:
         served.engine.close()
-        served.service.workers.close()
+        served.service.process.workers.close()
     explanation = result.scores[0].explanation
     assert explanation is not None
     spans, values = words_of_document(explanation)

@@ -21,10 +21,10 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens.v1.model_pb2 import MODEL_STATE_DEGRADED
 from attnlens_server.config import ConfigError, ServerConfig
+from attnlens_server.core.process import State
 from attnlens_server.errors import StartupError
 from attnlens_server.grpc_api.methods import SERVICE_NAME
 from attnlens_server.server import ATTENTIONS_NAME, Ready, Server
-from attnlens_server.serving.service import State
 from failures import Failure, read_failure
 from tampered import ATTENTIONS, EMBEDDINGS, change_graph, copy_of, endless_loop, put_hashes_right, through
 
@@ -184,7 +184,7 @@ def test_token_limit_above_the_model_positions_is_rejected(small_bundle: Callabl
 async def test_draining_server_rejects_calls_as_unavailable(minilm_bundle: Path) -> None:
     async with listening(minilm_bundle) as running:
         await running.warm_up()
-        running.service.state = State.DRAINING
+        running.service.process.state = State.DRAINING
         failure = await running.embed_failure()
         assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
 
@@ -228,7 +228,7 @@ async def test_texts_past_their_deadline_do_not_run_and_free_their_slots(minilm_
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await running.stub.Embed(pb.EmbedRequest(inputs=[LONG] * 400), timeout=0.5)
         assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        await until(lambda: not running.service.admission.num_texts("embeddings"))
+        await until(lambda: not running.service.process.admission.num_texts("embeddings"))
         await running.embed("a")
         assert running.engine.lanes["embeddings"].num_live_tokens - before < 0.7 * 400 * 252
 
@@ -237,7 +237,7 @@ async def test_many_attention_requests_do_not_block_embeddings(minilm_bundle: Pa
     async with listening(minilm_bundle, max_concurrent_inputs=8) as running:
         await running.warm_up()
         attention = running.stub.Encode(ATTENTION)
-        await until(lambda: running.service.admission.num_texts("attention") == 8)
+        await until(lambda: running.service.process.admission.num_texts("attention") == 8)
         await running.embed("a")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await running.stub.Encode(ATTENTION)
@@ -255,7 +255,7 @@ async def test_unread_responses_are_limited(minilm_bundle: Path) -> None:
         rejected = [result for result in results if isinstance(result, grpc.aio.AioRpcError)]
         assert 1 <= len(rejected) <= 7
         assert {read_failure(error).reason for error in rejected} == {"OVERLOADED"}
-        await until(lambda: not running.service.admission.memory.used)
+        await until(lambda: not running.service.process.admission.memory.used)
         await running.stub.Encode(one)
 
 
@@ -265,7 +265,7 @@ async def test_unread_stream_is_ended(minilm_bundle: Path) -> None:
         await running.warm_up()
         stream = running.stub.EncodeStream(request)
         await anext(aiter(stream))
-        await until(lambda: not running.service.admission.num_texts("attention"))
+        await until(lambda: not running.service.process.admission.num_texts("attention"))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             _ = [part async for part in stream]
         failure = read_failure(caught.value)
@@ -281,7 +281,7 @@ async def test_client_that_leaves_a_stream_causes_no_error(
         stream = running.stub.EncodeStream(request)
         await anext(aiter(stream))
         stream.cancel()
-        await until(lambda: not running.service.admission.num_texts("attention"))
+        await until(lambda: not running.service.process.admission.num_texts("attention"))
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 

@@ -91,8 +91,10 @@ def test_event_loop_does_not_preempt_a_batch(minilm_server: ServerProcess) -> No
 def test_batches_get_less_time_than_the_event_loop_and_small_calls(minilm_server: ServerProcess) -> None:
     main = minilm_server.process.pid
     threads = [int(each.name) for each in Path(f"/proc/{main}/task").iterdir()]
-    assert os.getpriority(os.PRIO_PROCESS, main) == 0
-    assert {os.getpriority(os.PRIO_PROCESS, each) for each in threads} == {0, LANE_NICENESS}
+    own = os.getpriority(os.PRIO_PROCESS, main)
+    if own >= LANE_NICENESS:
+        pytest.skip("these tests run with a low priority themselves")
+    assert {os.getpriority(os.PRIO_PROCESS, each) for each in threads} == {own, LANE_NICENESS}
 
 
 def test_permanent_objects_are_not_collected_again(minilm_bundle: Path) -> None:

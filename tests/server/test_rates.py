@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnlens_server.clients import Client
+from attnlens_server.core.admission import Admission, Budget, Reservation
+from attnlens_server.core.request_record import RequestRecord
 from attnlens_server.errors import (
     DeadlineError,
     GraphUnavailableError,
@@ -18,8 +20,6 @@ from attnlens_server.errors import (
 )
 from attnlens_server.grpc_api.status import call_status
 from attnlens_server.rates import UNLIMITED, Bucket, RateLimits
-from attnlens_server.serving.admission import Admission, Budget, Reservation
-from attnlens_server.serving.request_record import RequestRecord
 
 
 @dataclass

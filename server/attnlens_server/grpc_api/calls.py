@@ -34,16 +34,15 @@ from google.protobuf.message import Message as ProtobufMessage
 from attnlens.wire import LENGTH_DELIMITED, Field, read_fields
 from attnlens_server import errors
 from attnlens_server.clients import BULK, PRIORITY, Client, client_at
+from attnlens_server.core.admission import Admission, Budget, Pool, Reservation
+from attnlens_server.core.execution import Workers
+from attnlens_server.core.request_record import RequestRecord
+from attnlens_server.core.stages import mark
 from attnlens_server.grpc_api.receiving import Receiver
 from attnlens_server.grpc_api.responses import SENDING_COPIES
 from attnlens_server.grpc_api.status import CallStatus, call_status
 from attnlens_server.observing.observer import Observer
-from attnlens_server.serving.admission import Admission, Budget, Pool, Reservation
-from attnlens_server.serving.execution import Workers
-from attnlens_server.serving.request_record import RequestRecord
-from attnlens_server.serving.requests import Request
-from attnlens_server.serving.stages import mark
-from attnlens_server.serving.validation import too_many_inputs
+from attnlens_server.operations.inputs import Request, too_many_inputs
 
 logger = logging.getLogger(__name__)
 

@@ -8,22 +8,20 @@ import grpc
 from google.protobuf.message_factory import GetMessageClass
 
 from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens_server.core.admission import Budget
 from attnlens_server.grpc_api import requests
 from attnlens_server.grpc_api.calls import SMALL_BYTES, Call, Calls, Context, Parser
 from attnlens_server.grpc_api.model_info import ModelDescriber
 from attnlens_server.grpc_api.responses import Responses
-from attnlens_server.serving.admission import Budget
-from attnlens_server.serving.requests import (
-    ClassifyRequest,
-    CompareRequest,
-    EmbedRequest,
-    EncodeRequest,
-    ExplainRequest,
-    ScoreRequest,
-    TokenizeRequest,
-)
-from attnlens_server.serving.results import Explanation, TokenizedText
-from attnlens_server.serving.service import ModelService
+from attnlens_server.operations.classify import ClassifyRequest
+from attnlens_server.operations.compare import CompareRequest
+from attnlens_server.operations.documents import ScoreRequest
+from attnlens_server.operations.embed import EmbedRequest
+from attnlens_server.operations.encode import EncodeRequest
+from attnlens_server.operations.explain import ExplainRequest
+from attnlens_server.operations.explanations import Explanation
+from attnlens_server.operations.service import ModelService
+from attnlens_server.operations.tokenize import TokenizedText, TokenizeRequest
 
 P = ParamSpec("P")
 _RESULT_BYTES = 32  # serialized score and usage of a text
@@ -72,7 +70,7 @@ class EncoderService:
 
     async def Encode(self, request: EncodeRequest, call: HasBudget) -> bytes:
         result = await self._service.encode(request, call.budget())
-        return await self._service.workers.run(self._responses.encode, result, request.data_type)
+        return await self._service.process.workers.run(self._responses.encode, result, request.data_type)
 
     async def EncodeStream(self, request: EncodeRequest, call: Call) -> None:
         async with aclosing(self.encode_parts(request, call)) as parts:
@@ -80,7 +78,7 @@ class EncoderService:
                 await call.write(part)
 
     async def encode_parts(self, request: EncodeRequest, call: HasBudget) -> AsyncGenerator[bytes]:
-        run = self._service.workers.run
+        run = self._service.process.workers.run
         async with aclosing(self._service.encode_stream(request, call.budget())) as parts:
             async for part in parts:
                 yield await run(self._responses.stream_part, part, request.data_type)
@@ -120,14 +118,16 @@ class EncoderService:
 
     async def GetModel(self, request: pb.GetModelRequest, call: HasBudget) -> bytes:
         del call
-        self._service.check_model(request.model, request.model_version)
+        self._service.model.check_name(request.model, request.model_version)
         return pb.GetModelResponse(model=self._describer.model()).SerializeToString()
 
     async def _serialize(
         self, size_bytes: int, serialize: Callable[P, bytes], *args: P.args, **kwargs: P.kwargs
     ) -> bytes:
         """Serialize a response, in a worker thread if it is large."""
-        return await self._service.workers.run_if(size_bytes > SMALL_BYTES, serialize, *args, **kwargs)
+        return await self._service.process.workers.run_if(
+            size_bytes > SMALL_BYTES, serialize, *args, **kwargs
+        )
 
 
 def _tokens_bytes(texts: Iterable[TokenizedText | Explanation]) -> int:

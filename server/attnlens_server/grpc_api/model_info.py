@@ -10,8 +10,8 @@ from attnlens_server.bundle import Bundle
 from attnlens_server.bundle.manifest import PRECISIONS, is_known
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine
-from attnlens_server.serving.service import ModelService
-from attnlens_server.serving.validation import MAX_QUERIES
+from attnlens_server.operations.attention import MAX_QUERIES
+from attnlens_server.operations.service import ModelService
 
 
 class ModelDescriber:
@@ -38,17 +38,17 @@ class ModelDescriber:
             weights_license=manifest.weights_license,
             architecture=manifest.architecture,
             pooling=manifest.pooling,
-            max_tokens=service.max_tokens,
+            max_tokens=service.model.max_tokens,
             embedding_size=bundle.model.embedding_size,
             similarity=Similarity.ValueType(0 if bundle.model.classifier else bundle.model.similarity),
             prompts=manifest.prompts,
             default_prompt_name=manifest.default_prompt_name,
-            supports_text_pairs=service.takes_pairs,
+            supports_text_pairs=service.model.takes_pairs,
             precision=PRECISIONS[config.precision],
             outputs=[output for output in outputs if is_known(output)],
             parity=manifest.parity,
-            explain_methods=[ExplainMethod.ValueType(method) for method in service.explain_methods],
-            pair_matrices=[PairMatrix.ValueType(matrix) for matrix in service.pair_matrices],
+            explain_methods=[ExplainMethod.ValueType(method) for method in service.explain.methods],
+            pair_matrices=[PairMatrix.ValueType(matrix) for matrix in service.compare.matrices],
             faithfulness=manifest.faithfulness,
             limits=Limits(
                 max_inputs_per_request=config.inputs_limit,

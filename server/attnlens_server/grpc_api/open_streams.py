@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 
 from attnlens_server.clients import client_at
+from attnlens_server.core.admission import SMALL_CALLS, Pool
 from attnlens_server.errors import OverloadedError, RequestError
 from attnlens_server.grpc_api.receiving import AnyMessage, BriefReceiver
 from attnlens_server.grpc_api.status import call_status, parse_or_abort
-from attnlens_server.serving.admission import SMALL_CALLS, Pool
 
 RETRY_S = 10.0
 MAX_REFLECTIONS = 8

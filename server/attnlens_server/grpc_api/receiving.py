@@ -13,8 +13,8 @@ import grpc
 from google.protobuf.message import Message
 
 from attnlens_server.clients import Client
+from attnlens_server.core.admission import RETRY_S, SMALL_CALLS, Pool
 from attnlens_server.errors import DeadlineError, MalformedRequestError, OverloadedError
-from attnlens_server.serving.admission import RETRY_S, SMALL_CALLS, Pool
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 Context = grpc.aio.ServicerContext[Any, Any]

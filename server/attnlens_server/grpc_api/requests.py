@@ -1,4 +1,4 @@
-"""Conversion of request messages to the typed requests of `serving.requests`.
+"""Conversion of request messages to the typed requests of `operations`.
 
 Values that a message can hold but a typed request cannot, such as unknown enum numbers, become violations of
 the request. The service reports them together with its own.
@@ -35,26 +35,16 @@ from attnlens.v1.tensor_pb2 import DataType as DataTypeNumber
 from attnlens.v1.tensor_pb2 import Tensor
 from attnlens_server.bundle import OutputRole
 from attnlens_server.errors import FieldViolation
-from attnlens_server.serving.requests import (
-    FLOAT16,
-    FLOAT32,
-    AttentionQuery,
-    AttentionView,
-    ClassifyRequest,
-    CompareRequest,
-    DataType,
-    EmbedRequest,
-    EncodeRequest,
-    ExplainRequest,
-    ExplanationTarget,
-    Label,
-    LabelTarget,
-    LongDocuments,
-    Prompt,
-    ScoreRequest,
-    TokenizeRequest,
-)
-from attnlens_server.serving.validation import MAX_QUERIES
+from attnlens_server.operations.attention import MAX_QUERIES, AttentionQuery, AttentionView
+from attnlens_server.operations.classify import ClassifyRequest
+from attnlens_server.operations.compare import CompareRequest
+from attnlens_server.operations.documents import LongDocuments, ScoreRequest
+from attnlens_server.operations.embed import EmbedRequest
+from attnlens_server.operations.encode import EncodeRequest
+from attnlens_server.operations.explain import ExplainRequest, ExplanationTarget, Label, LabelTarget
+from attnlens_server.operations.inputs import Prompt
+from attnlens_server.operations.tokenize import TokenizeRequest
+from attnlens_server.operations.values import FLOAT16, FLOAT32, DataType
 from attnlens_server.text import Input, TextPair, TokenIds
 
 # Lists are cut one entry after their limit: enough for the validation to reject them, at little cost.

@@ -8,6 +8,7 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
 from attnlens.patterns import Band, BlockTable
+from attnlens.pooling import FloatArray
 from attnlens.reductions import RowStatistics, SparseWeights, TopKWeights
 from attnlens.tensors import fill_stacked, fill_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
@@ -20,10 +21,19 @@ from attnlens.v1.tensor_pb2 import Tensor
 from attnlens_server.bundle import Layout, RowSum
 from attnlens_server.bundle.manifest import PRECISIONS
 from attnlens_server.config import Precision
-from attnlens_server.serving import results
-from attnlens_server.serving.costs import ReplyCosts
-from attnlens_server.serving.requests import FLOAT16, DataType
-from attnlens_server.serving.results import FloatArray, Timings
+from attnlens_server.core.reply_costs import ReplyCosts
+from attnlens_server.core.usage import Timings, Usage
+from attnlens_server.operations.attention import AttentionResult, ReducedAttention
+from attnlens_server.operations.classify import ClassifyResult
+from attnlens_server.operations.compare import CompareResult, PairMatrixResult
+from attnlens_server.operations.embed import EmbedResult
+from attnlens_server.operations.encode import EncodedText, EncodeResult
+from attnlens_server.operations.encode_stream import StreamAttention, StreamText
+from attnlens_server.operations.explain import ExplainResult
+from attnlens_server.operations.explanations import Explanation
+from attnlens_server.operations.score import ScoreResult
+from attnlens_server.operations.tokenize import TokenizedText
+from attnlens_server.operations.values import FLOAT16, DataType, check_range
 from attnlens_server.text import Tokens
 
 if TYPE_CHECKING:
@@ -86,7 +96,7 @@ class Responses:
             model=model, model_version=version, computation=self._computation
         ).SerializeToString()
 
-    def embed(self, result: results.EmbedResult) -> bytes:
+    def embed(self, result: EmbedResult) -> bytes:
         """Serialize an EmbedResponse."""
         response = pb.EmbedResponse()
         fill_tensor(response.embeddings, result.embeddings, _EMBEDDING_DATA_TYPES[result.embeddings.dtype])
@@ -97,7 +107,7 @@ class Responses:
             fill_tensor(response.ranges, result.ranges, DataTypeNumber.DATA_TYPE_FLOAT32)
         return self._embed_head + response.SerializeToString()  # concatenated messages are a valid message
 
-    def score(self, result: results.ScoreResult) -> bytes:
+    def score(self, result: ScoreResult) -> bytes:
         """Serialize a ScoreResponse."""
         response = pb.ScoreResponse(
             model=self._model,
@@ -120,7 +130,7 @@ class Responses:
                 _fill_explanation(message.explanation, score.explanation)
         return response.SerializeToString()
 
-    def classify(self, result: results.ClassifyResult) -> bytes:
+    def classify(self, result: ClassifyResult) -> bytes:
         """Serialize a ClassifyResponse."""
         response = pb.ClassifyResponse(
             model=self._model,
@@ -136,7 +146,7 @@ class Responses:
         _fill_timings(response.timings, result.timings)
         return response.SerializeToString()
 
-    def encode(self, result: results.EncodeResult, data_type: DataType) -> bytes:
+    def encode(self, result: EncodeResult, data_type: DataType) -> bytes:
         """Serialize an EncodeResponse.
 
         Texts are removed from `result.texts` once they are serialized, to free memory early.
@@ -162,14 +172,14 @@ class Responses:
             serialized.append(part.SerializeToString())
         return b"".join(serialized)
 
-    def stream_part(self, part: results.StreamText | results.StreamAttention, data_type: DataType) -> bytes:
+    def stream_part(self, part: StreamText | StreamAttention, data_type: DataType) -> bytes:
         """Serialize an EncodeStreamResponse.
 
         Raises:
             InvalidFieldsError: A value exceeds the range of `data_type`.
         """
         message = pb.EncodeStreamResponse(model=self._model, input_index=part.input_index)
-        if isinstance(part, results.StreamText):
+        if isinstance(part, StreamText):
             message.model_version = self._version
             message.num_attention_parts = part.num_attention_parts
             _fill_timings(message.timings, part.timings)
@@ -187,14 +197,14 @@ class Responses:
         """Serialize the fields of a TokenizeResponse other than `results`."""
         return pb.TokenizeResponse(model=self._model, model_version=self._version).SerializeToString()
 
-    def tokenize(self, texts: Iterable[results.TokenizedText]) -> bytes:
+    def tokenize(self, texts: Iterable[TokenizedText]) -> bytes:
         """Serialize `results` of a TokenizeResponse, to be appended to `tokenize_head()`."""
         response = pb.TokenizeResponse()
         for text in texts:
             _fill_tokens(response.results.add(exceeds_max_tokens=text.exceeds_max_tokens).tokens, text.tokens)
         return response.SerializeToString()
 
-    def explain(self, result: results.ExplainResult) -> bytes:
+    def explain(self, result: ExplainResult) -> bytes:
         """Serialize an ExplainResponse."""
         message = pb.ExplainResponse(
             model=self._model,
@@ -206,7 +216,7 @@ class Responses:
             _fill_explanation(message.results.add(), text)
         return message.SerializeToString()
 
-    def compare(self, result: results.CompareResult) -> bytes:
+    def compare(self, result: CompareResult) -> bytes:
         """Serialize a CompareResponse."""
         message = pb.CompareResponse(
             model=self._model,
@@ -224,11 +234,11 @@ class Responses:
         return message.SerializeToString()
 
 
-def _fill_text(message: pb.EncodedText, text: results.EncodedText, data_type: DataType) -> None:
+def _fill_text(message: pb.EncodedText, text: EncodedText, data_type: DataType) -> None:
     _fill_tokens(message.tokens, text.tokens)
     _fill_usage(message.usage, text.usage)
     if text.last_hidden_state is not None:
-        results.check_range(text.last_hidden_state, data_type)
+        check_range(text.last_hidden_state, data_type)
         fill_tensor(message.last_hidden_state, text.last_hidden_state, _data_type_number(data_type))
     for attention in text.attention:
         _fill_attention(message.attention.add(), attention, data_type)
@@ -236,7 +246,7 @@ def _fill_text(message: pb.EncodedText, text: results.EncodedText, data_type: Da
 
 def _fill_attention(
     message: pb.AttentionResult,
-    attention: results.AttentionResult | results.ReducedAttention,
+    attention: AttentionResult | ReducedAttention,
     data_type: DataType,
 ) -> None:
     query = attention.query
@@ -251,10 +261,10 @@ def _fill_attention(
         # Weights in rows that sum to 1 are at most 1, and sums of them at most T, within the range of fp16.
         if query.row_sum is not RowSum.ONE:
             for array in arrays:
-                results.check_range(array, data_type)
+                check_range(array, data_type)
         fill_stacked(tensor, arrays, _data_type_number(data_type))
 
-    if isinstance(attention, results.ReducedAttention):
+    if isinstance(attention, ReducedAttention):
         _fill_reduced(message, attention, fill)
     else:
         fill(_attention_tensor(message, query.layout), attention.arrays)
@@ -272,7 +282,7 @@ def _attention_tensor(message: pb.AttentionResult, layout: Layout) -> Tensor:
     return message.per_token
 
 
-def _fill_pattern(message: pb.AttentionResult, attention: results.AttentionResult) -> None:
+def _fill_pattern(message: pb.AttentionResult, attention: AttentionResult) -> None:
     tables = [pattern for pattern in attention.patterns if isinstance(pattern, BlockTable)]
     bands = [pattern for pattern in attention.patterns if isinstance(pattern, Band)]
     if tables:
@@ -285,7 +295,7 @@ def _fill_pattern(message: pb.AttentionResult, attention: results.AttentionResul
         message.band_pattern.num_global_tokens = bands[0].num_global_tokens
 
 
-def _fill_reduced(message: pb.AttentionResult, attention: results.ReducedAttention, fill: _Fill) -> None:
+def _fill_reduced(message: pb.AttentionResult, attention: ReducedAttention, fill: _Fill) -> None:
     parts = [part.data for part in attention.parts]  # all parts have the same form
     if top_k := [part for part in parts if isinstance(part, TopKWeights)]:
         _fill_top_k(message.top_k, top_k, fill)
@@ -326,7 +336,7 @@ def _fill_statistics(message: pb.AttentionStatistics, parts: Sequence[RowStatist
         fill(message.entropy, entropy)
 
 
-def _fill_explanation(message: pb.Explanation, text: results.Explanation) -> None:
+def _fill_explanation(message: pb.Explanation, text: Explanation) -> None:
     _fill_tokens(message.tokens, text.tokens)
     _fill_usage(message.usage, text.usage)
     message.unit_ids.extend(text.unit_ids)
@@ -346,7 +356,7 @@ def _fill_explanation(message: pb.Explanation, text: results.Explanation) -> Non
         message.sums_by_source.CopyFrom(pb.SourceSums(**asdict(text.sums_by_source)))
 
 
-def _fill_pair_matrix(message: pb.Comparison, matrix: results.PairMatrixResult) -> None:
+def _fill_pair_matrix(message: pb.Comparison, matrix: PairMatrixResult) -> None:
     fill_tensor(message.matrix, matrix.values, DataTypeNumber.DATA_TYPE_FLOAT32)
     if matrix.baseline_row is not None and matrix.baseline_column is not None:
         fill_tensor(message.baseline_row, matrix.baseline_row, DataTypeNumber.DATA_TYPE_FLOAT32)
@@ -375,7 +385,7 @@ def _data_type_number(data_type: DataType) -> DataTypeNumber.ValueType:
     return DataTypeNumber.DATA_TYPE_FLOAT16 if data_type == FLOAT16 else DataTypeNumber.DATA_TYPE_FLOAT32
 
 
-def _fill_usage(message: pb.Usage, usage: results.Usage) -> None:
+def _fill_usage(message: pb.Usage, usage: Usage) -> None:
     message.num_tokens = usage.num_tokens
     message.num_tokens_total = usage.num_tokens_total
     message.truncated = usage.truncated

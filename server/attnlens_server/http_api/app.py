@@ -20,6 +20,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from attnlens_server import errors
 from attnlens_server.clients import Client
+from attnlens_server.core.admission import Admission, Budget, Reservation
+from attnlens_server.core.request_record import RequestRecord, validate_request_id
+from attnlens_server.core.stages import mark
 from attnlens_server.http_api.exchange import (
     HEALTH,
     JSON_CONVERSION,
@@ -36,10 +39,7 @@ from attnlens_server.http_api.identity import Gate
 from attnlens_server.http_api.listener import ABORT, MAX_HEAD_BYTES
 from attnlens_server.http_api.origins import OriginPolicy
 from attnlens_server.observing.observer import Observer
-from attnlens_server.serving.admission import Admission, Budget, Reservation
-from attnlens_server.serving.request_record import RequestRecord, validate_request_id
-from attnlens_server.serving.service import ModelService
-from attnlens_server.serving.stages import mark
+from attnlens_server.operations.service import ModelService
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class HttpApp:
             tracestate=headers.get("tracestate", ""),
         )
         self._observer.begin(record)
-        memory = Reservation(self._service.admission)
+        memory = Reservation(self._service.process.admission)
         exchange = _Exchange(scope, receive, send, headers, record, memory, self._stall_timeout_s)
         try:
             await self._respond(exchange)
@@ -134,7 +134,7 @@ class HttpApp:
             exchange.close()
             memory.release()
             if exchange.is_admitted:
-                self._service.admission.calls.put_back(record.client, 1)
+                self._service.process.admission.calls.put_back(record.client, 1)
             self._observer.end(record)
 
     async def _respond(self, exchange: "_Exchange") -> None:
@@ -169,7 +169,7 @@ class HttpApp:
         remain in memory until a garbage collection.
         """
         exchange.record.fail(error)
-        self._service.admission.count_failure(error, exchange.record.client)
+        self._service.process.admission.count_failure(error, exchange.record.client)
         return _error_response(error, dialect), error.reason
 
     def _route(self, method: str, path: str) -> tuple[Route, str]:
@@ -224,7 +224,7 @@ class HttpApp:
         if needs_nothing:
             return
         client = self._gate.identify(exchange.scope, headers, exchange.record.peer, route.methods)
-        exchange.admit(client, self._service.admission)
+        exchange.admit(client, self._service.process.admission)
 
     async def _request(self, path: str, exchange: "_Exchange", max_body_bytes: int) -> HttpRequest:
         """Receive the body.
@@ -253,7 +253,7 @@ class HttpApp:
         if encoding == "gzip":
             reserved = BODY_COPIES * min(max_body_bytes, MAX_GZIP_RATIO * len(body))
             exchange.memory.grow(reserved)
-            content = await self._service.workers.run(_gunzip, bytes(body), max_body_bytes)
+            content = await self._service.process.workers.run(_gunzip, bytes(body), max_body_bytes)
             exchange.memory.shrink(reserved - BODY_COPIES * len(content))
         elif encoding == "identity":
             content = bytes(body)

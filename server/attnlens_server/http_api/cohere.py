@@ -30,9 +30,8 @@ from attnlens_server.http_api.json_bodies import (
 )
 from attnlens_server.http_api.known_options import COHERE_EMBED
 from attnlens_server.http_api.prompts import PromptChoice
-from attnlens_server.serving.requests import EmbedRequest
-from attnlens_server.serving.results import EmbedResult
-from attnlens_server.serving.service import ModelService
+from attnlens_server.operations.embed import EmbedRequest, EmbedResult
+from attnlens_server.operations.service import ModelService
 
 _SIDES = {"START": "left", "END": "right"}
 
@@ -116,10 +115,10 @@ class CohereRoutes:
                 self._check_ranges(body, name)
         return EmbedRequest(
             model=body.model or "",
-            inputs=text_inputs(body.texts, self.service.max_inputs, "texts"),
+            inputs=text_inputs(body.texts, self.service.model.max_inputs, "texts"),
             prompt=self.prompts.for_purpose(body.input_type, "input_type"),
             truncate=body.truncate != "NONE"
-            and _SIDES.get(body.truncate or "") in (None, self.service.truncation_side),
+            and _SIDES.get(body.truncate or "") in (None, self.service.model.truncation_side),
             dimensions=body.output_dimension or 0,
         )
 

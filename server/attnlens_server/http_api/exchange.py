@@ -12,6 +12,7 @@ import numpy.typing as npt
 import orjson
 from msgspec import inspect
 
+from attnlens_server.core.admission import Budget, Conversion
 from attnlens_server.errors import (
     MAX_MESSAGE_BYTES,
     FieldViolation,
@@ -21,7 +22,6 @@ from attnlens_server.errors import (
     shortened,
 )
 from attnlens_server.http_api.known_options import REPLACEMENTS, Options
-from attnlens_server.serving.admission import Budget, Conversion
 
 Body = TypeVar("Body")
 
@@ -71,7 +71,7 @@ class HttpError(RequestError):
 
 
 class BodyError(InvalidFieldsError):
-    """One or more fields of a JSON body are invalid. They have the names of the body, not of `serving`."""
+    """One or more fields of a JSON body are invalid. They have the names of the body, not of `operations`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from attnlens_server.http_api.viewer import ViewerRoutes
 from attnlens_server.http_api.vllm import VllmRoutes
 from attnlens_server.http_api.weaviate import WeaviateRoutes
 from attnlens_server.observing.observer import Observer
-from attnlens_server.serving.service import ModelService
+from attnlens_server.operations.service import ModelService
 
 _EXPOSED_HEADERS = ("X-Request-Id", "Retry-After", "Retry-After-Ms", "X-Should-Retry", TRUNCATED)
 
@@ -75,7 +75,7 @@ class HttpHost:
         self._config = config
         self._scheme = "http" if config.tls_cert is None else "https"
         self._viewer = ViewerRoutes(service, Pages(service, model), config.max_response_bytes)
-        self._operations = OperationsRoutes(service.check_healthy, self.metrics)
+        self._operations = OperationsRoutes(service.process.check_healthy, self.metrics)
         self._operations_server: OperationsServer | None = None
         prompts = PromptChoice(model.prompts)
         openai = OpenAIRoutes(

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from attnlens_server.core.usage import Usage
 from attnlens_server.errors import FieldViolation, InputTooLongError
 from attnlens_server.http_api.exchange import (
     BodyError,
@@ -18,10 +19,11 @@ from attnlens_server.http_api.exchange import (
     parsed_bytes,
     shown,
 )
-from attnlens_server.serving.requests import EmbedRequest, Request
-from attnlens_server.serving.results import ClassifyResult, EmbedResult, ScoreResult, Usage
-from attnlens_server.serving.service import ModelService
-from attnlens_server.serving.validation import too_many_inputs
+from attnlens_server.operations.classify import ClassifyResult
+from attnlens_server.operations.embed import EmbedRequest, EmbedResult
+from attnlens_server.operations.inputs import Request, too_many_inputs
+from attnlens_server.operations.score import ScoreResult
+from attnlens_server.operations.service import ModelService
 from attnlens_server.text import Input, TokenIds
 
 ServiceRequest = TypeVar("ServiceRequest", bound=Request)
@@ -75,14 +77,14 @@ async def read_body(
 
     def read() -> tuple[Any, ServiceRequest]:
         if is_large:
-            check_values(request.body, service.max_inputs)
+            check_values(request.body, service.model.max_inputs)
         body = parser.parse(request.body)
         return body, convert(body)
 
-    service.check_serving()
+    service.process.check_serving()
     memory, size = request.budget.memory, parsed_bytes(request.body)
     memory.grow(size)
-    body, converted = await service.workers.run_if(is_large, read)
+    body, converted = await service.process.workers.run_if(is_large, read)
     memory.shrink(size)
     request.budget.metrics.num_inputs = len(converted.inputs)
     memory.grow(converted.memory_bytes)
@@ -97,7 +99,7 @@ async def serialize(service: ModelService, size_bytes: int, build: Callable[[], 
         size_bytes: Approximate size of the value.
         build: Returns the value.
     """
-    return await service.workers.run_if(size_bytes > MAX_INLINE_BYTES, lambda: encode_json(build()))
+    return await service.process.workers.run_if(size_bytes > MAX_INLINE_BYTES, lambda: encode_json(build()))
 
 
 async def json_response(
@@ -212,9 +214,9 @@ def check_max_tokens(field: str, value: int | None, service: ModelService) -> No
     Raises:
         BodyError: It is.
     """
-    if value is not None and value < service.max_tokens:
+    if value is not None and value < service.model.max_tokens:
         problem = "and only the limit of the model is supported"
-        raise invalid(field, f"is {value}, {problem}: use {service.max_tokens} or more, or omit it")
+        raise invalid(field, f"is {value}, {problem}: use {service.model.max_tokens} or more, or omit it")
 
 
 @contextmanager
@@ -233,7 +235,7 @@ def truncation(service: ModelService, field: str, side: str | None, own: str | N
     try:
         yield
     except InputTooLongError as error:
-        own = own or service.truncation_side
+        own = own or service.model.truncation_side
         if side in (None, own):
             raise
         num_tokens, max_tokens = error.metadata["num_tokens"], error.metadata["max_tokens"]

@@ -25,12 +25,12 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
 from attnlens_server.clients import Client, client_at_host
+from attnlens_server.core.admission import Pool
 from attnlens_server.errors import StartupError
 from attnlens_server.http_api.exchange import JSON, NATIVE, HttpError, encode_json
 from attnlens_server.listening import TcpAddress
 from attnlens_server.listening.bind_problems import bind_problem
 from attnlens_server.listening.tcp import listen
-from attnlens_server.serving.admission import Pool
 
 MAX_HEAD_BYTES = 32 << 10
 KEEP_ALIVE_S = 75  # longer than the idle timeout of common proxies and client pools

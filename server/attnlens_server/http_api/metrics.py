@@ -28,12 +28,12 @@ from prometheus_client.utils import floatToGoString
 
 from attnlens_server.bundle import Model
 from attnlens_server.clients import Client
+from attnlens_server.core.admission import Pool
+from attnlens_server.core.request_record import RequestRecord
 from attnlens_server.engine import Engine
 from attnlens_server.errors import OverloadedError
 from attnlens_server.observing.observer import Observer
-from attnlens_server.serving.admission import Pool
-from attnlens_server.serving.request_record import RequestRecord
-from attnlens_server.serving.service import ModelService
+from attnlens_server.operations.service import ModelService
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_CLIENTS = 100
@@ -275,7 +275,7 @@ class _StateCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the current values."""
         yield InfoMetricFamily("attnlens_model", "Served model.", self._info)
-        yield gauge("attnlens_ready", "Whether requests are accepted.", self._service.is_serving)
+        yield gauge("attnlens_ready", "Whether requests are accepted.", self._service.process.is_serving)
         yield from self._collect_limits()
         lanes = self._engine.lanes
         yield _gauges(
@@ -310,7 +310,7 @@ class _StateCollector(Collector):
 
     def _collect_limits(self) -> Iterator[Metric]:
         """Yield the use and the limit of each resource that requests share."""
-        admission, workers = self._service.admission, self._service.workers
+        admission, workers = self._service.process.admission, self._service.process.workers
         yield from limited(
             "attnlens_reserved_memory_bytes", "Memory reserved by running requests", admission.memory
         )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from attnlens_server.core.admission import Budget
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.grpc_api.calls import SMALL_BYTES
 from attnlens_server.grpc_api.methods import CONVERSIONS, DESCRIPTOR, EncoderService
@@ -25,9 +26,9 @@ from attnlens_server.http_api.exchange import (
     shown,
 )
 from attnlens_server.http_api.transcoding import fill_message, message_value, parse_json
-from attnlens_server.serving.admission import Budget
-from attnlens_server.serving.requests import EncodeRequest, Request
-from attnlens_server.serving.service import ModelService
+from attnlens_server.operations.encode import EncodeRequest
+from attnlens_server.operations.inputs import Request
+from attnlens_server.operations.service import ModelService
 
 PREFIX = "/v1/attnlens"
 ARRAYS = ("lists", "base64")
@@ -146,7 +147,7 @@ class NativeRoutes:
                 yield line + b"\n"
 
     async def _model(self, method: MethodDescriptor, request: HttpRequest) -> HttpResponse:
-        self._service.check_serving()
+        self._service.process.check_serving()
         message = GetMessageClass(method.input_type)()
         if request.path:
             fill_message(message, {"model": request.path}, self._max_texts)
@@ -155,11 +156,11 @@ class NativeRoutes:
 
     async def _parse(self, name: str, method: MethodDescriptor, request: HttpRequest) -> tuple[Any, bool]:
         """Return the typed request, and whether its response has tensors in base64."""
-        self._service.check_serving()
+        self._service.process.check_serving()
         memory, size = request.budget.memory, parsed_bytes(request.body)
         memory.grow(size)
         is_slow = len(request.body) > SMALL_BYTES
-        typed, as_base64 = await self._service.workers.run_if(
+        typed, as_base64 = await self._service.process.workers.run_if(
             is_slow, self._typed_request, name, method, request.body
         )
         memory.shrink(size)
@@ -184,7 +185,9 @@ class NativeRoutes:
     async def _json(self, method: MethodDescriptor, reply: bytes, as_base64: bool) -> bytes:
         """Convert a reply, whose memory the service has reserved, see `JSON_CONVERSION`."""
         is_slow = len(reply) > SMALL_REPLY_BYTES
-        return await self._service.workers.run_if(is_slow, _to_json, method.output_type, reply, as_base64)
+        return await self._service.process.workers.run_if(
+            is_slow, _to_json, method.output_type, reply, as_base64
+        )
 
 
 def _to_json(descriptor: Descriptor, reply: bytes, as_base64: bool) -> bytes:

@@ -24,9 +24,8 @@ from attnlens_server.http_api.json_bodies import (
     text_inputs,
 )
 from attnlens_server.http_api.known_options import OLLAMA_EMBED
-from attnlens_server.serving.requests import EmbedRequest
-from attnlens_server.serving.results import EmbedResult
-from attnlens_server.serving.service import ModelService
+from attnlens_server.operations.embed import EmbedRequest, EmbedResult
+from attnlens_server.operations.service import ModelService
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
@@ -95,7 +94,7 @@ class OllamaRoutes:
         check_max_tokens("options.num_ctx", options.num_ctx, self.service)
         return EmbedRequest(
             model=(body.model or "").removesuffix(":latest"),
-            inputs=text_inputs(body.input, self.service.max_inputs, "input"),
+            inputs=text_inputs(body.input, self.service.model.max_inputs, "input"),
             truncate=body.truncate is not False,
             normalize=True,
             dimensions=body.dimensions or 0,

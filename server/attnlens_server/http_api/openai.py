@@ -31,9 +31,9 @@ from attnlens_server.http_api.json_bodies import (
 )
 from attnlens_server.http_api.known_options import OPENAI_EMBEDDINGS
 from attnlens_server.http_api.prompts import PromptChoice
-from attnlens_server.serving.requests import EmbedRequest, Prompt
-from attnlens_server.serving.results import EmbedResult
-from attnlens_server.serving.service import ModelService
+from attnlens_server.operations.embed import EmbedRequest, EmbedResult
+from attnlens_server.operations.inputs import Prompt
+from attnlens_server.operations.service import ModelService
 from attnlens_server.text import Input
 
 _TYPES = {
@@ -229,7 +229,7 @@ class OpenAIRoutes:
     def _embed_request(self, body: EmbeddingsBody) -> EmbedRequest:
         body.check_limit(self._service)
         choose(body, "encoding_format", "embedding_type")
-        is_supported = body.truncation_side in (None, self._service.truncation_side)
+        is_supported = body.truncation_side in (None, self._service.model.truncation_side)
         return EmbedRequest(
             model=body.model or "",
             inputs=self._inputs(body.input),
@@ -254,7 +254,7 @@ class OpenAIRoutes:
         Raises:
             InvalidFieldsError: It contains token ids although they are not accepted.
         """
-        inputs = inputs_of(values, self._service.max_inputs, "input")
+        inputs = inputs_of(values, self._service.model.max_inputs, "input")
         if not self._accepts_token_ids and any(each.token_ids is not None for each in inputs):
             raise invalid("input", _IDS_REJECTED)
         return inputs

@@ -11,23 +11,13 @@ from attnlens.explanations import ExplainMethod, PairMatrix
 from attnlens.reductions import AttentionReduction, SqrtUint8
 from attnlens.similarity import Similarity
 from attnlens_server.bundle import Model, OutputRole
-from attnlens_server.serving.admission import Budget
-from attnlens_server.serving.requests import (
-    AttentionQuery,
-    AttentionView,
-    CompareRequest,
-    EncodeRequest,
-    ExplainRequest,
-    ExplanationTarget,
-)
-from attnlens_server.serving.results import (
-    Comparison,
-    EncodedText,
-    Explanation,
-    ReducedAttention,
-    TokenScores,
-)
-from attnlens_server.serving.service import ModelService
+from attnlens_server.core.admission import Budget
+from attnlens_server.operations.attention import AttentionQuery, AttentionView, ReducedAttention
+from attnlens_server.operations.compare import CompareRequest, Comparison
+from attnlens_server.operations.encode import EncodedText, EncodeRequest
+from attnlens_server.operations.explain import ExplainRequest, ExplanationTarget
+from attnlens_server.operations.explanations import Explanation, TokenScores
+from attnlens_server.operations.service import ModelService
 from attnlens_server.text import Input, Tokens, TokenSource
 from attnlens_viewer import Page
 from attnlens_viewer.live import LiveModel
@@ -89,17 +79,17 @@ class Pages:
         self._service = service
         self._prompt = model.prompts.get(model.default_prompt_name, "")
         self._other_text = OTHER_TEXT_BY_DOT if model.similarity is Similarity.DOT else OTHER_TEXT
-        self._can_explain = ExplainMethod.CONTRIBUTIONS in service.explain_methods
-        self._has_matrix = PairMatrix.OUTPUT in service.pair_matrices
+        self._can_explain = ExplainMethod.CONTRIBUTIONS in service.explain.methods
+        self._has_matrix = PairMatrix.OUTPUT in service.compare.matrices
         heads = [output.num_heads for output in model.outputs.layers(OutputRole.ATTENTION_WEIGHTS).values()]
         self.model = LiveModel(
             name=model.name,
             num_layers=len(heads),
             num_heads=max(heads, default=0),
-            max_tokens=service.max_tokens,
+            max_tokens=service.model.max_tokens,
             can_explain=self._can_explain,
             labels=() if model.classifier is None else model.classifier.labels,
-            takes_pairs=service.takes_pairs,
+            takes_pairs=service.model.takes_pairs,
             comparison=model.comparison,
         )
 
@@ -125,7 +115,7 @@ class Pages:
             compared = await self._compare(inputs, budget)
             explained = (compared.a, compared.b)
             contrast = await self._contrast(form, inputs, budget)
-        return await service.workers.run(self._build, texts, encoded, explained, compared, contrast)
+        return await service.process.workers.run(self._build, texts, encoded, explained, compared, contrast)
 
     async def _compare(self, inputs: Sequence[Input], budget: Budget) -> Comparison:
         request = CompareRequest(

@@ -5,8 +5,7 @@ from itertools import chain
 
 from attnlens_server.http_api.exchange import shown
 from attnlens_server.http_api.json_bodies import invalid
-from attnlens_server.serving.requests import Prompt
-from attnlens_server.serving.validation import MAX_NAME_CHARS, MAX_NAMES
+from attnlens_server.operations.inputs import MAX_NAME_CHARS, MAX_NAMES, Prompt
 
 _NAMES = {
     "query": ("query", "search_query", "retrieval_query", "retrieval.query"),

@@ -40,10 +40,10 @@ from attnlens_server.http_api.json_bodies import (
 )
 from attnlens_server.http_api.known_options import RERANK
 from attnlens_server.http_api.vllm import HeadOptions
-from attnlens_server.serving.explanations import words_of_document
-from attnlens_server.serving.requests import LongDocuments, ScoreRequest
-from attnlens_server.serving.results import Explanation, ScoreResult
-from attnlens_server.serving.service import ModelService
+from attnlens_server.operations.documents import LongDocuments, ScoreRequest
+from attnlens_server.operations.explanations import Explanation, words_of_document
+from attnlens_server.operations.score import ScoreResult
+from attnlens_server.operations.service import ModelService
 
 _TRUNCATED_SIDE = "right"  # of documents, with all tokenizers
 _RESULT_BYTES = 100  # a result without its document
@@ -277,7 +277,7 @@ class RerankRoutes:
             model=body.model or "",
             query=_text(body.query),
             inputs=text_inputs(
-                [_text(each) for each in getattr(body, field)], self.service.max_inputs, field
+                [_text(each) for each in getattr(body, field)], self.service.model.max_inputs, field
             ),
             top_n=choose(body, "top_n", "top_k") or 0,
             long_documents=LongDocuments.TRUNCATE if truncates else LongDocuments.REJECT,

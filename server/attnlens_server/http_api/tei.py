@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from attnlens.classifiers import ScoreActivation
+from attnlens.pooling import FloatArray
 from attnlens_server.bundle import Model
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine
@@ -49,16 +50,12 @@ from attnlens_server.http_api.json_bodies import (
     truncation,
 )
 from attnlens_server.http_api.known_options import TEI_EMBED, TEI_EMBED_ALL
-from attnlens_server.serving.requests import (
-    ClassifyRequest,
-    EmbedRequest,
-    EncodeRequest,
-    Prompt,
-    Request,
-    TokenizeRequest,
-)
-from attnlens_server.serving.results import ClassifyResult, FloatArray, TokenizedText
-from attnlens_server.serving.service import ModelService
+from attnlens_server.operations.classify import ClassifyRequest, ClassifyResult
+from attnlens_server.operations.embed import EmbedRequest
+from attnlens_server.operations.encode import EncodeRequest
+from attnlens_server.operations.inputs import Prompt, Request
+from attnlens_server.operations.service import ModelService
+from attnlens_server.operations.tokenize import TokenizedText, TokenizeRequest
 from attnlens_server.text import Input, TextPair, Tokens, TokenSource
 
 _DATA_TYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8", "bf16": "bfloat16"}
@@ -335,12 +332,12 @@ class TeiRoutes:
         def join() -> bytes:
             return b"[" + b",".join(lists) + b"]"
 
-        return HttpResponse(await self.service.workers.run_if(len(lists) > 1, join))
+        return HttpResponse(await self.service.process.workers.run_if(len(lists) > 1, join))
 
     async def decode(self, request: HttpRequest) -> HttpResponse:
         """Return the text of token ids."""
         body, converted = await read_body(self.service, request, _DECODE, self._decode_request)
-        texts = await self.service.decode(
+        texts = await self.service.tokenize.decode(
             converted, request.budget, skip_special_tokens=body.skip_special_tokens is not False
         )
         return await json_response(self.service, sum(map(len, texts)), lambda: texts, ())
@@ -357,7 +354,7 @@ class TeiRoutes:
                     "served_model_name": model.name,
                     "model_type": _model_type(model),
                     "max_concurrent_requests": config.max_concurrent_inputs,
-                    "max_input_length": service.max_tokens,
+                    "max_input_length": service.model.max_tokens,
                     "max_batch_tokens": self.engine.max_batch_tokens,
                     "max_client_batch_size": config.inputs_limit,
                     "auto_truncate": True,
@@ -369,12 +366,12 @@ class TeiRoutes:
 
     async def health(self, _: HttpRequest) -> HttpResponse:
         """Return 200 while the server accepts requests and is healthy."""
-        self.service.check_healthy()
+        self.service.process.check_healthy()
         return HttpResponse(content_type="")
 
     def _embed_request(self, body: EmbedBody) -> EmbedRequest:
         return EmbedRequest(
-            inputs=_not_empty(inputs_of(body.inputs, self.service.max_inputs, "inputs")),
+            inputs=_not_empty(inputs_of(body.inputs, self.service.model.max_inputs, "inputs")),
             prompt=_prompt(body.prompt_name),
             truncate=self._truncates(body),
             normalize=body.normalize is not False,
@@ -383,7 +380,7 @@ class TeiRoutes:
 
     def _encode_request(self, body: EmbedAllBody) -> EncodeRequest:
         return EncodeRequest(
-            inputs=_not_empty(inputs_of(body.inputs, self.service.max_inputs, "inputs")),
+            inputs=_not_empty(inputs_of(body.inputs, self.service.model.max_inputs, "inputs")),
             prompt=_prompt(body.prompt_name),
             truncate=self._truncates(body),
             last_hidden_state=True,
@@ -391,7 +388,7 @@ class TeiRoutes:
 
     def _similarity_request(self, body: SimilarityBody) -> EmbedRequest:
         options = body.parameters or EmbedOptions()
-        given, limit = body.inputs.sentences, self.service.max_inputs
+        given, limit = body.inputs.sentences, self.service.model.max_inputs
         sentences = _not_empty(text_inputs(given, limit, "inputs.sentences"))
         return EmbedRequest(
             inputs=[Input(text=body.inputs.source_sentence), *sentences],
@@ -401,7 +398,7 @@ class TeiRoutes:
         )
 
     def _classify_request(self, body: PredictBody) -> ClassifyRequest:
-        inputs = _not_empty(_predict_inputs(body.inputs, self.service.max_inputs))
+        inputs = _not_empty(_predict_inputs(body.inputs, self.service.model.max_inputs))
         classifier = self.model.classifier
         function = body.parameters.function_to_apply if body.parameters else None
         activation = ScoreActivation.SOFTMAX
@@ -415,15 +412,15 @@ class TeiRoutes:
 
     def _tokenize_request(self, body: TokenizeBody) -> TokenizeRequest:
         return TokenizeRequest(
-            inputs=_not_empty(text_inputs(body.inputs, self.service.max_inputs, "inputs")),
+            inputs=_not_empty(text_inputs(body.inputs, self.service.model.max_inputs, "inputs")),
             prompt=_prompt(body.prompt_name),
         )
 
     def _decode_request(self, body: DecodeBody) -> TokenizeRequest:
-        return TokenizeRequest(inputs=_not_empty(inputs_of(body.ids, self.service.max_inputs, "ids")))
+        return TokenizeRequest(inputs=_not_empty(inputs_of(body.ids, self.service.model.max_inputs, "ids")))
 
     def _truncates(self, options: TruncationOptions) -> bool:
-        return options.truncate is not False and options.side in (None, self.service.truncation_side)
+        return options.truncate is not False and options.side in (None, self.service.model.truncation_side)
 
     def _truncation(self, body: TruncationOptions | SimilarityBody) -> AbstractContextManager[None]:
         options = body.parameters if isinstance(body, SimilarityBody) else body

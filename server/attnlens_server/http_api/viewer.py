@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from attnlens_server.core.admission import Budget
+from attnlens_server.core.execution import Workers
 from attnlens_server.errors import InputTooLongError, RequestError
 from attnlens_server.http_api.exchange import (
     JSON,
@@ -18,9 +20,7 @@ from attnlens_server.http_api.exchange import (
     Route,
 )
 from attnlens_server.http_api.pages import Form, Pages
-from attnlens_server.serving.admission import Budget
-from attnlens_server.serving.execution import Workers
-from attnlens_server.serving.service import ModelService
+from attnlens_server.operations.service import ModelService
 from attnlens_viewer.live import POLICY, LiveFile, live_files, live_reply
 
 PAGE = ("Encode", "Explain", "Compare")
@@ -103,7 +103,7 @@ class ViewerRoutes:
         budget.metrics.num_inputs = sum(
             text is not None for text in (form.text, form.other, form.rather_than)
         )
-        self._service.check_serving()
+        self._service.process.check_serving()
         limited = Budget(budget.memory, time.monotonic() + PAGE_TIMEOUT_S, budget.metrics)
         page = await self._pages.page(form, limited)
         body = await self._worker.run(live_reply, page, self._max_bytes)

@@ -35,9 +35,10 @@ from attnlens_server.http_api.json_bodies import (
     truncation,
 )
 from attnlens_server.http_api.known_options import VLLM_CLASSIFY, VLLM_SCORE
-from attnlens_server.serving.requests import ClassifyRequest, LongDocuments, ScoreRequest
-from attnlens_server.serving.results import ClassifyResult, ScoreResult
-from attnlens_server.serving.service import ModelService
+from attnlens_server.operations.classify import ClassifyRequest, ClassifyResult
+from attnlens_server.operations.documents import LongDocuments, ScoreRequest
+from attnlens_server.operations.score import ScoreResult
+from attnlens_server.operations.service import ModelService
 from attnlens_server.text import Input, TextPair
 
 _FIRST, _SECOND = ("text_1", "data_1", "queries"), ("text_2", "data_2", "documents", "items")
@@ -185,7 +186,7 @@ class VllmRoutes:
         second_name, second = body.choice(_SECOND)
         firsts = [first] if isinstance(first, str) else first
         seconds = [second] if isinstance(second, str) else second
-        check_count(seconds, self.service.max_inputs, second_name)
+        check_count(seconds, self.service.model.max_inputs, second_name)
         if len(firsts) == 1:
             firsts = firsts * len(seconds)
         if len(firsts) != len(seconds):
@@ -206,10 +207,10 @@ class VllmRoutes:
         body.check_limit(self.service)
         classifier = self.model.classifier
         usual = classifier.activation if classifier else ScoreActivation.SOFTMAX
-        is_supported = body.truncation_side in (None, self.service.truncation_side)
+        is_supported = body.truncation_side in (None, self.service.model.truncation_side)
         return ClassifyRequest(
             model=body.model or "",
-            inputs=text_inputs(body.input, self.service.max_inputs, "input"),
+            inputs=text_inputs(body.input, self.service.model.max_inputs, "input"),
             truncate=body.truncates if is_supported else False,
             activation=body.function(usual),
         )

@@ -21,9 +21,8 @@ from attnlens_server.http_api.exchange import (
 )
 from attnlens_server.http_api.json_bodies import embed, invalid, text_inputs
 from attnlens_server.http_api.prompts import PromptChoice
-from attnlens_server.serving.requests import EmbedRequest
-from attnlens_server.serving.results import EmbedResult
-from attnlens_server.serving.service import ModelService
+from attnlens_server.operations.embed import EmbedRequest, EmbedResult
+from attnlens_server.operations.service import ModelService
 
 
 class VectorsConfig(msgspec.Struct):
@@ -93,7 +92,9 @@ class WeaviateRoutes:
             raise invalid("config.pooling_strategy", f"{problem}: use masked_mean, or omit it")
         return EmbedRequest(
             inputs=text_inputs(
-                body.text if body.text is not None else body.texts or [], self.service.max_inputs, "texts"
+                body.text if body.text is not None else body.texts or [],
+                self.service.model.max_inputs,
+                "texts",
             ),
             prompt=self.prompts.for_purpose(config.task_type or None, "config.task_type"),
             truncate=True,
@@ -110,7 +111,7 @@ class WeaviateRoutes:
 
     async def ready(self, request: HttpRequest) -> HttpResponse:
         """Return 204 while the server accepts requests and is healthy."""
-        self.service.check_healthy()
+        self.service.process.check_healthy()
         return await self.live(request)
 
 

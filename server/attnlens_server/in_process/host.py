@@ -12,10 +12,10 @@ from queue import SimpleQueue
 from attnlens_client.core.events import Event, Start
 from attnlens_client.errors import closed_error
 from attnlens_server.config import ServerConfig
+from attnlens_server.core.process import State
 from attnlens_server.grpc_api.methods import handlers
 from attnlens_server.in_process.call import LocalCall
 from attnlens_server.served_model import ServedModel
-from attnlens_server.serving.service import State
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Host:
         self._is_closed = False
         served.start()
         self._engine.watch(partial(setattr, self._service, "state", State.FAILED), lambda _: None)
-        self._service.state = State.SERVING
+        self._service.process.state = State.SERVING
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="attnlens-local", daemon=True)
         self._thread.start()
@@ -88,7 +88,7 @@ class Host:
             if self._thread.is_alive():  # not alive if a previous `close` was interrupted
                 asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()
                 self._engine.close()
-                self._service.workers.close()
+                self._service.process.workers.close()
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._thread.join()
             self._loop.close()
@@ -106,7 +106,7 @@ class Host:
 
     async def _end_calls(self) -> None:
         """Cancel all calls until they have ended, so that one lost cancellation does not block `close`."""
-        self._service.state = State.DRAINING
+        self._service.process.state = State.DRAINING
         self._supervising.cancel()
         remaining = set(self._tasks)
         for _ in range(_MAX_CANCELS):

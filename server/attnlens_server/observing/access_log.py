@@ -5,8 +5,8 @@ import random
 from typing import Any
 
 from attnlens_server.config import AccessLogSelection
+from attnlens_server.core.request_record import RequestRecord, format_peer, validate_request_id
 from attnlens_server.observing.rate_limit import RateLimit
-from attnlens_server.serving.request_record import RequestRecord, format_peer, validate_request_id
 
 logger = logging.getLogger(__name__)
 

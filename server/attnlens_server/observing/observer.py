@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from attnlens_server.core.request_record import RequestRecord
 from attnlens_server.observing.access_log import AccessLog
-from attnlens_server.serving.request_record import RequestRecord
 
 if TYPE_CHECKING:
     from attnlens_server.observing.background_log import BackgroundLog

@@ -30,9 +30,9 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from attnlens_server.core.request_record import RequestRecord, format_peer, parse_traceparent
+from attnlens_server.core.stages import Stages, use_stages
 from attnlens_server.errors import StartupError
-from attnlens_server.serving.request_record import RequestRecord, format_peer, parse_traceparent
-from attnlens_server.serving.stages import Stages, use_stages
 
 FLUSH_S = 5.0  # maximum time to export the last spans when the server stops
 _NO_PARENT = Context()

@@ -12,6 +12,7 @@ from google.protobuf.message_factory import GetMessageClass
 from attnlens.oip import open_inference_pb2 as pb
 from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
+from attnlens_server.core.admission import Budget
 from attnlens_server.errors import ModelNotFoundError, RequestError, ResponseTooLargeError
 from attnlens_server.grpc_api.calls import REQUEST_COPIES, SMALL_BYTES, Call, Calls, Parser
 from attnlens_server.grpc_api.identity import Check, Context, accept
@@ -20,8 +21,7 @@ from attnlens_server.grpc_api.open_streams import OpenStreams
 from attnlens_server.oip.models import PLATFORM, VERSION, Models
 from attnlens_server.oip.requests import InferRequest, RequestReader
 from attnlens_server.oip.responses import InferResults, serialize
-from attnlens_server.serving.admission import Budget
-from attnlens_server.serving.service import ModelService
+from attnlens_server.operations.service import ModelService
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 SERVICE_NAME: str = DESCRIPTOR.full_name
@@ -46,14 +46,14 @@ class InferenceService:
 
     def ServerReady(self, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
         del request
-        return pb.ServerReadyResponse(ready=self._service.is_serving)
+        return pb.ServerReadyResponse(ready=self._service.process.is_serving)
 
     def ModelReady(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         try:
             self._models.find(request.name, request.version)
         except ModelNotFoundError:
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=self._service.is_serving)
+        return pb.ModelReadyResponse(ready=self._service.process.is_serving)
 
     # --- Metadata ---------------------------------------------------------------------------------
 
@@ -73,12 +73,12 @@ class InferenceService:
 
     async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, call: Call) -> bytes:
         del call
-        response, is_ready = pb.RepositoryIndexResponse(), self._service.is_serving
+        response, is_ready = pb.RepositoryIndexResponse(), self._service.process.is_serving
         if request.ready and not is_ready:
             return response.SerializeToString()
         state = "READY" if is_ready else "UNAVAILABLE"
         for name in self._models.metadata:
-            response.models.add(name=name, version=VERSION, state=state, reason=self._service.problem)
+            response.models.add(name=name, version=VERSION, state=state, reason=self._service.process.problem)
         return response.SerializeToString()
 
     # --- Inference --------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class InferenceService:
             remedy = "request fewer outputs, or send fewer texts or texts of similar length"
             raise ResponseTooLargeError("the padded response", size, self._max_response_bytes, remedy)
         call.memory.grow(2 * size)  # the padded tensors and the message
-        run_if = self._service.workers.run_if
+        run_if = self._service.process.workers.run_if
         return await run_if(size > SMALL_BYTES, serialize, request, tensors, results.num_truncated)
 
     async def _run(self, request: InferRequest, budget: Budget) -> InferResults:

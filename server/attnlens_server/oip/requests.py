@@ -1,4 +1,4 @@
-"""Conversion of ModelInfer requests to the typed requests of `serving.requests`."""
+"""Conversion of ModelInfer requests to the typed requests of `operations`."""
 
 import re
 from array import array
@@ -26,16 +26,12 @@ from attnlens_server.oip.models import (
     Models,
 )
 from attnlens_server.oip.tensors import IntArray, invalid, quoted, read_integers, read_texts
-from attnlens_server.serving.requests import (
-    AttentionQuery,
-    AttentionView,
-    ClassifyRequest,
-    EmbedRequest,
-    EncodeRequest,
-    ExplainRequest,
-    Prompt,
-    Request,
-)
+from attnlens_server.operations.attention import AttentionQuery, AttentionView
+from attnlens_server.operations.classify import ClassifyRequest
+from attnlens_server.operations.embed import EmbedRequest
+from attnlens_server.operations.encode import EncodeRequest
+from attnlens_server.operations.explain import ExplainRequest
+from attnlens_server.operations.inputs import Prompt, Request
 from attnlens_server.text import Input, TextPair, TokenIds
 
 Parameters = Mapping[str, pb.InferParameter]
@@ -50,7 +46,7 @@ _POOLINGS = {pooling.name.lower(): pooling for pooling in Pooling}
 # Parameters of Triton, KServe and MLServer without a meaning here.
 _IGNORED_OF_TENSORS = re.compile(r"content_type|binary_data.*", re.DOTALL)
 _IGNORED = re.compile(rf"priority|headers|(sequence_|triton_).*|{_IGNORED_OF_TENSORS.pattern}", re.DOTALL)
-# Paths in the messages of `serving`.
+# Paths in the messages of `operations`.
 _PATH = re.compile(
     r"(?<![\w-])inputs\b(\[\d+\])?(?:\.token_ids)?(?:\.(input_ids|token_type_ids)|\.text(?:_pair)?\b)?"
 )

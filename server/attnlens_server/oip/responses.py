@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from attnlens.oip import open_inference_pb2 as pb
 from attnlens.wire import start_field
+from attnlens_server.core.usage import Usage
 from attnlens_server.oip.models import (
     ATTENTION_MASK,
     CONTRIBUTIONS,
@@ -23,7 +24,9 @@ from attnlens_server.oip.models import (
     VERSION,
 )
 from attnlens_server.oip.requests import InferRequest
-from attnlens_server.serving.results import AttentionResult, EncodedText, Explanation, Usage
+from attnlens_server.operations.attention import AttentionResult
+from attnlens_server.operations.encode import EncodedText
+from attnlens_server.operations.explanations import Explanation
 
 FloatArray = npt.NDArray[np.floating]
 

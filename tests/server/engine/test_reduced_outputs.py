@@ -10,8 +10,8 @@ from attnlens.patterns import Band, BlockTable, Pattern
 from attnlens.reductions import AttentionReduction, TextUnits, TopK, TopKWeights, reduce
 from attnlens_server.bundle import Layout, Output, OutputRole, RowSum
 from attnlens_server.engine.batch import HostOutputs, Item, reduced, reductions
-from attnlens_server.serving.costs import working_bytes
-from attnlens_server.serving.requests import AttentionView, QueryPlan
+from attnlens_server.operations.attention import AttentionView, QueryPlan
+from attnlens_server.operations.encode_costs import working_bytes
 
 TOKENS, PADDED, HEADS = 9, 12, 3
 BAND = Band(window_radius=2, num_global_tokens=1)

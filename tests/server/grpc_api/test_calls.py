@@ -16,14 +16,14 @@ from google.protobuf.message import Message
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.wire import start_field
 from attnlens_client.core.events import Event, Failed, Reply, Start
+from attnlens_server.core.admission import Admission
+from attnlens_server.core.execution import Workers
 from attnlens_server.errors import InvalidFieldsError, MalformedRequestError
 from attnlens_server.grpc_api import calls as calls_module
 from attnlens_server.grpc_api.calls import SMALL_BYTES, Call, Calls, Parser, remember_creators
 from attnlens_server.grpc_api.methods import SERVICE_NAME
 from attnlens_server.in_process.call import CallError, LocalCall
 from attnlens_server.observing.observer import Observer
-from attnlens_server.serving.admission import Admission
-from attnlens_server.serving.execution import Workers
 from bench.studies.raw_http2 import RawClient, method
 
 ABORTED = grpc.StatusCode.ABORTED.value[0]

@@ -17,8 +17,7 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_server.errors import InvalidFieldsError
-from attnlens_server.serving.requests import FLOAT16, FLOAT32
-from attnlens_server.serving.results import check_range
+from attnlens_server.operations.values import FLOAT16, FLOAT32, check_range
 from failures import read_failure
 from served import ServerProcess
 

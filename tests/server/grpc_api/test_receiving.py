@@ -17,6 +17,8 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens_server import descriptors
 from attnlens_server.clients import Client
 from attnlens_server.config import ServerConfig
+from attnlens_server.core.admission import Admission
+from attnlens_server.core.execution import Workers
 from attnlens_server.errors import (
     DeadlineError,
     MalformedRequestError,
@@ -37,8 +39,6 @@ from attnlens_server.grpc_api.receiving import (
 )
 from attnlens_server.observing.observer import Observer
 from attnlens_server.server import _channel_options
-from attnlens_server.serving.admission import Admission
-from attnlens_server.serving.execution import Workers
 from bench.studies.raw_http2 import RawClient, Reply, method
 
 CONFIG = ServerConfig(bundle=Path())

@@ -11,7 +11,9 @@ from attnlens.v1 import manifest_pb2
 from attnlens.v1.tensor_pb2 import DATA_TYPE_FLOAT16
 from attnlens_server.bundle import Layout, OutputRole, RowSum
 from attnlens_server.grpc_api.requests import MAX_INDICES, embed_request, encode_request
-from attnlens_server.serving.requests import FLOAT16, AttentionView, Prompt
+from attnlens_server.operations.attention import AttentionView
+from attnlens_server.operations.inputs import Prompt
+from attnlens_server.operations.values import FLOAT16
 from attnlens_server.text import Input, TextPair, TokenSource
 
 # Kinds of graph output that no query selects.

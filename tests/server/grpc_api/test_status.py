@@ -8,9 +8,9 @@ import pytest
 
 from attnlens.v1.error_pb2 import ErrorDetails, ErrorReason
 from attnlens_server import errors
+from attnlens_server.core.admission import Admission, Reservation
 from attnlens_server.errors import FieldViolation
 from attnlens_server.grpc_api.status import call_status, error_details
-from attnlens_server.serving.admission import Admission, Reservation
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 MAX_TRAILER_BYTES = 8 << 10  # total trailer size that gRPC peers accept

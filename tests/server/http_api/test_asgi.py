@@ -46,7 +46,7 @@ def test_a_stream_ends_when_the_client_disconnects(mounted: Mounted) -> None:
     response = connection.getresponse()
     assert json.loads(response.readline())["num_attention_parts"] == 6
     app: Any = mounted.model._app
-    admission = app._service.admission
+    admission = app._service.process.admission
     assert admission.memory.used > 0
     response.close()
     connection.close()

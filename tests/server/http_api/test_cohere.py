@@ -9,7 +9,7 @@ from attnlens.embedding_types import EmbeddingType, quantize
 from attnlens_server.errors import NotReadyError, OverloadedError
 from attnlens_server.http_api.cohere import DIALECT, CohereRoutes
 from attnlens_server.http_api.prompts import PromptChoice
-from attnlens_server.serving.requests import Prompt
+from attnlens_server.operations.inputs import Prompt
 from http_client import LONG, TEXTS, HttpClient, StubService, grpc_embeddings, same_bits
 from served import ServerProcess
 from toy_models import make_model

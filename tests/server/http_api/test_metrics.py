@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.parser import text_string_to_metric_families
 
 from attnlens_server.clients import Client
+from attnlens_server.core.request_record import RequestRecord
+from attnlens_server.core.usage import CallMetrics
 from attnlens_server.http_api.metrics import _SECONDS, MAX_CLIENTS, RequestCollector
-from attnlens_server.serving.request_record import RequestRecord
-from attnlens_server.serving.results import CallMetrics
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

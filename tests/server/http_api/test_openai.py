@@ -13,7 +13,7 @@ from attnlens_server.grpc_api.methods import CONVERSIONS
 from attnlens_server.http_api.json_bodies import TRUNCATED
 from attnlens_server.http_api.openai import OpenAIRoutes
 from attnlens_server.http_api.prompts import PromptChoice
-from attnlens_server.serving.requests import Prompt
+from attnlens_server.operations.inputs import Prompt
 from http_client import LONG, TEXTS, HttpClient, StubService, grpc_embeddings, same_bits
 from mounted import Mounted
 from served import ServerProcess

@@ -7,7 +7,7 @@ import pytest
 
 from attnlens_server.errors import OverloadedError
 from attnlens_server.http_api.rerank import DIALECT, SHARED_DIALECT, RerankRoutes
-from attnlens_server.serving.requests import LongDocuments
+from attnlens_server.operations.documents import LongDocuments
 from http_client import HeadServer, HttpClient, StubService, documented_requests
 from toy_models import make_model
 

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from attnlens_client import Client, TokenIds
 from attnlens_server.config import ServerConfig
+from attnlens_server.core.admission import Budget
 from attnlens_server.errors import (
     InputTooLongError,
     InternalError,
@@ -24,9 +25,8 @@ from attnlens_server.errors import (
     ShuttingDownError,
 )
 from attnlens_server.http_api.tei import DIALECT, TeiRoutes
-from attnlens_server.serving.admission import Budget
-from attnlens_server.serving.requests import Prompt, TokenizeRequest
-from attnlens_server.serving.results import TokenizedText
+from attnlens_server.operations.inputs import Prompt
+from attnlens_server.operations.tokenize import TokenizedText, TokenizeRequest
 from attnlens_server.text import TextEncoder
 from http_client import LONG, TEXTS, HttpClient, StubService, grpc_embeddings, same_bits
 from served import ServerProcess

@@ -20,6 +20,8 @@ from uvicorn.protocols.http import h11_impl
 
 from attnlens_server.access import Access
 from attnlens_server.config import AccessLogSelection
+from attnlens_server.core.admission import Admission
+from attnlens_server.core.execution import Workers
 from attnlens_server.errors import OverloadedError, RequestError
 from attnlens_server.http_api import listener
 from attnlens_server.http_api.app import MAX_HEADERS, HttpApp
@@ -30,8 +32,6 @@ from attnlens_server.http_api.origins import OriginPolicy
 from attnlens_server.listening import TcpAddress
 from attnlens_server.observing.access_log import AccessLog
 from attnlens_server.observing.observer import Observer
-from attnlens_server.serving.admission import Admission
-from attnlens_server.serving.execution import Workers
 
 MAX_BODY_BYTES, MAX_CONNECTIONS, LARGE_BYTES = 100_000, 8, 64 << 20
 MAX_OF_CLIENT = 6  # two thirds of all connections
@@ -54,7 +54,7 @@ class Small:
         self.error: BaseException = RequestError("over")
         self.admission = Admission(1, 256 << 20, lambda _: 1.0)
         self.workers = Workers(1)
-        service = SimpleNamespace(admission=self.admission, workers=self.workers)
+        service = SimpleNamespace(process=self)
         handlers = {"": self.length, "wait": self.wait, "large": self.send_large, "fault": self.fault}
         handlers |= {"busy": self.busy, "stream": self.stream}
         app = HttpApp(

@@ -17,10 +17,10 @@ import pytest
 from attnlens_client import AttentionQuery, Client
 from attnlens_server.clients import Client as Sender
 from attnlens_server.config import ConfigError, ServerConfig
+from attnlens_server.core.admission import Budget
 from attnlens_server.http_api.exchange import HttpError, HttpRequest, HttpResponse
 from attnlens_server.http_api.origins import OriginPolicy
 from attnlens_server.http_api.viewer import ViewerRoutes
-from attnlens_server.serving.admission import Budget
 from attnlens_viewer.live import LiveModel
 from served import ServerProcess
 
@@ -277,7 +277,7 @@ class SlowPages:
 
 
 async def test_pages_of_one_client_do_not_keep_others_from_theirs() -> None:
-    pages, service = SlowPages(), SimpleNamespace(check_serving=lambda: None)
+    pages, service = SlowPages(), SimpleNamespace(process=SimpleNamespace(check_serving=lambda: None))
     routes = ViewerRoutes(cast("Any", service), cast("Any", pages), 1 << 20)
 
     def ask(client: str) -> "asyncio.Task[HttpResponse]":

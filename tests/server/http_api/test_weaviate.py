@@ -8,7 +8,7 @@ import pytest
 from attnlens_server.errors import OverloadedError, ShuttingDownError
 from attnlens_server.http_api.prompts import PromptChoice
 from attnlens_server.http_api.weaviate import DIALECT, WeaviateRoutes
-from attnlens_server.serving.requests import Prompt
+from attnlens_server.operations.inputs import Prompt
 from http_client import LONG, TEXTS, HttpClient, StubService, grpc_embeddings, same_bits
 from served import ServerProcess
 from toy_models import make_model

@@ -34,9 +34,9 @@ from attnlens_client import (
 )
 from attnlens_server import Local, ServerConfig, in_process
 from attnlens_server.config import ConfigError
+from attnlens_server.core.process import State
 from attnlens_server.errors import StartupError
 from attnlens_server.in_process.local_model import LocalSettings
-from attnlens_server.serving.service import State
 from served import ServerProcess
 
 TEXTS = ["The animal didn't cross the street because it was too tired.", "", "Zoë 東京 😀", "word " * 90]
@@ -188,7 +188,7 @@ def test_limits_and_deadline_are_enforced(minilm_bundle: Path) -> None:
 
 def test_stopped_engine_is_reported_immediately(minilm_bundle: Path) -> None:
     with attnlens_server.local(minilm_bundle, explain=False) as model:
-        model._driver._host._service.state = State.FAILED  # type: ignore[attr-defined]
+        model._driver._host._service.process.state = State.FAILED  # type: ignore[attr-defined]
         with pytest.raises(UnavailableError, match="the engine has stopped: restart the server, or open"):
             model.embed(["It rained."])
 

@@ -21,11 +21,11 @@ from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_cli.frame.logs import JsonFormatter
 from attnlens_server.clients import Client
 from attnlens_server.config import AccessLogSelection, ConfigError, ServerConfig
+from attnlens_server.core.request_record import RequestRecord
 from attnlens_server.observing import background_log
 from attnlens_server.observing.access_log import AccessLog
 from attnlens_server.observing.background_log import MAX_LINES, BackgroundLog, log_in_background
 from attnlens_server.observing.rate_limit import BURST, LINES_PER_S, RateLimit
-from attnlens_server.serving.request_record import RequestRecord
 from served import ServerProcess
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"

@@ -26,10 +26,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from attnlens_client import AsyncClient, AttentionQuery, AttnlensError, Client
+from attnlens_server.core.request_record import RequestRecord, parse_traceparent
 from attnlens_server.errors import StartupError
 from attnlens_server.observing.observer import open_tracer
 from attnlens_server.observing.tracing import Tracer
-from attnlens_server.serving.request_record import RequestRecord, parse_traceparent
 from served import ServerProcess
 
 SECRET = "Persephone"

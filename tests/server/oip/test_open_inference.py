@@ -30,7 +30,7 @@ from served import ServerProcess
 
 if TYPE_CHECKING:
     from attnlens_server.grpc_api.calls import Call
-    from attnlens_server.serving.service import ModelService
+    from attnlens_server.operations.service import ModelService
 
 NAME = "all-MiniLM-L6-v2"
 InputTensor = pb.ModelInferRequest.InferInputTensor
@@ -210,11 +210,11 @@ def test_millions_of_elements_are_rejected_before_they_are_parsed(
 
 
 async def test_readiness_follows_the_state_of_the_server(minilm_bundle: Path) -> None:
-    served = SimpleNamespace(is_serving=False)
+    process = SimpleNamespace(is_serving=False)
     bundle, config = open_bundle(minilm_bundle, "fp32"), ServerConfig(bundle=minilm_bundle)
-    service = InferenceService(bundle, cast("ModelService", served), config)
+    service = InferenceService(bundle, cast("ModelService", SimpleNamespace(process=process)), config)
     for is_ready in (False, True):
-        served.is_serving, served.problem = is_ready, "" if is_ready else "a batch hangs"
+        process.is_serving, process.problem = is_ready, "" if is_ready else "a batch hangs"
         assert service.ServerLive(pb.ServerLiveRequest()).live
         assert service.ServerReady(pb.ServerReadyRequest()).ready is is_ready
         assert service.ModelReady(pb.ModelReadyRequest(name=NAME)).ready is is_ready

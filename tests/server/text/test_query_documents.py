@@ -8,8 +8,7 @@ import pytest
 import tokenizers
 
 from attnlens_server.errors import InvalidFieldsError
-from attnlens_server.serving.requests import ScoreRequest
-from attnlens_server.serving.scoring import DocumentEncoder
+from attnlens_server.operations.documents import DocumentEncoder, ScoreRequest
 from attnlens_server.text import Input, PairEncoder, TextEncoder, TextPair, parts_of
 
 TOKENIZERS = Path(__file__).parents[2] / "data" / "tokenizers"

@@ -26,6 +26,8 @@ from attnlens.reductions import AttentionReduction
 from attnlens_server.bundle import open_bundle
 from attnlens_server.clients import Client
 from attnlens_server.config import ServerConfig
+from attnlens_server.core.admission import Budget, Reservation
+from attnlens_server.core.reply_costs import ReplyCosts
 from attnlens_server.engine import Engine, Item, ItemResult
 from attnlens_server.engine.batch import Batch
 from attnlens_server.engine.engine import Lanes
@@ -40,22 +42,18 @@ from attnlens_server.errors import (
     StartupError,
     TooExpensiveError,
 )
-from attnlens_server.serving.admission import Budget, Reservation
-from attnlens_server.serving.costs import ReplyCosts
-from attnlens_server.serving.explanations import Text, num_masked_runs
-from attnlens_server.serving.requests import (
-    AttentionQuery,
-    CompareRequest,
-    EmbedRequest,
-    EncodeRequest,
-    ExplainRequest,
-    ExplanationTarget,
-    Prompt,
-)
-from attnlens_server.serving.results import Comparison, Explanation
-from attnlens_server.serving.service import ModelService, State
-from attnlens_server.text import EncodedInput, Input, TextEncoder, TokenIds, TokenSource
+from attnlens_server.operations.attention import AttentionQuery
+from attnlens_server.operations.compare import CompareRequest, Comparison
+from attnlens_server.operations.embed import EmbedRequest
+from attnlens_server.operations.encode import EncodeRequest
+from attnlens_server.operations.explain import ExplainRequest, ExplanationTarget
+from attnlens_server.operations.explanations import Explanation, Text
+from attnlens_server.operations.graph_runs import num_masked_runs
+from attnlens_server.operations.inputs import Prompt
+from attnlens_server.operations.service import ModelService
+from attnlens_server.text import EncodedInput, Input, TokenIds, TokenSource
 from compatibility.record import make_bundle
+from model_services import serve
 from stored_bundle import STORED_BUNDLE
 from tampered import change_graph, constant, manifest_of, put_hashes_right, through
 
@@ -96,17 +94,14 @@ async def serving(
     costs = ReplyCosts(
         max_response_bytes, 64, lambda tokens: 50 * len(tokens.ids), serialization_copies=2, sending_copies=1
     )
-    assert bundle.tokenizer_path is not None
-    encoder = TextEncoder(bundle.tokenizer_path, 40)
-    service = ModelService(bundle, config, engine, encoder, max_tokens=40, costs=costs)
-    service.state = State.SERVING
+    service = serve(bundle, config, engine, max_tokens=40, costs=costs)
     yield service
-    service.workers.close()
+    service.process.workers.close()
     engine.close()
 
 
 def budget(service: ModelService, deadline: float | None = None) -> Budget:
-    return Budget(Reservation(service.admission), deadline)
+    return Budget(Reservation(service.process.admission), deadline)
 
 
 async def explain(service: ModelService, *texts: str, **fields: Any) -> list[Explanation]:
@@ -166,7 +161,7 @@ async def test_faithfulness_is_only_stated_for_questions_that_were_measured(
 ) -> None:
     """The export measures tokens of texts of 5 to 128 tokens towards the text's own embedding."""
     async with serving(dense_bundle) as service:
-        no_prompt: dict[str, Any] = {"prompt": Prompt(text=""), "methods": service.explain_methods}
+        no_prompt: dict[str, Any] = {"prompt": Prompt(text=""), "methods": service.explain.methods}
         for fields, expected in (({}, 0.85), (NOT_MEASURED[question], None)):
             [text] = await explain(service, TEXTS[0], **no_prompt | fields)
             stated = {scores.method: scores.faithfulness for scores in text.scores}
@@ -286,8 +281,8 @@ async def test_embeddings_in_fp16_are_explained_in_fp32(dense_bundle: Path) -> N
 
 async def test_explanation_unsupported_with_dense_layers_is_rejected_by_name(dense_bundle: Path) -> None:
     async with serving(dense_bundle) as service:
-        assert ExplainMethod.OUTPUT_SHARE not in service.explain_methods
-        assert service.pair_matrices == (PairMatrix.INTERACTION, PairMatrix.INPUT)
+        assert ExplainMethod.OUTPUT_SHARE not in service.explain.methods
+        assert service.compare.matrices == (PairMatrix.INTERACTION, PairMatrix.INPUT)
         with pytest.raises(
             InvalidFieldsError,
             match=r"methods\[0\] is EXPLAIN_METHOD_OUTPUT_SHARE, but embeddings of models with dense",
@@ -308,7 +303,7 @@ async def test_explanation_unsupported_with_dense_layers_is_rejected_by_name(den
 
 async def test_bundle_without_contributions_names_what_is_missing_and_serves_other_methods() -> None:
     async with serving(STORED_BUNDLE) as service:
-        methods = service.explain_methods
+        methods = service.explain.methods
         assert methods == (*MASKED, ExplainMethod.ROLLOUT, ExplainMethod.RECEIVED_ATTENTION)
         with pytest.raises(
             NotSupportedError, match=r"has no contributions graph.*export the model again"
@@ -322,7 +317,7 @@ async def test_bundle_without_contributions_names_what_is_missing_and_serves_oth
         assert text.scores[1].sum == pytest.approx(1, abs=1e-6)
         fields: dict[str, Any] = {"methods": MASKED, "matrix": PairMatrix.INTERACTION}
         [compared] = await compare(service, "a cat", "the cat", **fields)
-        assert service.pair_matrices == (PairMatrix.INTERACTION,)
+        assert service.compare.matrices == (PairMatrix.INTERACTION,)
         lack = "PAIR_MATRIX_INPUT is not supported: .*no contributions graph.*export the model again$"
         with pytest.raises(NotSupportedError, match=lack):
             await compare(service, "a cat", "the cat", methods=MASKED)
@@ -346,7 +341,7 @@ async def test_contributions_of_exporter_versions_with_a_race_are_not_served(
 
 async def test_disabled_explanations_are_reported(dense_bundle: Path) -> None:
     async with serving(dense_bundle, explain=False) as service:
-        assert service.explain_methods == ()
+        assert service.explain.methods == ()
         with pytest.raises(NotSupportedError, match="--no-explain"):
             await explain(service, "a cat")
 
@@ -395,14 +390,14 @@ async def test_zero_embedding_cannot_be_explained(copied: Path) -> None:
 
 async def test_finished_call_releases_memory_and_slots(dense_bundle: Path) -> None:
     async with serving(dense_bundle) as service:
-        for methods in ((), MASKED, tuple(service.explain_methods)):
-            memory = Reservation(service.admission)
+        for methods in ((), MASKED, tuple(service.explain.methods)):
+            memory = Reservation(service.process.admission)
             job = ExplainRequest(inputs=[Input(text=text) for text in TEXTS], methods=methods)
             await service.explain(job, Budget(memory))
-            assert memory.available_bytes < service.admission.memory.capacity
+            assert memory.available_bytes < service.process.admission.memory.capacity
             memory.release()
             for kind in ("embeddings", "attention", "contributions"):
-                with service.admission.slots(kind, 4096):  # all slots are free
+                with service.process.admission.slots(kind, 4096):  # all slots are free
                     pass
 
 
@@ -411,12 +406,12 @@ async def test_cancelled_call_stops_running(dense_bundle: Path) -> None:
         text = "the cat and the man " * 4
         job = ExplainRequest(inputs=[Input(text=text)] * 20, methods=MASKED)
         await explain(service, text, methods=MASKED)
-        embeddings = service._engine.lanes["embeddings"]
+        embeddings = service.model.engine.lanes["embeddings"]
         before = embeddings.num_live_tokens
         await cancelled(service.explain(job, budget(service)), embeddings, before)
         await vectors(service, "a cat")
         assert embeddings.num_live_tokens - before < 10 * 20**2  # of 20 texts with at least 20 tokens each
-        with service.admission.slots("embeddings", 4096):
+        with service.process.admission.slots("embeddings", 4096):
             pass
 
 
@@ -424,7 +419,7 @@ async def test_cancelled_comparison_stops_running(dense_bundle: Path) -> None:
     async with serving(dense_bundle) as service:
         [pair] = await compare(service, TEXTS[2], TEXTS[2])
         length = len(pair.a.tokens.ids)
-        lane = service._engine.lanes["contributions"]
+        lane = service.model.engine.lanes["contributions"]
         before = lane.num_live_tokens
         text = [Input(text=TEXTS[2])]
         job = CompareRequest(
@@ -433,7 +428,7 @@ async def test_cancelled_comparison_stops_running(dense_bundle: Path) -> None:
         await cancelled(service.compare(job, budget(service)), lane, before)
         await explain(service, "a cat")
         assert lane.num_live_tokens - before < 40 * 10 * length
-        with service.admission.slots("contributions", 4096):
+        with service.process.admission.slots("contributions", 4096):
             pass
 
 
@@ -463,11 +458,11 @@ async def test_call_past_its_deadline_fails(dense_bundle: Path) -> None:
 async def test_short_queue_suffices_for_many_runs_of_one_text(dense_bundle: Path) -> None:
     async with serving(dense_bundle, max_concurrent_inputs=1) as service:
         [text] = await explain(service, TEXTS[2], methods=MASKED)
-        with service.admission.slots("contributions", 1), pytest.raises(OverloadedError):
+        with service.process.admission.slots("contributions", 1), pytest.raises(OverloadedError):
             await explain(service, "a cat")
     async with serving(dense_bundle, max_concurrent_inputs=2) as service:
         [pair] = await compare(service, TEXTS[2], "a cat")
-        with service.admission.slots("contributions", 2), pytest.raises(OverloadedError):
+        with service.process.admission.slots("contributions", 2), pytest.raises(OverloadedError):
             await compare(service, "a cat", "the cat", methods=MASKED)
     async with serving(dense_bundle) as service:
         [other] = await explain(service, TEXTS[2], methods=MASKED)
@@ -484,16 +479,16 @@ async def test_oversized_response_or_call_is_rejected_before_anything_runs(
     async with serving(dense_bundle, max_response_bytes=1 << 9) as service:
         with pytest.raises(ResponseTooLargeError):
             await explain(service, *TEXTS)
-        memory = Reservation(service.admission)
-        memory.grow(service.admission.memory.capacity - 100)
+        memory = Reservation(service.process.admission)
+        memory.grow(service.process.admission.memory.capacity - 100)
         with pytest.raises(RequestTooLargeError, match="bytes of memory"):
             await service.explain(ExplainRequest(inputs=[Input(text="a cat")]), Budget(memory))
-        assert service._engine.lanes["contributions"].num_computed_tokens == 0
+        assert service.model.engine.lanes["contributions"].num_computed_tokens == 0
 
 
 async def test_too_expensive_call_is_rejected_before_anything_runs(dense_bundle: Path) -> None:
     async with serving(dense_bundle, max_computed_tokens=64) as service:
-        embeddings = service._engine.lanes["embeddings"]
+        embeddings = service.model.engine.lanes["embeddings"]
         with pytest.raises(
             TooExpensiveError, match=r"^methods\[0\] needs 99 computed .* limit is 64: .* --max-"
         ) as caught:
@@ -507,7 +502,7 @@ async def test_too_expensive_call_is_rejected_before_anything_runs(dense_bundle:
         with pytest.raises(TooExpensiveError, match=r"methods\[0\] needs 80 computed .* limit is 64"):
             await explain(service, "a", methods=NORM)  # 2 x 10 dimensions x 4 tokens
         assert len(await explain(service, "a", "the", methods=NORM, dimensions=4)) == 2
-        contributions = service._engine.lanes["contributions"]
+        contributions = service.model.engine.lanes["contributions"]
         before = contributions.num_computed_tokens
         with pytest.raises(TooExpensiveError, match=r"^matrix needs \d+ computed tokens"):
             await compare(service, "the cat", "the man and the cat")
@@ -523,7 +518,7 @@ async def test_too_expensive_reductions_are_rejected_before_anything_runs(dense_
         cheap, costly = (
             EncodeRequest(inputs=[Input(text="a cat")] * count, attention=[query] * 2) for count in (1, 500)
         )
-        attention = service._engine.lanes["attention"]
+        attention = service.model.engine.lanes["attention"]
         with pytest.raises(TooExpensiveError, match=r"^attention\[0\].reduction needs \d+ computed tokens"):
             await service.encode(costly, budget(service))
         with pytest.raises(TooExpensiveError):
@@ -539,7 +534,7 @@ async def test_light_call_is_served_while_heavy_calls_run(
     job = CompareRequest(inputs=text, second_inputs=text, matrix=PairMatrix.INPUT)
     async with serving(dense_bundle, max_concurrent_inputs=32, max_batch_tokens=64) as service:
         await explain(service, "a cat")  # opens the graph
-        lane = service._engine.lanes["contributions"]
+        lane = service.model.engine.lanes["contributions"]
         with held_batches(lane, monkeypatch, min_tokens=20):
             heavy = [asyncio.ensure_future(service.compare(job, budget(service))) for _ in range(8)]
             while lane.num_waiting_tokens == 0 or lane.num_idle == 2:
@@ -551,7 +546,7 @@ async def test_light_call_is_served_while_heavy_calls_run(
             assert not any(call.done() for call in heavy)
         assert len({len(call.pairs) for call in await asyncio.gather(*heavy)}) == 1
         for kind in ("embeddings", "contributions"):
-            with service.admission.slots(kind, 32):
+            with service.process.admission.slots(kind, 32):
                 pass
 
 

@@ -1,33 +1,14 @@
-"""Score and Classify: validation, parts of documents, and scores of logits.
+"""Requests of Score, and the tokens and parts of their documents."""
 
-Shapes: N texts, C labels.
-"""
-
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
-import numpy as np
-
-from attnlens.classifiers import ScoreActivation, scores_of
-from attnlens_server.bundle import Classifier, Model
-from attnlens_server.engine import ItemResult
-from attnlens_server.errors import (
-    FieldViolation,
-    InputTooLongError,
-    InvalidFieldsError,
-    NotSupportedError,
-)
-from attnlens_server.serving.requests import (
-    ClassifyRequest,
-    LogitsPlan,
-    LongDocuments,
-    Prompt,
-    Request,
-    ScoreRequest,
-)
-from attnlens_server.serving.results import FloatArray, Score, Usage, check_finite
-from attnlens_server.serving.validation import ExplanationValidator, InputValidator
+from attnlens.classifiers import ScoreActivation
+from attnlens.explanations import ExplainLevel
+from attnlens_server.core.usage import Usage
+from attnlens_server.errors import FieldViolation, InputTooLongError, InvalidFieldsError
+from attnlens_server.operations.inputs import Request
 from attnlens_server.text import (
     EncodedInput,
     EncodedPair,
@@ -38,119 +19,39 @@ from attnlens_server.text import (
     parts_of,
 )
 
-_NO_PROMPT = Prompt(text="")
-_SCORE_ACTIVATIONS = (ScoreActivation.IDENTITY, ScoreActivation.SIGMOID)
+
+class LongDocuments(IntEnum):
+    """Handling of documents that are too long. The values are those of `attnlens.v1.LongDocuments`."""
+
+    TRUNCATE = 1
+    SPLIT = 2
+    REJECT = 3
 
 
-class ClassifierValidator:
-    """Validates Score and Classify requests."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRequest(Request):
+    """Request for the relevance of documents to a query.
 
-    def __init__(
-        self, model: Model, inputs: InputValidator, explanations: ExplanationValidator, *, can_score: bool
-    ) -> None:
-        """Initialize.
+    Attributes:
+        query: Query. `inputs` are its documents, as texts. If None, `inputs` are pairs.
+        top_n: Number of results to return. 0 means all.
+        long_documents: What to do with documents that are too long.
+        max_tokens_per_document: Maximum number of tokens of a document. 0 means as many as fit.
+        activation: Function from logits to scores. None means that of the classifier.
+        explanation_level: Unit of the contributions to each returned logit. None means no explanations.
+    """
 
-        Args:
-            model: Model.
-            inputs: Validator of inputs.
-            explanations: Validator of explanations.
-            can_score: Whether the model has a tokenizer and reads pairs.
-        """
-        self._model = model
-        self._inputs = inputs
-        self._explanations = explanations
-        self._can_score = can_score
+    query: str | None = None
+    top_n: int = 0
+    long_documents: LongDocuments = LongDocuments.TRUNCATE
+    max_tokens_per_document: int = 0
+    activation: ScoreActivation | None = None
+    explanation_level: ExplainLevel | None = None
 
-    def score(self, request: ScoreRequest) -> LogitsPlan:
-        """Validate a Score request.
-
-        Raises:
-            NotSupportedError: The model is not a reranker, or does not support explanations.
-            InvalidFieldsError: One or more fields are invalid.
-        """
-        classifier = self._classifier("Score")
-        if not classifier.is_reranker:
-            raise NotSupportedError(
-                f"the model {self._model.name!r} has {len(classifier.labels)} labels, but Score needs a "
-                "reranker, which has one: use Classify"
-            )
-        if not self._can_score:
-            raise NotSupportedError(
-                f"the bundle of {self._model.name!r} lacks a tokenizer for pairs of texts: use Classify with "
-                "token_ids"
-            )
-        prompt, violations = self._score_texts(request)
-        if request.top_n < 0:
-            violations.append(FieldViolation("top_n", f"is {request.top_n}: use 1 or more, or 0 for all"))
-        elif request.top_n and request.query is None:
-            problem = "is set, but pairs are not sorted: omit it, or send one query with documents"
-            violations.append(FieldViolation("top_n", problem))
-        if (limit := request.max_tokens_per_document) < 0:
-            problem = f"is {limit}: use 1 or more, or 0 for no limit"
-            violations.append(FieldViolation("max_tokens_per_document", problem))
-        activation = request.activation or classifier.activation
-        if request.activation not in (None, *_SCORE_ACTIVATIONS):
-            names = " or ".join(f"ACTIVATION_{each.name}" for each in _SCORE_ACTIVATIONS)
-            problem = f"is ACTIVATION_{activation.name}: use {names}"
-            violations.append(FieldViolation("activation", problem))
-        if violations:
-            raise InvalidFieldsError(violations)
-        return LogitsPlan(prompt, activation, self._explanations.score(request, prompt))
-
-    def classify(self, request: ClassifyRequest) -> LogitsPlan:
-        """Validate a Classify request.
-
-        Raises:
-            NotSupportedError: The model is not a classifier.
-            InvalidFieldsError: One or more fields are invalid.
-        """
-        classifier = self._classifier("Classify")
-        prompt, violations = self._inputs.validate(request)
-        if violations:
-            raise InvalidFieldsError(violations)
-        return LogitsPlan(prompt, request.activation or classifier.activation)
-
-    def _classifier(self, method: str) -> Classifier:
-        if self._model.classifier is None:
-            raise NotSupportedError(
-                f"the model {self._model.name!r} is not a classifier, which {method} needs: use Embed, "
-                "or serve a classifier or reranker"
-            )
-        return self._model.classifier
-
-    def _score_texts(self, request: ScoreRequest) -> tuple[str, list[FieldViolation]]:
-        """Return the text of the prompt and the violations of the texts and of the protocol."""
-        if request.query is None:
-            prompt, found = self._inputs.validate(request)
-            return prompt, _renamed(found, "pairs")
-        query = Request(inputs=request.other_inputs, prompt=request.prompt, violations=request.violations)
-        prompt, found = self._inputs.validate(query)
-        violations = [
-            replace(violation, field="query", input_index=None)
-            if violation.field.startswith("inputs")
-            else violation
-            for violation in found
-        ]
-        if not request.query:
-            violations.append(FieldViolation("query", "is empty: send some text"))
-        _, found = self._inputs.validate(Request(inputs=request.inputs, prompt=_NO_PROMPT))
-        return prompt, violations + _renamed(found, "documents")
-
-
-def _renamed(violations: Sequence[FieldViolation], name: str) -> list[FieldViolation]:
-    """Replace `inputs` in the paths of `InputValidator`: `documents[1]` for `inputs[1].text`."""
-    renamed = []
-    for violation in violations:
-        field = violation.field
-        if violation.input_index is not None:
-            field = f"{name}[{violation.input_index}]"
-        elif field == "inputs":
-            field = name
-        renamed.append(replace(violation, field=field))
-    return renamed
-
-
-# --- Documents ------------------------------------------------------------------------------------
+    @property
+    def other_inputs(self) -> Sequence[Input]:
+        """The query."""
+        return () if self.query is None else (Input(text=self.query),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,53 +238,3 @@ def distinct(inputs: Sequence[Input]) -> tuple[list[int], list[int]]:
             firsts.append(index)
         rows.append(number)
     return firsts, rows
-
-
-# --- Results --------------------------------------------------------------------------------------
-
-
-def logits_of(results: Sequence[ItemResult]) -> FloatArray:
-    """Return the logits (N, C) of all items."""
-    return np.stack([result.arrays[0] for result in results])
-
-
-def scores(
-    request: ScoreRequest,
-    plan: LogitsPlan,
-    rows: Sequence[int],
-    num_parts: Sequence[int],
-    logits: FloatArray,
-) -> list[Score]:
-    """Return the scores of all inputs in the order of the response.
-
-    Args:
-        request: Request.
-        plan: Plan of the request.
-        rows: Number of the distinct input of each input.
-        num_parts: Number of parts of each distinct input.
-        logits: Logits of the parts of all distinct inputs, (P, 1).
-
-    Raises:
-        InvalidResultError: A logit is not finite.
-    """
-    starts = [0, *itertools.accumulate(num_parts[:-1])]
-    best = list(_best_parts(logits[:, 0], starts, num_parts))
-    fields = [""] * len(num_parts)
-    for index in reversed(range(len(rows))):
-        fields[rows[index]] = document_field(request, index)
-    chosen = logits[np.add(starts, best)]  # (N, 1)
-    check_finite(chosen, fields)
-    activated = scores_of(chosen, plan.activation)[:, 0].tolist()
-    values = chosen[:, 0].tolist()
-    found = [
-        Score(index, activated[row], values[row], num_parts[row], best[row]) for index, row in enumerate(rows)
-    ]
-    if request.query is None:
-        return found
-    found.sort(key=lambda score: -score.logit)  # stable, so equal logits stay in the order of the request
-    return found[: request.top_n or None]
-
-
-def _best_parts(logits: FloatArray, starts: Sequence[int], num_parts: Sequence[int]) -> Iterator[int]:
-    for start, count in zip(starts, num_parts, strict=True):
-        yield int(logits[start : start + count].argmax()) if count > 1 else 0  # the first NaN, if any

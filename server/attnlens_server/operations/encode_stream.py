@@ -1,28 +1,147 @@
-"""Streams of results: texts in order, with a limited number and size of pieces in flight."""
+"""EncodeStream: the results of Encode in parts, with a limited number and size of pieces in flight."""
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from attnlens_server.bundle import Kind
+from attnlens_server.core.admission import NO_CONVERSION, Admission, Budget, Conversion, Reservation
+from attnlens_server.core.reply_costs import DESCRIBING_BYTES, PART_BYTES, TEXT_MEMORY_BYTES
+from attnlens_server.core.stages import mark_run
+from attnlens_server.core.usage import Clock, Timings
 from attnlens_server.engine import Item, ItemResult, RequestedOutput, RequestedReduction
 from attnlens_server.errors import InvalidResultError
-from attnlens_server.serving.admission import NO_CONVERSION, Admission, Conversion, Reservation
-from attnlens_server.serving.costs import PART_BYTES, ReplySizes, part_bytes, working_bytes
-from attnlens_server.serving.requests import EncodePlan, Part
-from attnlens_server.serving.results import Clock
-from attnlens_server.text import EncodedInput, TextShape
+from attnlens_server.operations.attention import (
+    AttentionParts,
+    AttentionResult,
+    EncodePlan,
+    Part,
+    ReducedAttention,
+    check_rows,
+)
+from attnlens_server.operations.encode import EncodedText, EncodeRequest, EncodingOperation, without_attention
+from attnlens_server.operations.encode_costs import ReplySizes, part_bytes, working_bytes
+from attnlens_server.operations.operation import MAX_INLINE_PARTS, TextSources
+from attnlens_server.text import EncodedInput, TextShape, Tokens
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
 MAX_IN_FLIGHT = 32
 """Maximum number of pieces of one call that wait, run or are being sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamText:
+    """First part of each text of a stream.
+
+    Attributes:
+        input_index: Index of the text in the request.
+        text: Result without attention.
+        num_attention_parts: Number of attention parts that follow.
+        timings: Durations of the text.
+    """
+
+    input_index: int
+    text: EncodedText
+    num_attention_parts: int
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAttention:
+    """Further part of a text of a stream: one layer of a query, or all layers that a reduction joins."""
+
+    input_index: int
+    attention: AttentionResult | ReducedAttention
+
+
+class EncodeStreamOperation(EncodingOperation):
+    """Yields the results of Encode in parts."""
+
+    async def __call__(
+        self, request: EncodeRequest, budget: Budget
+    ) -> AsyncGenerator[StreamText | StreamAttention]:
+        """Yield the result of `encode` in parts: for each text a `StreamText`, then the layers of each query.
+
+        Request the next part only after the previous one was sent. Close the generator to cancel the rest.
+
+        Raises:
+            RequestError: See `attnlens_server.errors`.
+        """
+        plan = await self._validated(request, self.plan)
+        clock = Clock(budget.metrics)
+        with self._process.admission.slots(plan.kind, 1, budget.client):
+            budget.charge_texts(len(request.inputs))
+            budget.memory.grow(len(request.inputs) * TEXT_MEMORY_BYTES)
+            encode = partial(self._encode_rows, request, plan=plan)
+            inputs = await self._token_ids(
+                request, plan.prompt, budget, clock, encode, has_units=plan.needs_units
+            )
+            # The tokens of one text at a time are described again when they are sent.
+            sources = TextSources(
+                request.inputs, self._encoder.surroundings(plan.prompt), DESCRIBING_BYTES, budget
+            )
+            budget.memory.grow(sources.max_memory_bytes)
+            is_slow = len(inputs) * (1 + len(plan.parts)) > MAX_INLINE_PARTS
+            pieces, cost = await self._process.workers.run_if(is_slow, self._cut, inputs, plan, budget)
+            budget.charge_tokens(cost)
+            window = Window(
+                lambda items, kind: self._model.engine.submit(items, kind=kind, client=budget.client),
+                plan.kind,
+                self._process.admission,
+                budget.memory,
+                self._model.config.max_response_bytes,
+                clock,
+            )
+            started = run_pieces(window, pieces.start(budget.deadline), pieces.max_memory_bytes)
+            async with aclosing(started) as results:
+                async for piece, result in results:
+                    mark_run([result], piece.item.queued_at)
+                    elapsed = Timings(clock.timings.tokenize_s, result.queue_s, result.compute_s)
+                    if piece.has_text:
+                        tokens = await self._process.workers.run(
+                            self._stream_tokens, request, plan, piece.index
+                        )
+                        text = without_attention(inputs[piece.index], tokens, result, plan)
+                        yield StreamText(piece.index, text, len(plan.parts), elapsed)
+                    for part in _attention_parts(piece, result, plan):
+                        yield part
+
+    def _encode_rows(self, request: EncodeRequest, portion: range, *, plan: EncodePlan) -> list[EncodedInput]:
+        """Return the token ids of some inputs, which have the rows that the plan selects."""
+        encoded = self._encode(request, portion, prompt=plan.prompt, with_units=plan.needs_units)
+        check_rows(plan.row_selections, portion.start, encoded)
+        return encoded
+
+    def _cut(self, inputs: Sequence[EncodedInput], plan: EncodePlan, budget: Budget) -> "tuple[Pieces, int]":
+        """Return the pieces of all texts, and the cost of their reductions in tokens."""
+        piece_bytes = budget.memory.available_bytes // 2
+        pieces = cut_into_pieces(
+            inputs, plan, self._sizes, max_bytes=piece_bytes, conversion=budget.conversion
+        )
+        return pieces, self._reductions_cost(plan, pieces.graph_runs)
+
+    def _stream_tokens(self, request: EncodeRequest, plan: EncodePlan, index: int) -> Tokens:
+        """Return the tokens of a text of a stream. They are large, so they are only created when sent."""
+        [(_, tokens, _)] = self._describe(request, range(index, index + 1), plan=plan)
+        self._sizes.check_text_part(f"inputs[{index}]", tokens, plan)
+        return tokens
+
+
+def _attention_parts(piece: "Piece", result: ItemResult, plan: EncodePlan) -> Iterator[StreamAttention]:
+    parts = AttentionParts(result, has_hidden_state=piece.has_text and plan.hidden_state is not None)
+    for query, outputs in piece.parts:
+        yield StreamAttention(piece.index, parts.take(query, [outputs]))
+
+
+# --- Pieces ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +281,9 @@ def _cut(
         runs[-1].append(part)
         remaining_bytes -= size
     return [tuple(run) for run in runs]
+
+
+# --- Flight ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

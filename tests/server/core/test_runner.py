@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from attnlens_server.clients import ANONYMOUS, Client
+from attnlens_server.core.admission import Admission
+from attnlens_server.core.execution import ItemRunner
+from attnlens_server.core.usage import CallMetrics, Clock, Timings
 from attnlens_server.engine import Item, ItemResult
 from attnlens_server.engine.batch import Elapsed
 from attnlens_server.errors import DeadlineError, InvalidResultError
-from attnlens_server.serving.admission import Admission
-from attnlens_server.serving.execution import ItemRunner
-from attnlens_server.serving.results import CallMetrics, Clock, Timings
 
 TIMEOUT_S = 60.0
 

@@ -19,8 +19,8 @@ from typing import get_args
 
 from attnlens_server.bundle import Kind
 from attnlens_server.clients import ANONYMOUS, Client
+from attnlens_server.core.usage import CallMetrics
 from attnlens_server.errors import OverloadedError, RequestError, RequestTooLargeError
-from attnlens_server.serving.results import CallMetrics
 
 RETRY_S = 0.25  # for memory and calls
 FREE_FACTOR = 2.0

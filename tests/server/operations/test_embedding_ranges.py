@@ -1,6 +1,5 @@
 """Which ranges quantized embeddings use, and which combinations of fields are rejected."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,12 +7,11 @@ import pytest
 
 from attnlens.embedding_types import EmbeddingType
 from attnlens.pooling import Pooling
-from attnlens_server.config import ServerConfig
 from attnlens_server.errors import InvalidFieldsError, InvalidResultError
-from attnlens_server.serving.requests import EmbedRequest
-from attnlens_server.serving.results import check_finite
-from attnlens_server.serving.validation import RequestValidator
+from attnlens_server.operations.embed import EmbedOperation, EmbedRequest
+from attnlens_server.operations.values import check_finite
 from attnlens_server.text import Input
+from model_services import plans_of
 from toy_models import make_model
 
 MEASURED = np.array([[-1, -1, -1], [1, 1, 1]], np.float32)
@@ -21,21 +19,18 @@ GIVEN = 2 * MEASURED
 INT8 = EmbeddingType.INT8
 
 
-def make_validator(**changes: Any) -> RequestValidator:
+def make_validator(**changes: Any) -> EmbedOperation:
     facts = {"normalize": True, "embedding_size": 3, "max_dimensions": 3, "embedding_ranges": MEASURED}
-    model = make_model(**facts | changes)
-    return RequestValidator(
-        model, ServerConfig(bundle=Path()), max_tokens=8, has_tokenizer=True, takes_pairs=True
-    )
+    return plans_of(make_model(**facts | changes)).embed
 
 
 def request(**fields: Any) -> EmbedRequest:
     return EmbedRequest(inputs=[Input(text="a")], **{"embedding_type": INT8} | fields)
 
 
-def problem(validator: RequestValidator, **fields: Any) -> str:
+def problem(validator: EmbedOperation, **fields: Any) -> str:
     with pytest.raises(InvalidFieldsError) as caught:
-        validator.embed(request(**fields))
+        validator.plan(request(**fields))
     [violation] = caught.value.violations
     assert violation.field == "ranges"
     return violation.description
@@ -43,7 +38,7 @@ def problem(validator: RequestValidator, **fields: Any) -> str:
 
 @pytest.mark.parametrize("fields", [{}, {"dimensions": 3}, {"normalize": True}, {"pooling": Pooling.MEAN}])
 def test_measured_ranges_are_used_if_they_fit(fields: dict[str, Any]) -> None:
-    plan = make_validator().embed(request(**fields))
+    plan = make_validator().plan(request(**fields))
     assert plan.ranges is MEASURED
 
 
@@ -55,17 +50,17 @@ def test_measured_ranges_are_rejected_for_embeddings_with_another_scale(fields: 
         f"pooling, normalize and dimensions: send ranges of shape [2, {size}], or omit these fields"
     )
     ranges = GIVEN[:, :size]
-    assert make_validator().embed(request(ranges=ranges, **fields)).ranges is ranges
+    assert make_validator().plan(request(ranges=ranges, **fields)).ranges is ranges
 
 
 @pytest.mark.parametrize("fields", [{"dimensions": 3}, {"normalize": True}])
 def test_published_truncation_scales_first(fields: dict[str, Any]) -> None:
     """The default embedding is shorter than 1. With these fields, it has length 1."""
     validator = make_validator(max_dimensions=4)
-    assert validator.embed(request()).ranges is MEASURED
+    assert validator.plan(request()).ranges is MEASURED
     assert problem(validator, **fields).endswith("or omit these fields")
     unscaled = make_validator(max_dimensions=4, normalize=False)
-    assert unscaled.embed(request(dimensions=3)).ranges is MEASURED
+    assert unscaled.plan(request(dimensions=3)).ranges is MEASURED
 
 
 def test_bundle_without_ranges_needs_them_in_the_request() -> None:
@@ -74,8 +69,8 @@ def test_bundle_without_ranges_needs_them_in_the_request() -> None:
         "is not set, but EMBEDDING_TYPE_INT8 needs ranges, and the bundle does not contain any: send ranges "
         "of shape [2, 3], or export the model again"
     )
-    assert validator.embed(request(ranges=GIVEN)).ranges is GIVEN
-    assert validator.embed(request(embedding_type=EmbeddingType.BINARY)).ranges is None
+    assert validator.plan(request(ranges=GIVEN)).ranges is GIVEN
+    assert validator.plan(request(embedding_type=EmbeddingType.BINARY)).ranges is None
 
 
 @pytest.mark.parametrize("embedding_type", [EmbeddingType.FLOAT, EmbeddingType.BINARY, EmbeddingType.UBINARY])
@@ -93,13 +88,13 @@ def test_defective_ranges_are_rejected_with_the_expected_shape() -> None:
 
 
 def test_request_ranges_take_precedence() -> None:
-    assert make_validator().embed(request(ranges=GIVEN)).ranges is GIVEN
+    assert make_validator().plan(request(ranges=GIVEN)).ranges is GIVEN
 
 
 @pytest.mark.parametrize(("embedding_type", "size"), [(1, 40), (2, 10), (3, 10), (4, 2), (5, 2)])
 def test_row_size_is_that_of_the_type(embedding_type: int, size: int) -> None:
     validator = make_validator(embedding_size=10, max_dimensions=10, embedding_ranges=np.zeros((2, 10)))
-    assert validator.embed(request(embedding_type=EmbeddingType(embedding_type))).row_bytes == size
+    assert validator.plan(request(embedding_type=EmbeddingType(embedding_type))).row_bytes == size
 
 
 def test_embedding_that_is_not_finite_is_an_error() -> None:

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnlens_server.clients import Client, client_at
+from attnlens_server.core.admission import Admission, Pool
 from attnlens_server.errors import OverloadedError, RateLimitedError
-from attnlens_server.serving.admission import Admission, Pool
 
 CAPACITY = 2048
 LIGHT = Client("light")

@@ -1,17 +1,15 @@
 """The estimated compute cost of reductions, which is checked against the limit before anything runs."""
 
-from pathlib import Path
-
 import pytest
 
 from attnlens.reductions import AttentionReduction, Threshold, TopK
 from attnlens_server.bundle import Layout, Output, OutputRole, RowSum
-from attnlens_server.config import ServerConfig
 from attnlens_server.errors import TooExpensiveError
-from attnlens_server.serving.costs import ReductionCosts
-from attnlens_server.serving.requests import AttentionQuery, AttentionView, EncodePlan, EncodeRequest, Part
-from attnlens_server.serving.validation import RequestValidator
+from attnlens_server.operations.attention import AttentionQuery, AttentionView, EncodePlan, Part
+from attnlens_server.operations.encode import EncodeRequest
+from attnlens_server.operations.encode_costs import ReductionCosts
 from attnlens_server.text import Input
+from model_services import plans_of
 from toy_models import make_model
 
 WEIGHTS = [
@@ -23,14 +21,8 @@ UNLIMITED = 1 << 40
 
 
 def plan_of(*queries: AttentionQuery) -> EncodePlan:
-    checks = RequestValidator(
-        make_model(*WEIGHTS),
-        ServerConfig(bundle=Path()),
-        max_tokens=512,
-        has_tokenizer=True,
-        takes_pairs=True,
-    )
-    return checks.encode(EncodeRequest(inputs=[Input(text="a")], attention=queries))
+    checks = plans_of(make_model(*WEIGHTS), max_tokens=512)
+    return checks.encode.plan(EncodeRequest(inputs=[Input(text="a")], attention=queries))
 
 
 def cost(plan: EncodePlan, *runs: tuple[tuple[Part, ...], int]) -> int:

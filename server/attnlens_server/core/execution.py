@@ -11,11 +11,11 @@ from typing import ParamSpec, TypeVar
 
 from attnlens_server.bundle import Kind
 from attnlens_server.clients import Client
+from attnlens_server.core.admission import Admission
+from attnlens_server.core.stages import mark_run
+from attnlens_server.core.usage import Clock
 from attnlens_server.engine import Engine, Item, ItemResult, lower_priority
 from attnlens_server.errors import InvalidResultError
-from attnlens_server.serving.admission import Admission
-from attnlens_server.serving.results import Clock
-from attnlens_server.serving.stages import mark_run
 
 P = ParamSpec("P")
 R = TypeVar("R")

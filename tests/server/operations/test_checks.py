@@ -1,40 +1,28 @@
 """Cost of request validation, which runs on the event loop and delays every other call."""
 
 import time
-from pathlib import Path
 
 import pytest
 
 from attnlens_server.bundle import Layout, Output, OutputRole, RowSum
-from attnlens_server.config import ServerConfig
 from attnlens_server.errors import InvalidFieldsError
-from attnlens_server.serving.requests import (
-    AttentionQuery,
-    AttentionView,
-    EmbedRequest,
-    EncodeRequest,
-    Prompt,
-)
-from attnlens_server.serving.validation import MAX_QUERIES, RequestValidator
+from attnlens_server.operations.attention import MAX_QUERIES, AttentionQuery, AttentionView
+from attnlens_server.operations.embed import EmbedRequest
+from attnlens_server.operations.encode import EncodeRequest
+from attnlens_server.operations.inputs import Prompt
+from attnlens_server.operations.service import ModelService
 from attnlens_server.text import Input, TextPair, TokenIds
+from model_services import plans_of
 from toy_models import make_model
 
 
-def make_checks(*outputs: Output, takes_pairs: bool = True, side: str = "right") -> RequestValidator:
-    config = ServerConfig(bundle=Path())
-    return RequestValidator(
-        make_model(*outputs),
-        config,
-        max_tokens=8,
-        has_tokenizer=True,
-        takes_pairs=takes_pairs,
-        truncation_side=side,
-    )
+def make_checks(*outputs: Output, takes_pairs: bool = True, side: str = "right") -> ModelService:
+    return plans_of(make_model(*outputs), takes_pairs=takes_pairs, side=side)
 
 
-def violations(checks: RequestValidator, job: EncodeRequest) -> dict[str, str]:
+def violations(checks: ModelService, job: EncodeRequest) -> dict[str, str]:
     with pytest.raises(InvalidFieldsError) as caught:
-        checks.encode(job)
+        checks.encode.plan(job)
     return {violation.field: violation.description for violation in caught.value.violations}
 
 
@@ -42,7 +30,7 @@ def seconds_to_refuse(job: EmbedRequest) -> float:
     checks = make_checks()
     started = time.thread_time()
     with pytest.raises(InvalidFieldsError, match="with the prompt"):
-        checks.embed(job)
+        checks.embed.plan(job)
     return time.thread_time() - started
 
 
@@ -53,14 +41,13 @@ def test_large_prompt_is_measured_once_per_request() -> None:
 
 
 def test_prompt_counts_towards_the_size_of_each_text() -> None:
-    config = ServerConfig(bundle=Path(), max_text_bytes=100, max_request_text_bytes=250)
-    checks = RequestValidator(make_model(), config, max_tokens=8, has_tokenizer=True, takes_pairs=True)
+    checks = plans_of(make_model(), max_text_bytes=100, max_request_text_bytes=250)
     prompt = Prompt(text="p" * 90)
-    checks.embed(EmbedRequest(inputs=[Input(text="a")] * 2, prompt=prompt))
+    checks.embed.plan(EmbedRequest(inputs=[Input(text="a")] * 2, prompt=prompt))
     with pytest.raises(
         InvalidFieldsError, match="has 273 bytes of text with the prompt, but the limit is 250"
     ):
-        checks.embed(EmbedRequest(inputs=[Input(text="a")] * 3, prompt=prompt))
+        checks.embed.plan(EmbedRequest(inputs=[Input(text="a")] * 3, prompt=prompt))
 
 
 @pytest.mark.parametrize(("side", "used", "unused"), [("right", 7, 8), ("left", 2, 1), ("left", 9, 0)])
@@ -69,7 +56,7 @@ def test_only_ids_that_truncation_keeps_are_validated(side: str, used: int, unus
     for bad in (10**6, -1, 2**70):
         ids = [1] * 10
         ids[unused] = bad
-        checks.encode(EncodeRequest(inputs=[Input(token_ids=TokenIds(ids))]))
+        checks.encode.plan(EncodeRequest(inputs=[Input(token_ids=TokenIds(ids))]))
         ids[used] = bad
         given = EncodeRequest(inputs=[Input(token_ids=TokenIds(ids))])
         assert violations(checks, given) == {f"{field}[{used}]": f"is {bad}: use 0 to 49"}
@@ -88,7 +75,7 @@ def test_each_query_selects_graph_outputs() -> None:
         AttentionQuery(layers=[-2, 0], heads=[3, -4]),
         AttentionQuery(OutputRole.HEAD_GATES, view=AttentionView.HEAD_MEAN),
     ]
-    plan = make_checks(*WEIGHTS, GATES).encode(EncodeRequest(inputs=ONE, attention=queries))
+    plan = make_checks(*WEIGHTS, GATES).encode.plan(EncodeRequest(inputs=ONE, attention=queries))
     assert plan.hidden_state is None
     assert plan.kind == "attention"
     assert [output.name for _, [output] in plan.parts] == ["weights.1", "weights.0", "gates"]
@@ -104,7 +91,7 @@ def test_layers_with_different_head_counts_require_separate_queries() -> None:
     assert violations(checks, EncodeRequest(inputs=ONE, attention=[AttentionQuery()])) == {
         "attention[0].layers": "have different numbers of heads (2, 4): request them in separate queries"
     }
-    plan = checks.encode(EncodeRequest(inputs=ONE, attention=[AttentionQuery(layers=[2], heads=[-1])]))
+    plan = checks.encode.plan(EncodeRequest(inputs=ONE, attention=[AttentionQuery(layers=[2], heads=[-1])]))
     assert plan.queries[0].heads == (1,)
 
 
@@ -162,7 +149,7 @@ def test_token_types_must_match_the_ids_and_be_in_range() -> None:
 
 def test_violation_contains_the_input_index() -> None:
     with pytest.raises(InvalidFieldsError) as caught:
-        make_checks().encode(EncodeRequest(inputs=[*ONE, Input()], prompt=Prompt()))
+        make_checks().encode.plan(EncodeRequest(inputs=[*ONE, Input()], prompt=Prompt()))
     assert [(violation.field, violation.input_index) for violation in caught.value.violations] == [
         ("prompt", None),
         ("inputs[1]", 1),

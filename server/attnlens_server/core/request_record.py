@@ -11,6 +11,8 @@ from typing import Literal
 from urllib.parse import unquote
 
 from attnlens_server.clients import ANONYMOUS, Client
+from attnlens_server.core.stages import Stages
+from attnlens_server.core.usage import CallMetrics
 from attnlens_server.errors import (
     GraphUnavailableError,
     NotReadyError,
@@ -18,8 +20,6 @@ from attnlens_server.errors import (
     RequestError,
     ShuttingDownError,
 )
-from attnlens_server.serving.results import CallMetrics
-from attnlens_server.serving.stages import Stages
 
 OK, CANCELLED = "OK", "CANCELLED"
 _DEADLINE_SLACK_S = 0.02

@@ -1,63 +1,20 @@
-"""Estimates of memory, message sizes and computation, before the work starts."""
+"""Sizes and computation of Encode, before the work starts."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from attnlens.costs import reduction_cost
-from attnlens.explanations import ExplainMethod
 from attnlens.reductions import AttentionReduction, sizes
 from attnlens_server.bundle import RowSum
-from attnlens_server.errors import ResponseTooLargeError, TooExpensiveError
-from attnlens_server.serving.requests import (
-    FLOAT32,
-    AttentionView,
-    DataType,
-    EmbedPlan,
-    EncodePlan,
-    ExplanationPlan,
-    Part,
-    QueryPlan,
-)
+from attnlens_server.core.reply_costs import UNIT_BYTES, ReplyCosts
+from attnlens_server.errors import TooExpensiveError
+from attnlens_server.operations.attention import AttentionView, EncodePlan, Part, QueryPlan
+from attnlens_server.operations.values import FLOAT32, DataType
 from attnlens_server.text import TextShape, Tokens
 
-TEXT_MEMORY_BYTES = 4096  # per text: item, array headers, futures
-TOKEN_MEMORY_BYTES = 384  # per token with its text and offsets
-# Per UTF-8 byte of texts that are being tokenized, and of texts whose tokens are being described. Punctuation
-# needs that much, since each character is a token. Words need less than a third.
-TOKENIZING_BYTES, DESCRIBING_BYTES = 768, 1024
-DECODING_BYTES = 128  # per token id while its text is computed
-TOKEN_ID_BYTES = 16  # per queued token: id and type, int64
-PART_BYTES = 1024  # per layer of a query: array headers, and its message without the data
-UNIT_BYTES = 6  # per token: index of its unit, and whether it is special
-_FLOAT, _DOUBLE = 4, 8
-_SCORES_BYTES = 64  # per method in a message, without its values
 _REMEDY = "request fewer heads, the mean over heads, a smaller reduction or DATA_TYPE_FLOAT16"
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyCosts:
-    """Message sizes and memory of a protocol's replies.
-
-    Attributes:
-        max_response_bytes: Maximum message size.
-        text_bytes: Overhead per text or layer in a message: tags, lengths and numbers.
-        tokens_bytes: Returns an upper bound on the size of tokens in a message.
-        serialization_copies: Copies of a message in memory during serialization.
-        sending_copies: Copies of a message in memory until the client has read it.
-    """
-
-    max_response_bytes: int
-    text_bytes: int
-    tokens_bytes: Callable[[Tokens], int]
-    serialization_copies: int
-    sending_copies: int
-
-    @property
-    def least_memory_bytes(self) -> int:
-        """Memory of the largest reply: its fp32 arrays, at most twice the message in fp16, and the copies."""
-        return (2 + self.serialization_copies) * self.max_response_bytes
 
 
 class EncodeSizes(NamedTuple):
@@ -79,23 +36,11 @@ class EncodeSizes(NamedTuple):
 
 
 class ReplySizes:
-    """Sizes of one model's replies, in bytes."""
+    """Sizes of one model's Encode replies, in bytes."""
 
     def __init__(self, hidden_size: int, costs: ReplyCosts) -> None:
         self._hidden_size = hidden_size
         self.costs = costs
-
-    def check_embed(self, num_texts: int, plan: EmbedPlan) -> int:
-        """Return the size of an Embed reply.
-
-        Raises:
-            ResponseTooLargeError: The size exceeds the limit.
-        """
-        size = num_texts * (plan.row_bytes + self.costs.text_bytes)
-        if plan.ranges is not None:
-            size += plan.ranges.nbytes
-        self.check("the response", size, "send fewer texts")
-        return size
 
     def tensor_bytes(self, shape: TextShape, plan: EncodePlan) -> int:
         """Return the size of a text in an Encode reply, without its tokens."""
@@ -110,7 +55,7 @@ class ReplySizes:
         Raises:
             ResponseTooLargeError: The size exceeds the limit.
         """
-        self.check("the response", size, f"use EncodeStream, send fewer texts or layers, or {_REMEDY}")
+        self.costs.check("the response", size, f"use EncodeStream, send fewer texts or layers, or {_REMEDY}")
 
     def hidden_state_bytes(self, num_tokens: int, plan: EncodePlan) -> int:
         """Return the size of a text's token vectors in fp32."""
@@ -128,10 +73,10 @@ class ReplySizes:
             ResponseTooLargeError: The size exceeds the limit.
         """
         largest = self._text_part_bytes(shape.num_tokens, plan)
-        self.check(f"the token vectors of {field}", largest, "use DATA_TYPE_FLOAT16 or a shorter text")
+        self.costs.check(f"the token vectors of {field}", largest, "use DATA_TYPE_FLOAT16 or a shorter text")
         for query in plan.queries:
             size = self.costs.text_bytes + _message_bytes(query, shape, plan.data_type)
-            self.check(f"one layer of {field}", size, _REMEDY)
+            self.costs.check(f"one layer of {field}", size, _REMEDY)
             largest = max(largest, size)
         return largest
 
@@ -142,16 +87,7 @@ class ReplySizes:
             ResponseTooLargeError: The size exceeds the limit.
         """
         size = self.costs.tokens_bytes(tokens) + self._text_part_bytes(len(tokens.ids), plan)
-        self.check(f"the token vectors of {field}", size, "send a shorter text")
-
-    def check(self, name: str, size: int, remedy: str) -> None:
-        """Compare a message size with the limit. The error message contains `name` and `remedy`.
-
-        Raises:
-            ResponseTooLargeError: The size exceeds the limit.
-        """
-        if size > self.costs.max_response_bytes:
-            raise ResponseTooLargeError(name, size, self.costs.max_response_bytes, remedy)
+        self.costs.check(f"the token vectors of {field}", size, "send a shorter text")
 
     def _text_part_bytes(self, num_tokens: int, plan: EncodePlan) -> int:
         values = num_tokens * self._hidden_size if plan.hidden_state else 0
@@ -271,57 +207,3 @@ class ReductionCosts:
             is_mean_of_heads=query.view is AttentionView.HEAD_MEAN,
             token_flops=self._token_flops,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ExplanationCosts:
-    """Sizes and memory of explanations of one model, in bytes.
-
-    Attributes:
-        reply: Costs of replies.
-        hidden_size: Hidden size D.
-        max_dimensions: Maximum number of components of an embedding.
-        heads: Number of heads in all layers.
-        num_layers: Number of layers L.
-    """
-
-    reply: ReplyCosts
-    hidden_size: int
-    max_dimensions: int
-    heads: int
-    num_layers: int
-
-    def message_bytes(self, tokens: Tokens, plan: ExplanationPlan) -> int:
-        """Return an upper bound on the size of a text in a message."""
-        count = len(tokens.ids)
-        scores = len(plan.methods) * (_FLOAT * count + _SCORES_BYTES)
-        words = 5 * count
-        heads = _FLOAT * self.heads if plan.head_contributions else 0
-        sums = _SCORES_BYTES if plan.is_logit else 0
-        return self.reply.text_bytes + self.reply.tokens_bytes(tokens) + scores + words + heads + sums
-
-    def matrix_bytes(self, num_tokens: tuple[int, int], plan: ExplanationPlan) -> int:
-        """Return the size of a pair's matrix in a message."""
-        rows, columns = num_tokens
-        if plan.needs_input_matrix:
-            return _FLOAT * (rows + 1) * (columns + 1) + 2 * _SCORES_BYTES
-        return 0 if plan.matrix is None else _FLOAT * rows * columns
-
-    def sweep_bytes(self, num_tokens: tuple[int, int], plan: ExplanationPlan) -> int:
-        """Return the working memory of a pair's input matrix: two arrays (T + 1, E)."""
-        return 2 * _DOUBLE * (min(num_tokens) + 1) * plan.dimensions if plan.needs_input_matrix else 0
-
-    def memory_bytes(self, tokens: Tokens, plan: ExplanationPlan) -> int:
-        """Return the memory of a text until its scores are computed."""
-        count = len(tokens.ids)
-        size = TEXT_MEMORY_BYTES + count * (TOKEN_ID_BYTES + TOKEN_MEMORY_BYTES)
-        size += _DOUBLE * (2 * self.max_dimensions + 2 * self.heads) + len(plan.methods) * _DOUBLE * count
-        if plan.needs_token_vectors:
-            size += (_FLOAT + _DOUBLE) * count * self.hidden_size
-        if plan.needs_masked_runs:
-            size += count * (_DOUBLE * 2 * plan.dimensions + _FLOAT * count)
-        if ExplainMethod.ROLLOUT in plan.methods:
-            size += _FLOAT * self.num_layers * count**2
-        elif ExplainMethod.RECEIVED_ATTENTION in plan.methods:
-            size += _FLOAT * count**2
-        return size

@@ -14,21 +14,19 @@ import pytest
 from attnlens_server.bundle import OutputRole, open_bundle
 from attnlens_server.clients import Client
 from attnlens_server.config import ServerConfig
+from attnlens_server.core.admission import Budget, Reservation
+from attnlens_server.core.reply_costs import ReplyCosts
 from attnlens_server.engine import Engine
 from attnlens_server.errors import InvalidFieldsError, ResponseTooLargeError
-from attnlens_server.serving.admission import Budget, Reservation
-from attnlens_server.serving.costs import ReplyCosts
-from attnlens_server.serving.requests import (
-    FLOAT16,
-    AttentionQuery,
-    AttentionView,
-    EmbedRequest,
-    EncodeRequest,
-    TokenizeRequest,
-)
-from attnlens_server.serving.results import AttentionResult, StreamAttention, StreamText
-from attnlens_server.serving.service import ModelService, State
-from attnlens_server.text import Input, TextEncoder, TextPair
+from attnlens_server.operations.attention import AttentionQuery, AttentionResult, AttentionView
+from attnlens_server.operations.embed import EmbedRequest
+from attnlens_server.operations.encode import EncodeRequest
+from attnlens_server.operations.encode_stream import StreamAttention, StreamText
+from attnlens_server.operations.service import ModelService
+from attnlens_server.operations.tokenize import TokenizeRequest
+from attnlens_server.operations.values import FLOAT16
+from attnlens_server.text import Input, TextPair
+from model_services import serve
 from references import TEXTS, Reference
 
 COSTS = ReplyCosts(1 << 20, 64, lambda tokens: 50 * len(tokens.ids), serialization_copies=2, sending_copies=1)
@@ -46,15 +44,13 @@ def bundle_engine(minilm_bundle: Path) -> Any:
 @pytest.fixture
 async def service(bundle_engine: Any) -> AsyncIterator[ModelService]:
     bundle, config, engine = bundle_engine
-    encoder = TextEncoder(bundle.tokenizer_path, 256)
-    service = ModelService(bundle, config, engine, encoder, max_tokens=256, costs=COSTS)
-    service.state = State.SERVING
+    service = serve(bundle, config, engine, max_tokens=256, costs=COSTS)
     yield service
-    service.workers.close()
+    service.process.workers.close()
 
 
 def budget(service: ModelService) -> Budget:
-    return Budget(Reservation(service.admission))
+    return Budget(Reservation(service.process.admission))
 
 
 async def v1_embeddings(service: ModelService, body: dict[str, Any]) -> dict[str, Any]:
@@ -130,20 +126,20 @@ async def test_response_size_is_determined_by_the_protocol(service: ModelService
     job = EncodeRequest(inputs=[Input(text="word " * 100)], attention=[AttentionQuery()])
     with pytest.raises(ResponseTooLargeError, match="but the limit is 1048576"):
         await service.encode(job, budget(service))
-    assert sum(pool.used for pool in service.admission._texts.values()) == 0
+    assert sum(pool.used for pool in service.process.admission._texts.values()) == 0
 
 
 async def test_only_long_texts_are_tokenized_in_a_worker(
     service: ModelService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = []
-    run = service.workers.run
+    run = service.process.workers.run
 
     async def note(function: Any, *args: Any, **kwargs: Any) -> Any:
         taken.append(function)
         return await run(function, *args, **kwargs)
 
-    monkeypatch.setattr(service.workers, "run", note)
+    monkeypatch.setattr(service.process.workers, "run", note)
     await service.embed(EmbedRequest(inputs=[Input(text="short")]), budget(service))
     assert not taken
     await service.embed(EmbedRequest(inputs=[Input(text="long " * 1000)], truncate=True), budget(service))
@@ -156,12 +152,12 @@ async def test_reservation_is_released_by_the_caller(service: ModelService) -> N
         portion async for portion in service.tokenize(TokenizeRequest(inputs=[Input(text="a cat")] * 3), call)
     ]
     assert [len(texts) for texts in portions] == [3]
-    assert service.admission.memory.used > 0
+    assert service.process.admission.memory.used > 0
     call.memory.release()
-    assert service.admission.memory.used == 0
+    assert service.process.admission.memory.used == 0
 
 
-@pytest.mark.parametrize("room", ["serving.service", "engine", "text"])
+@pytest.mark.parametrize("room", ["operations.service", "engine", "text"])
 def test_packages_behind_the_protocol_import_neither_grpc_nor_http(room: str) -> None:
     program = f"import sys, attnlens_server.{room}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
@@ -172,10 +168,10 @@ async def test_client_whose_calls_were_cancelled_is_served_as_soon_as_any_other(
     service: ModelService,
 ) -> None:
     inputs, num_done = [Input(text="word " * 50)] * 8, 0
-    queue = service._engine.lanes["embeddings"]._queue
+    queue = service.model.engine.lanes["embeddings"]._queue
 
     async def embed(name: str) -> None:
-        memory = Reservation(service.admission, Client(name))
+        memory = Reservation(service.process.admission, Client(name))
         await service.embed(EmbedRequest(inputs=inputs), Budget(memory))
         memory.release()
 

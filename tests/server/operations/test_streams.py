@@ -23,13 +23,15 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_server.bundle import Kind, Layout, Output, OutputRole
 from attnlens_server.clients import Client
+from attnlens_server.core.admission import Admission, Reservation
+from attnlens_server.core.reply_costs import ReplyCosts
+from attnlens_server.core.usage import CallMetrics, Clock
 from attnlens_server.engine import Item, ItemResult
 from attnlens_server.errors import OverloadedError, RequestTooLargeError
-from attnlens_server.serving.admission import Admission, Reservation
-from attnlens_server.serving.costs import ReplyCosts, ReplySizes
-from attnlens_server.serving.requests import FLOAT32, AttentionView, EncodePlan, QueryPlan
-from attnlens_server.serving.results import CallMetrics, Clock
-from attnlens_server.serving.streams import Piece, Window, cut_into_pieces, run_pieces
+from attnlens_server.operations.attention import AttentionView, EncodePlan, QueryPlan
+from attnlens_server.operations.encode_costs import ReplySizes
+from attnlens_server.operations.encode_stream import Piece, Window, cut_into_pieces, run_pieces
+from attnlens_server.operations.values import FLOAT32
 from attnlens_server.text import EncodedInput
 from served import ServerProcess
 

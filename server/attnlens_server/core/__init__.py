@@ -1,0 +1,1 @@
+"""What a process has, and a loaded model: no protocol."""

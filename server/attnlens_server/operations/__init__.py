@@ -1,0 +1,1 @@
+"""Operations on a model, one module each: request, plan, result and steps."""
