@@ -33,6 +33,7 @@ from attnlens_export.graph.names import (
 )
 from attnlens_export.parity.grid import Inputs
 from attnlens_export.parity.reference import TOLERANCE, differentiable
+from attnlens_export.parity.sessions import trim_memory
 from attnlens_model import Encoder, ModuleEncoder
 from attnlens_model.attention.composed import Composition
 from attnlens_model.portable_functions import PortableFunctions
@@ -122,6 +123,7 @@ def _differentiate(
     margin: float = 0.0,
 ) -> tuple[Contributions, bool]:
     """Return the contributions, and whether they depend on `margin`, see `HeldConstant`."""
+    trim_memory()  # of the previous run
     held = HeldConstant(margin)
     leaves: list[Tensor] = []
     with differentiable(encoder, inputs, dtype):

@@ -99,6 +99,7 @@ class References:
         with RUN_LOCK:
             if key not in self._results:
                 self._results[key] = compute(self.encoder)
+                trim_memory()  # casts to float64 are pieces that the allocator would keep
             result: T = self._results[key]
             return result
 
