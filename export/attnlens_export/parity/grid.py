@@ -145,7 +145,9 @@ def longest_lengths(config: EncoderConfig) -> tuple[int, int]:
 
     # At least 1: if a single token needs more memory, the encoder can't run either.
     hidden_only = max(1, bisect_right(lengths, MAX_LAYER_MAP_BYTES, key=layer_bytes))
-    return max(1, min(hidden_only, bisect_right(lengths, MAX_MAP_BYTES, key=all_bytes))), hidden_only
+    with_attentions = max(1, min(hidden_only, bisect_right(lengths, MAX_MAP_BYTES, key=all_bytes)))
+    # A module returns the attention weights of all layers in every run.
+    return with_attentions, with_attentions if config.has_own_module else hidden_only
 
 
 def map_bytes(case: Case, config: EncoderConfig) -> int:

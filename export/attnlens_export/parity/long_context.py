@@ -151,6 +151,8 @@ def memory_limit(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
 def longest_length(config: EncoderConfig) -> int:
     """Return the largest T at which the fp32 scores (H, T, T) of a layer are within the memory limits."""
     num_bytes = min(MAX_SCORE_BYTES, int(memory_limit() * MAX_MEMORY_SHARE))
+    if config.has_own_module:  # it returns those of all layers, multiplied by the mask
+        num_bytes //= 2 * config.num_layers
     return math.isqrt(num_bytes // (4 * config.num_heads))
 
 

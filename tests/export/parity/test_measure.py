@@ -20,6 +20,7 @@ from attnlens_export.parity.grid import (
     make_inputs,
     small_grid,
 )
+from attnlens_export.parity.long_context import longest_length
 from attnlens_export.parity.measure import Subject, measure_parity, run_case
 from attnlens_export.parity.reference import Tensors, allowed_error, difference
 from attnlens_export.parity.sessions import Graph
@@ -27,6 +28,7 @@ from attnlens_export.parity.stored import References
 from attnlens_export.report import write_report
 from attnlens_export.results import Result
 from attnlens_model import Encoder, EncoderConfig, new_encoder
+from attnlens_model.attention.own_module import OWN_MODULE
 from configs import changed, small_config
 
 Change = Callable[[Tensors, Inputs], None]
@@ -384,6 +386,13 @@ def test_grid_of_a_long_context_ends_where_maps_fill_the_memory() -> None:
     ]
     assert 8 * 12 * 1182**2 <= 2**27 < 8 * 12 * 1183**2
     assert 4 * 22 * 12 * 713**2 <= 2**29 < 4 * 22 * 12 * 714**2
+
+
+def test_module_that_returns_the_maps_of_all_layers_is_not_compared_beyond_them() -> None:
+    """In every run, also in those of hidden states."""
+    module = changed(sized(22, 12, 8192), {"attention": [{"kind": OWN_MODULE, "num_heads": 12}] * 22})
+    assert max(case.length for case in default_grid(module)) == 713
+    assert longest_length(module) < 713 < longest_length(sized(22, 12, 8192))
 
 
 def test_longest_length_can_be_chosen_up_to_the_encoders_maximum() -> None:
