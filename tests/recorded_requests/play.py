@@ -209,8 +209,8 @@ def requested(
 
 def form(value: Any, name: str) -> str:
     """Return a reply as text, with types and shapes in place of numbers."""
-    names_only = any(name.startswith(each) for each in DESCRIPTIONS)
-    text = json.dumps(_form(value, names_only=names_only), ensure_ascii=False)
+    is_description = any(name.startswith(each) for each in DESCRIPTIONS)
+    text = json.dumps(_names(value) if is_description else _form(value), ensure_ascii=False)
     return re.sub("[0-9a-f]{64}", "…", re.sub(r'\\*"', "", text))
 
 
@@ -271,7 +271,7 @@ def grpc_error(error: Any) -> Record:
         return record | {"trailers": sorted(trailers)}
     found = error_pb2.ErrorDetails.FromString(trailers["attnlens-error-bin"])
     record["reason"] = trailers["attnlens-error-reason"]
-    record["metadata"] = {name: form(value, "") for name, value in found.metadata.items()}
+    record["metadata"] = {name: form(value, "") for name, value in sorted(found.metadata.items())}
     record["fields"] = [
         f"{each.field}{f'#{each.input_index}' if each.HasField('input_index') else ''} {each.description}"
         for each in found.violations
@@ -287,7 +287,7 @@ def grpc_error(error: Any) -> Record:
     return record
 
 
-def _form(value: Any, *, names_only: bool = False) -> Any:
+def _form(value: Any) -> Any:
     """Return a JSON value with types and shapes in place of numbers that a processor may round otherwise."""
     if isinstance(value, Tensor):
         array = from_tensor(value)
@@ -296,17 +296,26 @@ def _form(value: Any, *, names_only: bool = False) -> Any:
         value = {field.name: found for field, found in value.ListFields()}
     if isinstance(value, Mapping):  # or a map of a message
         return {
-            name: "…" if _is_unstable(name, value[name]) else _form(value[name], names_only=names_only)
-            for name in sorted(value)
+            name: "…" if _is_unstable(name, value[name]) else _form(value[name]) for name in sorted(value)
         }
     if isinstance(value, float | bytes):
         return "float" if isinstance(value, float) else f"bytes[{len(value)}]"
     if isinstance(value, str | int) or value is None:
-        return type(value).__name__ if names_only else value
-    forms = [_form(each, names_only=names_only) for each in value]
+        return value
+    forms = [_form(each) for each in value]
     if len(forms) > 1 and all(form == forms[0] for form in forms):
         return f"{len(forms)} of {json.dumps(forms[0], ensure_ascii=False)}"
     return forms
+
+
+def _names(value: Any, depth: int = 3) -> Any:
+    """Return the names of fields, down to a depth at which they depend on what an export has measured."""
+    if isinstance(value, Message):
+        value = {field.name: found for field, found in value.ListFields()}
+    if isinstance(value, Mapping):
+        return {name: _names(value[name], depth - 1) if depth > 1 else "…" for name in sorted(value)}
+    is_list = not isinstance(value, str | bytes | int | float) and value is not None
+    return [_names(each, depth - 1) for each in value] if is_list and depth > 1 else "…"
 
 
 def _is_unstable(name: str, value: Any) -> bool:
