@@ -6,8 +6,6 @@ from typing import Any, cast
 
 from attnlens_server.bundle import Bundle, Model
 from attnlens_server.config import ServerConfig
-from attnlens_server.core.admission import Admission
-from attnlens_server.core.execution import ItemRunner
 from attnlens_server.core.loaded_model import LoadedModel
 from attnlens_server.core.process import Process, State
 from attnlens_server.core.reply_costs import ReplyCosts
@@ -21,26 +19,10 @@ def serve(
 ) -> ModelService:
     """Return the operations on a bundle. The caller closes the workers of the process."""
     assert bundle.tokenizer_path is not None
-    admission = Admission(
-        config.max_concurrent_inputs,
-        max(config.call_memory_limit, costs.least_memory_bytes),
-        engine.retry_after_s,
-        config.max_calls,
-    )
-    process = Process(admission, config.worker_threads)
-    process.state = State.SERVING
-    model = LoadedModel(
-        spec=bundle.model,
-        config=config,
-        max_tokens=max_tokens,
-        text_encoder=TextEncoder(bundle.tokenizer_path, max_tokens),
-        dense=bundle.dense,
-        precision=bundle.precision,
-        engine=engine,
-        runner=ItemRunner(engine, admission),
-        costs=costs,
-    )
-    return ModelService(process, model)
+    text_encoder = TextEncoder(bundle.tokenizer_path, max_tokens)
+    service = ModelService.of(bundle, config, engine, text_encoder, max_tokens=max_tokens, costs=costs)
+    service.process.state = State.SERVING
+    return service
 
 
 def plans_of(
@@ -56,7 +38,7 @@ def plans_of(
         dense=(),
         precision="fp32",
         engine=cast("Engine", SimpleNamespace(has_contributions=False)),
-        runner=cast("ItemRunner", None),
+        runner=cast("Any", None),
         costs=ReplyCosts(1 << 20, 64, lambda _: 0, serialization_copies=2, sending_copies=1),
     )
     return ModelService(cast("Process", SimpleNamespace(workers=None)), model)

@@ -6,10 +6,7 @@ from attnlens.v1.manifest_pb2 import EngineCheck
 from attnlens_server.bundle import Bundle, Model
 from attnlens_server.bundle.engine_checks import require_engine_check
 from attnlens_server.config import ServerConfig
-from attnlens_server.core.admission import RESERVED_SHARE, Admission
-from attnlens_server.core.execution import ItemRunner
-from attnlens_server.core.loaded_model import LoadedModel
-from attnlens_server.core.process import Process
+from attnlens_server.core.admission import RESERVED_SHARE
 from attnlens_server.engine.runtimes.runtime import Runtime
 from attnlens_server.errors import StartupError
 from attnlens_server.grpc_api.calls import MAX_ARRIVING, Calls
@@ -64,25 +61,14 @@ class ServedModel:
         self.model = self.bundle.model
         runtime = self.engine.runtime
         engine_check = _engine_check(self.bundle, runtime)
-        costs = reply_costs(config.max_response_bytes)
-        admission = Admission(
-            config.max_concurrent_inputs,
-            max(config.call_memory_limit, costs.least_memory_bytes),
-            self.engine.retry_after_s,
-            config.max_calls,
-        )
-        model = LoadedModel(
-            spec=self.model,
-            config=config,
+        self.service = ModelService.of(
+            self.bundle,
+            config,
+            self.engine,
+            _text_encoder(self.bundle, self.max_tokens, config),
             max_tokens=self.max_tokens,
-            text_encoder=_text_encoder(self.bundle, self.max_tokens, config),
-            dense=self.bundle.dense,
-            precision=self.bundle.precision,
-            engine=self.engine,
-            runner=ItemRunner(self.engine, admission),
-            costs=costs,
+            costs=reply_costs(config.max_response_bytes),
         )
-        self.service = ModelService(Process(admission, config.worker_threads), model)
         access = config.access_log_selection
         self.observer = Observer(None if access.mode == "off" else AccessLog(access))
         self.calls = Calls(

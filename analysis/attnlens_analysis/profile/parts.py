@@ -76,15 +76,13 @@ def _anchors_by_position(graph: Structure, anchors: Mapping[int, str]) -> dict[i
     above = _nearest_above(graph, known)
     weighted = {id(node): "weighted" for node in products if "softmax" in above[id(node)]} | known
     above, below = _nearest_above(graph, weighted), _nearest_below(graph, weighted)
-    return {
-        number: "inward"
-        if below[number] & {"softmax", "weighted"}
-        else "outward"
-        if "weighted" in above[number]
-        else "feed-forward"
-        for number, kind in known.items()
-        if kind == "product"
-    }
+    kinds = {}
+    for number in (number for number, kind in known.items() if kind == "product"):
+        if below[number] & {"softmax", "weighted"}:
+            kinds[number] = "inward"
+        else:
+            kinds[number] = "outward" if "weighted" in above[number] else "feed-forward"
+    return kinds
 
 
 def _of_module(parameter: str) -> bool:

@@ -5,7 +5,6 @@ Shapes: N texts, C labels.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -76,8 +75,7 @@ class ClassifyOperation(Operation):
                 + budget.conversion.memory_bytes(result_bytes, 0, num_texts)
                 + num_texts * TEXT_MEMORY_BYTES
             )
-            encode = partial(self._encode, request, prompt=plan.prompt)
-            inputs = await self._token_ids(request, plan.prompt, budget, clock, encode)
+            inputs = await self._token_ids(request, plan.prompt, budget, clock)
             outputs = (logits_output(self._spec),)
             items = [
                 Item(encoded.input_ids, outputs, encoded.token_type_ids, budget.deadline)

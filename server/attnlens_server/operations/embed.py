@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,8 +105,7 @@ class EmbedOperation(Operation):
                 + vector_bytes
                 + num_texts * TEXT_MEMORY_BYTES
             )
-            encode = partial(self._encode, request, prompt=plan.prompt)
-            inputs = await self._token_ids(request, plan.prompt, budget, clock, encode)
+            inputs = await self._token_ids(request, plan.prompt, budget, clock)
             items = self._items(inputs, plan, budget)
             results = await self._model.runner.run(items, "embeddings", budget.client, clock, input_name)
             is_slow = bool(self._model.dense) or result_bytes + vector_bytes > MAX_INLINE_RESULT_BYTES

@@ -80,9 +80,9 @@ class EncodeStreamOperation(EncodingOperation):
         with self._process.admission.slots(plan.kind, 1, budget.client):
             budget.charge_texts(len(request.inputs))
             budget.memory.grow(len(request.inputs) * TEXT_MEMORY_BYTES)
-            encode = partial(self._encode_rows, request, plan=plan)
+            check = partial(check_rows, plan.row_selections)
             inputs = await self._token_ids(
-                request, plan.prompt, budget, clock, encode, has_units=plan.needs_units
+                request, plan.prompt, budget, clock, with_units=plan.needs_units, check=check
             )
             # The tokens of one text at a time are described again when they are sent.
             sources = TextSources(
@@ -113,12 +113,6 @@ class EncodeStreamOperation(EncodingOperation):
                         yield StreamText(piece.index, text, len(plan.parts), elapsed)
                     for part in _attention_parts(piece, result, plan):
                         yield part
-
-    def _encode_rows(self, request: EncodeRequest, portion: range, *, plan: EncodePlan) -> list[EncodedInput]:
-        """Return the token ids of some inputs, which have the rows that the plan selects."""
-        encoded = self._encode(request, portion, prompt=plan.prompt, with_units=plan.needs_units)
-        check_rows(plan.row_selections, portion.start, encoded)
-        return encoded
 
     def _cut(self, inputs: Sequence[EncodedInput], plan: EncodePlan, budget: Budget) -> "tuple[Pieces, int]":
         """Return the pieces of all texts, and the cost of their reductions in tokens."""

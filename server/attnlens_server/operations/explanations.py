@@ -1,4 +1,4 @@
-"""Explanations of texts: what a request plans, what the graphs return, and the scores that follow.
+"""Explanations of texts: plans, results of the graphs, and the scores that are computed from them.
 
 Shapes: T tokens, W words, D hidden size, E dimensions of an embedding, L layers, H heads.
 """

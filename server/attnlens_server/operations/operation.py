@@ -153,16 +153,36 @@ class Operation:
 
     async def _token_ids(
         self,
-        request: Request,
+        request: TruncatedRequest,
         prompt: str,
         budget: Budget,
         clock: Clock,
-        encode: Callable[[range], list[EncodedInput]],
         *,
-        has_units: bool = False,
+        with_units: bool = False,
+        check: Callable[[int, Sequence[EncodedInput]], None] = lambda _first, _encoded: None,
     ) -> list[EncodedInput]:
-        """Return the token ids of all texts, which `encode` returns for a portion of them."""
-        token_bytes = TOKEN_ID_BYTES + (UNIT_BYTES if has_units else 0)
+        """Return the token ids of all texts.
+
+        Args:
+            request: Request.
+            prompt: Text of its prompt.
+            budget: Resources of the call.
+            clock: Durations of the call.
+            with_units: Whether to group the tokens of texts into words.
+            check: Called with the index of the first of some tokenized texts, and with these, where they were
+                tokenized.
+
+        Raises:
+            RequestError: A text is too long, cannot be tokenized or fails the check, or memory is short.
+        """
+        token_bytes = TOKEN_ID_BYTES + (UNIT_BYTES if with_units else 0)
+
+        def encode(portion: range) -> list[EncodedInput]:
+            encoded = self._encoder.encode(
+                request.inputs, portion, prompt=prompt, truncate=request.truncate, with_units=with_units
+            )
+            check(portion.start, encoded)
+            return encoded
 
         def reserve(texts: list[EncodedInput]) -> None:
             num_tokens = sum(text.num_tokens for text in texts)
@@ -179,14 +199,6 @@ class Operation:
         )
         clock.add(tokenize_s=time.monotonic() - started)
         return inputs
-
-    def _encode(
-        self, request: TruncatedRequest, portion: range, *, prompt: str, with_units: bool = False
-    ) -> list[EncodedInput]:
-        """Return the token ids of some inputs. Runs in a worker thread if there are many."""
-        return self._encoder.encode(
-            request.inputs, portion, prompt=prompt, truncate=request.truncate, with_units=with_units
-        )
 
 
 def input_name(index: int) -> str:
